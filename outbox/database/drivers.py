@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
     pass
 
 T = TypeVar("T")
+
+#: What a framework around a driver's connection, which knows of its COMMIT, has called with what waits for that.
+when_committed: ContextVar[Callable[[Callable[[], None]], object] | None] = ContextVar("when_committed", default=None)
+
+
+def call_once_committed(function: Callable[[], None]) -> None:
+    """Have a function called after the COMMIT of a driver's connection; at once where nobody will tell of it."""
+    if (register := when_committed.get()) is None:
+        function()
+    else:
+        register(function)
 
 
 class RawConnection(Protocol):

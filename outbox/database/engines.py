@@ -57,6 +57,11 @@ def psycopg_engine(bind: Bind) -> Engine | None:
     return bind if isinstance(bind, Engine) and bind.dialect.driver == PSYCOPG else None
 
 
+def usable_anywhere(engine: Engine) -> Engine:
+    """Return the engine; of an async one, which belongs to an event loop, one of its URL that keeps no connections."""
+    return engine_of(engine.url) if engine.dialect.is_async else engine
+
+
 def address_of(url: URL) -> str:
     """Return what tells two databases apart; no password."""
     return f"{database_address(url)}?{sorted(url.query.items())}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.engines import engine_of
+from outbox.database.engines import usable_anywhere
 from outbox.database.execute import Statement, check_driver, driver_of, execute, run_on
 from outbox.errors import TransactionRequired
 from outbox.text import database_address
@@ -102,8 +102,6 @@ class OwnDatabase:
 
     def _ask(self) -> list[Row]:
         """Ask the Outbox's own database, on a connection that isn't kept."""
-        # An async engine belongs to an event loop, which this may be outside of.
-        engine = engine_of(self.engine) if self.engine.dialect.is_async else self.engine
-        with engine.connect() as connection:
+        with usable_anywhere(self.engine).connect() as connection:
             connection.detach()
             return execute(connection, _IDENTITY)[0]

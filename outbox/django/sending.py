@@ -7,11 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from outbox.database.drivers import when_committed
 from outbox.django.databases import outbox
 from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired
 from outbox.message.content import check_topic
@@ -125,9 +127,13 @@ def _carrier(using: str | None, verb: str) -> Iterator[Any]:
             f"together; call it inside 'with transaction.atomic({where})', or set ATOMIC_REQUESTS"
         )
     connection.validate_no_broken_transaction()
+    # Django refuses to wait for a COMMIT that isn't its own.
+    token = when_committed.set(partial(transaction.on_commit, using=alias) if connection.in_atomic_block else None)
     try:
         with connection.wrap_database_errors:
             yield connection.connection
     except SchemaMissing as error:
         option = "" if using is None else f" --database {alias}"
         raise SchemaMissing(f"{error.args[0].partition('; run:')[0]}; run: python manage.py migrate{option}") from error
+    finally:
+        when_committed.reset(token)

@@ -1,20 +1,33 @@
 """The producing processes: each that sends writes about once a minute that it does, behind the COMMIT of a send.
 
-The statement goes with the COMMIT, as a transaction of its own after it: it costs no thread, and no round trip where
-the transaction did anything besides; it holds no lock of the business transaction's, and when it fails nothing else
-does. A process that sends nothing isn't seen.
+Through psycopg 3 and SQLAlchemy the statement goes with the COMMIT, as a transaction of its own after it: it costs no
+thread, and no round trip where the transaction did anything besides. Through any other driver, and from a driver's own
+connection, it goes by a connection of its own, in a thread that ends with it, so that no sender waits. Either way it
+holds no lock of the business transaction's, and when it fails nothing else does. A process that sends nothing isn't
+seen.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Statement, Template
+from outbox.database.engines import usable_anywhere
+from outbox.database.execute import Statement, Template, execute
 from outbox.message.model import uuid7
-from outbox.text import storable
+from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import emit
+from outbox.text import storable, summary_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+#: What the thread of a report is called.
+THREAD = "outbox-producer-report"
 
 #: Seconds between two reports of a process, and from its start to the first: what is gone sooner isn't seen.
 REPORT_EVERY = 60.0
@@ -38,6 +51,24 @@ class ProcessReport:
         self._process: tuple[int, UUID] | None = None
         self.due_at: float = self._began + REPORT_EVERY
 
+    @property
+    def is_due(self) -> bool:
+        """Is it time for the next report?"""
+        return self.due_at <= time.monotonic()
+
+    def write_apart(self, engine: Engine) -> None:
+        """Write the report, if it is due, by a connection of ``engine``'s database that no transaction uses.
+
+        Returns at once. It may come to nothing, and nothing tells the caller.
+        """
+        if not self.is_due:
+            return
+        thread = threading.Thread(target=_write, args=(engine, self.statement()), name=THREAD, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads, or the process ends
+            emit(AfterCommitFailed(reason=str(error), error=error))
+
     def statement(self) -> Statement:
         """Return the report; the next one is due a while later."""
         from outbox import __version__  # noqa: PLC0415 - the package itself
@@ -50,3 +81,11 @@ class ProcessReport:
         name = storable(f"{socket.gethostname()}:{pid}").encode("ascii", "backslashreplace").decode()
         facts = {"id": self._process[1], "name": name, "group": self._group, "version": __version__}
         return _REPORT(self._schema, **facts, age=time.monotonic() - self._began)
+
+
+def _write(engine: Engine, report: Statement) -> None:
+    try:
+        with usable_anywhere(engine).connect() as connection, connection.begin():
+            execute(connection, report)
+    except Exception as error:
+        emit(AfterCommitFailed(reason=summary_of(error), error=error))

@@ -29,9 +29,9 @@ from sqlalchemy.exc import UnboundExecutionError
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
-from outbox.database.drivers import raw_connection
+from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
-from outbox.database.execute import DRIVERS, Statement, check_driver, encodings, execute, raise_if_missing
+from outbox.database.execute import DRIVERS, PSYCOPG, Statement, check_driver, encodings, execute, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
@@ -175,23 +175,34 @@ def _write(
             (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
             _refuse_queues(choosing, dict(rows))
     statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
-    waiting = [partial(_tell_sent, writes)] if listeners.hooks or any(write.sending for write in writes) else []
+    waiting = _waiting(writes, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:
             execute(connection, *statements)
         for intent in intents:
             decide_first(connection, intent.schema, intent.half_id, intent.resolution)
-        return [], [], [*waiting]
-    return statements, _afterwards(connection, writes) if then_commit else [], [*waiting]
+        return [], [], waiting
+    return statements, _afterwards(connection, writes) if then_commit else [], waiting
+
+
+def _waiting(writes: list[Write], *, afterwards: bool) -> list[Callable[[], None]]:
+    """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
+    waiting = [partial(_tell_sent, writes)] if listeners.hooks or any(write.sending for write in writes) else []
+    reports = {} if afterwards else _due_reports(writes)
+    return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
 
 
 def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
     """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
     now = time.monotonic()
     statements = [nudge(writes[0].schema)] if _is_worth_a_nudge(connection, writes, now) else []
-    reports = {write.report for write in writes if write.report is not None and write.report.due_at <= now}
-    return statements + [report.statement() for report in reports]
+    return statements + [report.statement() for report in _due_reports(writes)]
+
+
+def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
+    """Return the reports that are due, each with the engine of its Outbox."""
+    return {write.report: write.own.engine for write in writes if write.report is not None and write.report.is_due}
 
 
 def _refuse_queues(halves: Iterable[HalfMessage], queues: Mapping[str, int]) -> None:
@@ -593,6 +604,8 @@ class Producer:
         yield statement
         # Nobody will tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
         committed(write.sending)
+        if self._report.is_due:
+            call_once_committed(partial(self._report.write_apart, self._engine))
         return write.half.id
 
     def _deciding(self, raw: Raw, half_id: UUID, resolution: Resolution) -> Steps[None]:

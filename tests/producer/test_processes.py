@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import outbox as package
@@ -18,8 +21,12 @@ from outbox import Outbox, Settings
 from outbox.producer import process
 from outbox.producer.process import ProcessReport
 from outbox.prune.once import prune_producer_once
+from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import add_hook
 from tests.kit import Tables
 from tests.producer.bank import drive, halves, opened, settle
+from tests.producer.carriers import CARRIERS, RAW
+from tests.producer.carriers import send as send_by
 from tests.producer.proxy import Proxy
 
 ROWS = "SELECT id, name, producer_group, version FROM outbox.producer_process ORDER BY producer_group, name"
@@ -66,6 +73,83 @@ def test_by_every_kind_of_transaction(kind: Any, url: str, engine: Engine) -> No
 
     drive(url, act)
     assert len(Tables(engine).rows(ROWS)) == 1
+
+
+def reported(engine: Engine) -> list[Any]:
+    """Return the rows, once no thread writes one any more."""
+    for thread in threading.enumerate():
+        if thread.name == process.THREAD:
+            thread.join()
+    return Tables(engine).rows(ROWS)
+
+
+@pytest.mark.parametrize("name", [name for name in CARRIERS if "psycopg2" in name or "asyncpg" in name or name in RAW])
+def test_by_other_drivers_and_from_their_own_connections(name: str, url: str, engine: Engine) -> None:
+    """By a connection of its own, which no business transaction waits for."""
+    outbox = Outbox(engine, settings=Settings())
+
+    async def act() -> None:
+        async with CARRIERS[name](url, False) as opened:
+            await opened.write(1)
+            await send_by(outbox, opened, 1)
+            await opened.commit()
+
+    asyncio.run(asyncio.wait_for(act(), 120))
+    assert len(reported(engine)) == 1
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_outbox_of_an_async_engine(driver: str, url: str, engine: Engine) -> None:
+    """Its engine belongs to an event loop, and the report goes elsewhere; so does the question which server it is."""
+
+    async def act() -> None:
+        bound = create_async_engine(url.replace("postgresql+psycopg", f"postgresql+{driver}"))
+        outbox = Outbox(bound, settings=Settings())
+        outbox._producer._own._known.clear()
+        async with CARRIERS["asyncpg"](url, False) as opened:
+            await opened.write(1)
+            await send_by(outbox, opened, 1)
+            await opened.commit()
+        await bound.dispose()
+
+    asyncio.run(asyncio.wait_for(act(), 120))
+    assert len(reported(engine)) == 1
+
+
+def test_by_another_driver_what_rolls_back_reports_nothing(url: str, engine: Engine) -> None:
+    """SQLAlchemy tells of the COMMIT, whatever the driver."""
+    outbox = Outbox(engine, settings=Settings())
+
+    async def act() -> None:
+        async with CARRIERS["Session on psycopg2"](url, False) as opened:
+            await send_by(outbox, opened, 1)
+            await opened.rollback()
+
+    asyncio.run(act())
+    assert reported(engine) == []
+
+
+def test_by_another_driver_where_it_cannot_be_written(url: str, engine: Engine) -> None:
+    """The message is out, and the failure is told to hooks alone."""
+    tables = Tables(engine)
+    told: list[Any] = []
+    tables.run("ALTER TABLE outbox.producer_process RENAME TO producer_process_away")
+    remove = add_hook(told.append)
+    try:
+        outbox = Outbox(engine, settings=Settings())
+
+        async def act() -> None:
+            async with CARRIERS["psycopg2"](url, False) as opened:
+                await send_by(outbox, opened, 1)
+                await opened.commit()
+
+        asyncio.run(act())
+    finally:
+        tables.run("ALTER TABLE outbox.producer_process_away RENAME TO producer_process")
+        reported(engine)
+        remove()
+    assert len(halves(engine)) == 1
+    assert [type(event) for event in told] == [AfterCommitFailed]
 
 
 def test_not_before_its_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

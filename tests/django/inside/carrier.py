@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from shop.models import PlacedOrder
 from outbox.django import commit, outbox, prepare, rollback, send, transactional
 from outbox.errors import AlreadyCommitted, InvalidHandler, InvalidMessage, InvalidSettings, TransactionRequired
 from outbox.message.model import Outgoing
+from outbox.producer import process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,6 +51,31 @@ def keys() -> list[str]:
     found = [str(key) for key, resolution in halves() if resolution == "commit"]
     assert sorted(found) == sorted(PlacedOrder.objects.values_list("customer", flat=True))
     return found
+
+
+def test_a_process_that_sends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its report waits for Django's COMMIT, and goes by a connection of its own."""
+    monkeypatch.setattr(process, "REPORT_EVERY", 0.0)
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE outbox.producer_process")
+    monkeypatch.setattr(outbox()._producer, "_report", process.ProcessReport("outbox", "shop"))
+
+    def reported() -> int:
+        for thread in threading.enumerate():
+            if thread.name == process.THREAD:
+                thread.join()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM outbox.producer_process WHERE producer_group = 'shop'")
+            return int(cursor.fetchone()[0])
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        order("undone")
+        raise ZeroDivisionError
+    assert reported() == 0
+    with transaction.atomic():
+        order("kept")
+        assert reported() == 0
+    assert reported() == 1
 
 
 def test_both_commit_or_neither_does() -> None:
