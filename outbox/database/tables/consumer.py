@@ -1,0 +1,242 @@
+"""The tables of the consumer's part."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from outbox.database.tables.common import NAME, NOW, TIME, Tables, metadata_of
+
+
+@cache
+def consumer_tables(schema: str = "outbox") -> MetaData:
+    """Return the metadata of the consumer's tables in ``schema``."""
+    tables: Tables = {
+        # The inbox. A consumed row is inserted once and never changed; only failures are updated.
+        "consumer_message": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("message_id", Uuid, primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("attempts", Integer, nullable=False),
+            Column("claims", Integer, nullable=False, server_default=text("0")),
+            Column("next_attempt_at", TIME),
+            Column("body_digest", LargeBinary),
+            Column("last_error", Text),
+            Column("received_at", TIME, nullable=False, server_default=NOW),
+            Column("changed_at", TIME, nullable=False, server_default=NOW),
+            # What failures with one cause have in common; dead letters are grouped by it.
+            Column("error_kind", Text),
+            # Parked, and somebody has decided that this is the end of it.
+            Column("discarded_at", TIME),
+            # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
+            Column("quarantined_by", Uuid),
+            Column("quarantined_from", Text),
+            CheckConstraint("status IN ('consumed', 'failed', 'parked', 'quarantined')", name="status"),
+            CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
+            CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+            CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
+            CheckConstraint("quarantined_from IN ('unconsumed', 'failed', 'parked')", name="quarantined_from"),
+            CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
+            CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
+            # Serves the retry pass: the next due failures of a group.
+            Index(
+                "ix_consumer_message_due",
+                "consumer_group",
+                "topic",
+                "next_attempt_at",
+                postgresql_where=text("status = 'failed'"),
+            ),
+            # Serves operators: what is parked.
+            Index(
+                "ix_consumer_message_parked",
+                "consumer_group",
+                "topic",
+                "message_id",
+                postgresql_where=text("status = 'parked'"),
+            ),
+            # Serves operators: dead letters by their kind.
+            Index(
+                "ix_consumer_message_dead",
+                "consumer_group",
+                "topic",
+                text("coalesce(error_kind, 'unclassified'::text)"),
+                "message_id",
+                postgresql_where=text("status = 'parked' AND discarded_at IS NULL"),
+            ),
+            # Serves operators: what was discarded.
+            Index(
+                "ix_consumer_message_discarded",
+                "discarded_at",
+                "message_id",
+                postgresql_where=text("discarded_at IS NOT NULL"),
+            ),
+        ],
+        # Appended in the transaction that records the failure in the inbox; of each message and group the newest stay.
+        # ``status`` is what became of the message by it: what was skipped is consumed.
+        "attempt_history": [
+            Column("message_id", Uuid, primary_key=True),
+            Column("consumer_group", NAME, primary_key=True),
+            Column("failed_at", TIME, primary_key=True, server_default=NOW),
+            Column("topic", NAME, nullable=False),
+            Column("attempt", Integer, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("worker", Text, nullable=False),
+            Column("seconds", Double),
+            Column("error_kind", Text),
+            Column("error", Text),
+            CheckConstraint("status IN ('consumed', 'failed', 'parked')", name="status"),
+            CheckConstraint("attempt >= 0", name="attempt"),
+            # Serves prune, and the trends of dead letters.
+            Index(None, "failed_at"),
+        ],
+        # What operators write about dead letters of one kind; a few rows, written by hand.
+        "dead_letter_note": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("error_kind", NAME, primary_key=True),
+            Column("note", Text),
+            Column("owner", Text),
+            Column("written_by", Text, nullable=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("note IS NOT NULL OR owner IS NOT NULL", name="written"),
+        ],
+        # What a group's producer still had of an old segment of the inbox when it was asked: those rows stay. Of a pair
+        # of group and topic without a row here, all do.
+        "segment_hold": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("first_id", Uuid, primary_key=True),
+            Column("message_ids", ARRAY(Uuid), nullable=False),
+            # By this database's clock, before the producer was asked.
+            Column("asked_at", TIME, nullable=False),
+        ],
+        # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
+        # ``claims`` counts how often the messages after this position were started without an end.
+        "consumer_offset": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, primary_key=True, autoincrement=False),
+            Column("claims", SmallInteger, primary_key=True, autoincrement=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
+            # Of the message at this position, as far as the group has read one: by it a log that went back is known.
+            Column("message_id", Uuid),
+            CheckConstraint("position >= 0", name="position"),
+        ],
+        # What a group had read of a log that went back: the offset, the last position that both sides agreed on, and
+        # which messages the producer doesn't have any more, as far as the inbox knows them.
+        "log_loss": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("consumer_group", NAME, nullable=False),
+            Column("topic", NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("agreed", BigInteger, nullable=False),
+            Column("message_ids", ARRAY(Uuid), nullable=False),
+            Column("found_at", TIME, nullable=False, server_default=NOW),
+            # Serves the reconciliation, health and prune: what a group has lost.
+            Index(None, "consumer_group", "topic", "found_at"),
+        ],
+        # Where a group began: what lies before was never meant for it. Written once; offsets are pruned, this is not.
+        "consumer_start": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, nullable=False),
+            Column("started_at", TIME, nullable=False, server_default=NOW),
+        ],
+        # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
+        # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.
+        "reconciliation_run": [
+            Column("id", Uuid, primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("consumer_group", NAME, nullable=False),
+            Column("window_start", TIME),
+            Column("window_end", TIME),
+            Column("started_at", TIME, nullable=False, server_default=NOW),
+            Column("finished_at", TIME),
+            Column("counts", JSONB),
+            Column("error", Text),
+            Column("job_id", Uuid, nullable=False),
+            Column("applied", Boolean, nullable=False, server_default=text("false")),
+            Column("schedule", NAME),
+            Column("plan", JSONB),
+            # The sums of the pair's measures, as the report has them: all totals, and keys that don't add up.
+            Column("measures", JSONB),
+            # Serves "the last run of this pair".
+            Index(None, "topic", "consumer_group", "started_at"),
+        ],
+        # A run that an operator has ordered of a worker's reconciliation, which is known by its name and its first
+        # pair. The worker that takes it writes of which job the runs are.
+        "reconciliation_order": [
+            Column("id", Uuid, primary_key=True),
+            Column("schedule", NAME, nullable=False),
+            Column("topic", NAME, nullable=False),
+            Column("consumer_group", NAME, nullable=False),
+            Column("dry_run", Boolean, nullable=False),
+            Column("requested_by", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("origin", JSONB),
+            Column("created_at", TIME, nullable=False, server_default=NOW),
+            Column("taken_at", TIME),
+            Column("job_id", Uuid),
+            CheckConstraint("(taken_at IS NULL) = (job_id IS NULL)", name="taken"),
+            # Serves workers: what is to be done.
+            Index("ix_reconciliation_order_open", "created_at", postgresql_where=text("taken_at IS NULL")),
+            # Serves "who ordered this".
+            Index(None, "job_id"),
+        ],
+        "reconciliation_finding": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("run_id", Uuid, nullable=False),
+            Column("message_id", Uuid),
+            Column("kind", Text, nullable=False),
+            Column("detail", JSONB),
+            Column("action", Text),
+            Column("acted_at", TIME),
+            Column("result", Text),
+            # Serves the report of one run, and the mark of what was done about one of its findings.
+            Index(None, "run_id", "message_id"),
+            # Serves "what was ever found about this message".
+            Index(None, "message_id"),
+        ],
+        # Ranges of ids that were found in sync, with nothing in flight: they need not be read again.
+        "reconciliation_settled": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("first_id", Uuid, primary_key=True),
+            Column("end_id", Uuid),
+            Column("counts", JSONB, nullable=False),
+            Column("verified_at", TIME, nullable=False, server_default=NOW),
+        ],
+        # Up to where all that was written is known to have left the settled ranges alone.
+        "reconciliation_mark": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("version", BigInteger, nullable=False),
+            Column("mark", JSONB, nullable=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
+        ],
+    }
+    return metadata_of(schema, tables)

@@ -1,0 +1,299 @@
+"""The tables of the producer's part."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy import (
+    ARRAY,
+    DDL,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Computed,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Sequence,
+    SmallInteger,
+    Text,
+    Uuid,
+    event,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from outbox.database.tables.common import NAME, NOW, PG_SNAPSHOT, TIME, XID8, Tables, metadata_of
+
+
+@cache
+def producer_tables(schema: str = "outbox") -> MetaData:
+    """Return the metadata of the producer's tables in ``schema``; nothing on the hot path is updated or deleted."""
+    sequence = Sequence("op_sequence", schema=schema)
+    tables: Tables = {
+        # Written in the caller's transaction; never changed. Prune reads it by id, which begins with the time.
+        "half_message": [
+            Column("id", Uuid, primary_key=True),
+            Column("producer_group", NAME, nullable=False),
+            Column("topic", NAME, nullable=False),
+            Column("key", NAME),
+            Column("tag", NAME),
+            Column("headers", JSONB),
+            Column("content_type", Text, nullable=False),
+            Column("body", LargeBinary, nullable=False),
+            Column("deliver_at", TIME),
+            Column("born_at", TIME, nullable=False, server_default=NOW),
+            # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
+            # each row would take three times as long. Generated, so that it changes with a body that somebody changes.
+            Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
+            # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
+            Column("at_commit", Boolean),
+            # The queue that the sender chose.
+            Column("queue", Integer),
+            CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
+            CheckConstraint("octet_length(key) <= 255", name="key"),
+            # Serves operators: the messages of a conversation. An id has 36 characters; a header may be too long for an
+            # index.
+            Index(
+                "ix_half_message_conversation",
+                text("\"left\"(headers ->> 'outbox-conversation', 36)"),
+                "id",
+                postgresql_where=text("headers ? 'outbox-conversation'"),
+            ),
+        ],
+        # The one row of the producer's side that changes: it lives from prepare to decision.
+        "half_check": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("fenced", Boolean, nullable=False),
+            Column("next_check_at", TIME, nullable=False),
+            Column("check_times", Integer, nullable=False, server_default=text("0")),
+            Column("last_answer", Text),
+            Column("last_error", Text),
+            Column("checked_at", TIME),
+            Column("parked_at", TIME),
+            Column("reason", Text),
+            Column("topic", NAME, nullable=False),
+            CheckConstraint("check_times >= 0", name="check_times"),
+            CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
+            CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
+            # Serves the check pass, which asks topic by topic: halves of a topic without a checker cost others nothing.
+            Index(None, "topic", "next_check_at", postgresql_where=text("parked_at IS NULL")),
+            # Serves the check pass: fenced halves need no checker, whatever their topic.
+            Index(None, "next_check_at", postgresql_where=text("fenced AND parked_at IS NULL")),
+        ],
+        # One row a check, written when the question is put: without an answer, the worker died or was cut off over it.
+        "check_history": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("asked", Text, nullable=False),
+            Column("asked_at", TIME, nullable=False, server_default=NOW),
+            Column("worker", Text, nullable=False),
+            Column("answer", Text),
+            Column("seconds", Double),
+            Column("error", Text),
+            CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
+            CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
+        ],
+        # How many checks a claim, or a try of fences, put; the sum of a topic's rows is how many there ever were. Prune
+        # makes one row of them.
+        "check_total": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("checks", BigInteger, nullable=False),
+        ],
+        # What the function of a half raised: the call failed, whoever decided the half then. Written once.
+        "half_error": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("error_kind", Text, nullable=False),
+            Column("error", Text, nullable=False),
+            Column("raised_at", TIME, nullable=False, server_default=NOW),
+        ],
+        # A row for each process that sends, written again about once a minute behind a COMMIT of its own.
+        "producer_process": [
+            Column("id", Uuid, primary_key=True),
+            Column("name", Text, nullable=False),
+            Column("producer_group", NAME, nullable=False),
+            Column("version", Text, nullable=False),
+            Column("started_at", TIME, nullable=False),
+            Column("seen_at", TIME, nullable=False, server_default=NOW),
+            # Serves prune: processes that send no more.
+            Index(None, "seen_at"),
+        ],
+        # A half is undecided if and only if it has no row here; the primary key decides every race.
+        "op_message": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("sequence", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
+            Column("resolution", Text, nullable=False),
+            Column("decided_by", Text, nullable=False),
+            Column("decided_at", TIME, nullable=False, server_default=NOW),
+            Column("xid", XID8, nullable=False, server_default=func.pg_current_xact_id()),
+            CheckConstraint("resolution IN ('commit', 'rollback')", name="resolution"),
+            CheckConstraint("decided_by IN ('producer', 'check', 'operator')", name="decided_by"),
+            # Serves dispatch: ops of transactions begun or finished since the last snapshot.
+            Index(None, "xid"),
+            # Serves dispatch: the rest of a backlog that was cut into batches, in the order it was written.
+            Index(None, "sequence"),
+        ],
+        "message": [
+            Column("topic", NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            # The primary key serves "was this half dispatched, how often": resend, re-base after a restore, `messages
+            # show`; and refuses a second message for the same send, whatever a dispatcher does.
+            Column("half_id", Uuid, primary_key=True),
+            Column("send_number", SmallInteger, primary_key=True, autoincrement=False),
+            Column("visible_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("position > 0", name="position"),
+            CheckConstraint("send_number > 0", name="send_number"),
+            # Serves consumers, and dispatch, whose lock makes positions unique.
+            Index("ix_message_topic_queue_position", "topic", "queue", "position"),
+        ],
+        # Deleted when due. A recalled one stays as the evidence why its op never became a message.
+        "scheduled_message": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("deliver_at", TIME, nullable=False),
+            Column("recalled_at", TIME),
+            Column("recalled_by", Text),
+            CheckConstraint("(recalled_at IS NULL) = (recalled_by IS NULL)", name="recalled"),
+            # Serves the release pass: the next due messages.
+            Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
+        ],
+        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py. ``totals`` says
+        # for each topic how many halves were committed, and how many rolled back, up to here.
+        "dispatch_cursor": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("next_xid", XID8, nullable=False),
+            Column("in_flight", ARRAY(XID8), nullable=False),
+            Column("target", PG_SNAPSHOT),
+            Column("after_sequence", BigInteger),
+            Column("until_sequence", BigInteger),
+            Column("base_sequence", BigInteger, nullable=False, server_default=text("0")),
+            Column("system_identifier", BigInteger, nullable=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
+            Column("epoch", BigInteger, nullable=False, server_default=text("0")),
+            Column("log", Text),
+            Column("totals", JSONB, nullable=False, server_default=text("'{}'")),
+            CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
+            CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
+        ],
+        "topic": [
+            Column("name", NAME, primary_key=True),
+            Column("queues", Integer, nullable=False),
+            Column("created_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("queues BETWEEN 1 AND 4096", name="queues"),
+        ],
+        # The primary key is what makes a compensation happen once ever.
+        "compensation": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("function", Text, nullable=False),
+            Column("requested_by", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("result", JSONB),
+            Column("compensated_at", TIME, nullable=False, server_default=NOW),
+            Column("bulk_job_id", Uuid),
+        ],
+        # Appended; the newest of a message and a group counts. ``settled``: nobody asks about it any more. ``callback``
+        # is which one ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
+        "delivery": [
+            Column("half_id", Uuid, primary_key=True),
+            Column("consumer_group", NAME, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("topic", NAME, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("settled", Boolean, nullable=False),
+            Column("callback", Text),
+            Column("reason", Text),
+            Column("recorded_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("number > 0", name="number"),
+            CheckConstraint(
+                "status IN ('consumed', 'unconsumed', 'failed', 'parked', 'quarantined', 'resend_exhausted',"
+                " 'left_out')",
+                name="status",
+            ),
+            CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
+            # Serves the confirm pass: what isn't settled yet.
+            Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
+            # Serves the health model: what was given up, which should be little.
+            Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
+            # Makes a callback happen once for each message and group.
+            Index(
+                "ix_delivery_callback",
+                "half_id",
+                "consumer_group",
+                "callback",
+                unique=True,
+                postgresql_where=text("callback IS NOT NULL"),
+            ),
+        ],
+        # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the
+        # group began, and up to which position each message has a delivery in it.
+        "delivery_cursor": [
+            Column("topic", NAME, primary_key=True),
+            Column("consumer_group", NAME, primary_key=True),
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
+            Column("starts", ARRAY(BigInteger), nullable=False),
+            Column("positions", ARRAY(BigInteger), nullable=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("cardinality(starts) = cardinality(positions)", name="queues"),
+        ],
+        # A saga that was started. It changes until it has ended. What the columns mean: outbox/flow/saga.py.
+        "saga": [
+            Column("id", Uuid, primary_key=True),
+            Column("name", NAME, nullable=False),
+            Column("status", Text, nullable=False, server_default=text("'running'")),
+            Column("content_type", Text, nullable=False),
+            Column("body", LargeBinary, nullable=False),
+            Column("started_at", TIME, nullable=False, server_default=NOW),
+            Column("ended_at", TIME),
+            Column("reason", Text),
+            CheckConstraint("status IN ('running', 'compensating', 'completed', 'compensated')", name="status"),
+            CheckConstraint("(ended_at IS NULL) = (status IN ('running', 'compensating'))", name="ended"),
+            # Serves "what is on its way".
+            Index("ix_saga_open", "id", postgresql_where=text("ended_at IS NULL")),
+            # Serves prune.
+            Index(None, "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+        ],
+        # A command of a saga, by the id of its message, and what was answered.
+        "saga_command": [
+            Column("message_id", Uuid, primary_key=True),
+            Column("saga_id", Uuid, nullable=False),
+            Column("number", Integer, nullable=False),
+            Column("step", NAME, nullable=False),
+            Column("kind", Text, nullable=False),
+            Column("sent_at", TIME, nullable=False, server_default=NOW),
+            Column("overdue_at", TIME),
+            Column("answered_at", TIME),
+            Column("answer", Text),
+            Column("reason", Text),
+            Column("result_type", Text),
+            Column("result", LargeBinary),
+            CheckConstraint("kind IN ('action', 'compensation')", name="kind"),
+            CheckConstraint("answer IN ('done', 'refused')", name="answer"),
+            CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+            # Serves each transition: all commands of a saga; and no two have the same number.
+            Index(None, "saga_id", "number", unique=True),
+        ],
+        # A participant's branch of a transaction: what the last call that took effect has made of it. The primary key
+        # is what has each call take effect once (outbox/flow/tcc.py).
+        "tcc_branch": [
+            Column("transaction_id", Uuid, primary_key=True),
+            Column("branch", NAME, primary_key=True),
+            Column("participant", NAME, primary_key=True),
+            Column("state", Text, nullable=False),
+            Column("was_tried", Boolean, nullable=False),
+            Column("changed_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("state IN ('tried', 'confirmed', 'cancelled')", name="state"),
+            # Serves prune.
+            Index(None, "changed_at", postgresql_where=text("state <> 'tried'")),
+        ],
+    }
+    metadata = metadata_of(schema, tables)
+    # Table(postgresql_with=…) is of SQLAlchemy 2.1.
+    fillfactor = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]  # SQLAlchemy gives no types
+    event.listen(metadata.tables[f"{schema}.half_check"], "after_create", fillfactor)
+    return metadata
