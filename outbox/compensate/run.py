@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from outbox.compensate import sql
 from outbox.compensate.compensation import Compensation
 from outbox.compensate.quarantine import QuarantineOrder
-from outbox.database.execute import Row, Statement, execute, is_lost
-from outbox.database.session import JoinedSession, commit
+from outbox.database.execute import Row, Statement, execute
+from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
@@ -166,17 +166,7 @@ class CompensationRun:
             Exception: the connection was lost: nobody knows what came of it.
         """
         self.held = True
-        transaction = connection.begin()
-        try:
-            self._perform(connection)
-            self.done = True
-        except Exception as error:
-            if is_lost(connection):
-                raise
-            self.error = error
-        finally:
-            if transaction.is_active:
-                transaction.rollback()
+        self.error = attempt(connection, self._perform)
         return Counts()
 
     def _perform(self, connection: Connection) -> None:
@@ -194,6 +184,7 @@ class CompensationRun:
             joined.close()
         self._end(connection, result)
         commit(connection)
+        self.done = True
 
     def _begin(self, connection: Connection) -> Message:
         """Make the record, unless the item isn't to be done any more; return the message."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.database.at_commit import savepoint, write_now
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import driver_of
+from outbox.database.execute import driver_of, is_lost
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.message.model import HANDLED
 
@@ -206,6 +206,25 @@ def commit(connection: Connection) -> None:
     except BaseException:
         transaction.rollback()
         raise
+
+
+def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Exception | None:
+    """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
+
+    Raises:
+        Exception: the connection was lost: nobody knows what came of it.
+    """
+    transaction = connection.begin()
+    try:
+        perform(connection)
+    except Exception as error:
+        if is_lost(connection):
+            raise
+        return error
+    finally:
+        if transaction.is_active:
+            transaction.rollback()
+    return None
 
 
 if TYPE_CHECKING:

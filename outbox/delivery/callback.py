@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outbox.database.execute import execute, is_lost
-from outbox.database.session import JoinedSession, commit
+from outbox.database.execute import execute
+from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.delivery import sql
 from outbox.delivery.known_group import DeliveryCallback, KnownGroup
@@ -48,16 +48,7 @@ class CallbackRun:
         Raises:
             Exception: the connection was lost: nobody knows what came of it.
         """
-        transaction = connection.begin()
-        try:
-            self._perform(connection)
-        except Exception as error:
-            if is_lost(connection):
-                raise
-            self.error = error
-        finally:
-            if transaction.is_active:
-                transaction.rollback()
+        self.error = attempt(connection, self._perform)
         return Counts()
 
     def _perform(self, connection: Connection) -> None:
