@@ -182,7 +182,7 @@ class InboxStatusService:
         self.outbox = outbox
         self._digests = [_digest(each.encode()) for each in tokens]
         self._groups = frozenset([groups] if isinstance(groups, str) else groups)
-        self._engine: Engine | None = None
+        self._engine: tuple[object, Engine] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; whatever is no HTTP request is left alone."""
@@ -228,9 +228,11 @@ class InboxStatusService:
 
     def _answer(self, topic: str, group: str, ids: Collection[UUID]) -> dict[str, Any]:
         schema = self.outbox.settings.schema
-        if self._engine is None:
-            self._engine = engine_of(self.outbox.engine)
-        connection = connect(self._engine)
+        # The Outbox may be bound anew, or be that of another tenant in each request.
+        bind, known = self.outbox.engine, self._engine
+        if known is None or known[0] is not bind:
+            known = self._engine = bind, engine_of(bind)
+        connection = connect(known[1])
         try:
             with connection.begin():
                 # In this order, each with a snapshot of its own: what the group had read past has its inbox row.

@@ -206,3 +206,20 @@ def test_an_answer_that_can_not_be_read(post: Post, answer: Any, caplog: pytest.
         assert not post.confirm(post.know(consumer=None, status_url=url, token=TOKEN))
     assert post.sends(half_id) == 1
     assert "can't be read" in caplog.text
+
+
+def test_an_outbox_that_is_bound_anew(post: Post) -> None:
+    """The service answers from the database that its Outbox is bound to at the time of the question."""
+    consumer = post.declare()
+    (half_id,) = post.send(1)
+    post.consume(consumer)
+    app = Outbox(post.producer)
+    service = InboxStatusService(app, token=TOKEN, groups=["g"])
+    with (
+        serving(Starlette(routes=[Mount("/inbox/status", service)])) as url,
+        httpx.Client(base_url=url, follow_redirects=True) as client,
+    ):
+        assert ask(client, ids=[str(half_id)]).json() == {"queues": [], "statuses": {}}
+        app.unbind()
+        app.bind(post.consumer)
+        assert list(ask(client, ids=[str(half_id)]).json()["statuses"]) == [str(half_id)]
