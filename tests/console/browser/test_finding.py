@@ -114,6 +114,39 @@ def test_lists_go_on_and_back(page: Page) -> None:
     expect(rows(page).first).to_have_id(seen[-2][0])
 
 
+def test_messages_are_found_by_what_became_of_them(page: Page, museum: Museum) -> None:
+    """By one status or several, which stay ticked; the filter is in the URL, and can be taken away piece by piece."""
+    page.goto("messages")
+    page.get_by_role("checkbox", name="compensated").check()
+    page.get_by_role("button", name="Search").click()
+    expect(rows(page)).to_have_count(1)
+    expect(page.get_by_role("link", name=str(museum.rolled_back)[-8:])).to_be_visible()
+    expect(page.get_by_role("checkbox", name="compensated")).to_be_checked()
+    page.get_by_role("checkbox", name="scheduled").check()
+    page.get_by_role("button", name="Search").click()
+    expect(rows(page)).to_have_count(2)
+    expect(page.get_by_role("link", name=str(museum.scheduled)[-8:])).to_be_visible()
+    assert "status=scheduled" in page.url
+    assert "status=compensated" in page.url
+    page.get_by_role("link", name="status: compensated").click()
+    expect(rows(page)).to_have_count(1)
+
+
+def test_lists_have_page_numbers(page: Page) -> None:
+    """A number leads to its page, which says which one it is; there and back the rows are the same."""
+    page.goto("messages?size=5")
+    pages, first = page.get_by_role("navigation", name="Page numbers"), rows(page).first
+    expect(pages.locator("[aria-current=page]")).to_have_text("1")
+    at_first = first.get_attribute("id")
+    pages.get_by_role("link", name="Page 2").click()
+    expect(pages.locator("[aria-current=page]")).to_have_text("2")
+    expect(first).not_to_have_id(str(at_first))
+    assert "page=2" in page.url
+    pages.get_by_role("link", name="Page 1").click()
+    expect(pages.locator("[aria-current=page]")).to_have_text("1")
+    expect(first).to_have_id(str(at_first))
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
