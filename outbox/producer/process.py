@@ -51,17 +51,12 @@ class ProcessReport:
         self._process: tuple[int, UUID] | None = None
         self.due_at: float = self._began + REPORT_EVERY
 
-    @property
-    def is_due(self) -> bool:
-        """Is it time for the next report?"""
-        return self.due_at <= time.monotonic()
-
     def write_apart(self, engine: Engine) -> None:
         """Write the report, if it is due, by a connection of ``engine``'s database that no transaction uses.
 
         Returns at once. It may come to nothing, and nothing tells the caller.
         """
-        if not self.is_due:
+        if self.due_at > time.monotonic():
             return
         thread = threading.Thread(target=_write, args=(engine, self.statement()), name=THREAD, daemon=True)
         try:

@@ -202,7 +202,8 @@ def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     """Return the reports that are due, each with the engine of its Outbox."""
-    return {write.report: write.own.engine for write in writes if write.report is not None and write.report.is_due}
+    now = time.monotonic()
+    return {each.report: each.own.engine for each in writes if each.report is not None and each.report.due_at <= now}
 
 
 def _refuse_queues(halves: Iterable[HalfMessage], queues: Mapping[str, int]) -> None:
@@ -604,7 +605,7 @@ class Producer:
         yield statement
         # Nobody will tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
         committed(write.sending)
-        if self._report.is_due:
+        if self._report.due_at <= time.monotonic():
             call_once_committed(partial(self._report.write_apart, self._engine))
         return write.half.id
 
