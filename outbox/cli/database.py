@@ -357,7 +357,9 @@ def show_grants(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TOPIC", help="Let it see messages of this topic only; may be given again. By row security."
+            "--topic",
+            metavar="TOPIC",
+            help="Let it see messages of this topic only; may be given again. By row security.",
         ),
     ] = None,
     schema: Annotated[str | None, typer.Option(metavar="NAME", help=SCHEMA_HELP)] = None,

@@ -389,7 +389,7 @@ def show_run(
     where: RecordOptions,
     limit: LimitOption = 50,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Go on after this finding.")] = 0,
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only findings of this kind.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only findings of this kind.")] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Show one run: differences by kind, sums, findings; what differed, and what was done about it.
@@ -498,9 +498,10 @@ def repair(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, see `outbox reconcile runs`.")],
     where: RecordOptions,
     acting: options.ActorOptions,
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only findings of this kind.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only findings of this kind.")] = None,
     repair: Annotated[
-        str | None, typer.Option(metavar="REPAIR", help="How, with a kind; by default the policy of the run says so.")
+        str | None,
+        typer.Option("--repair", metavar="REPAIR", help="How, with a kind; by default the policy of the run says so."),
     ] = None,
     message: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only of this message; again for more.")

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
@@ -15,6 +17,7 @@ from outbox import __version__
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
 from tests.cli.conftest import Cli, Result
+from tests.cli.conftest import command as command_line
 
 COMMANDS = (
     ("db", "current"),
@@ -168,6 +171,21 @@ def test_help_names_every_exit_code(cli: Cli) -> None:
         result = cli(*command.split(), "--help")
         assert (result.code, result.err) == (0, "")
         assert f"Usage: outbox {command}" in result.out
+
+
+def test_options_are_in_small_letters() -> None:
+    """Typer 0.27 takes a metavar for the option's name where they differ by case alone: those names are written out."""
+
+    def options(command: Any) -> Iterator[str]:
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                yield from (*parameter.opts, *parameter.secondary_opts)
+        for below in getattr(command, "commands", {}).values():
+            yield from options(below)
+
+    found = list(options(command_line()))
+    assert len(found) > 100
+    assert [name for name in found if name != name.lower()] == []
 
 
 def test_version(cli: Cli) -> None:
