@@ -10,6 +10,7 @@ import asyncpg
 import psycopg
 import psycopg2
 import psycopg2.extensions
+import pytest
 from sqlalchemy import Engine, create_engine, insert, text
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -200,12 +201,12 @@ async def _async_scoped(engine: AsyncEngine) -> AsyncIterator[Any]:
 
 
 def _sqlmodel(engine: Engine) -> Any:
-    import sqlmodel
-
+    sqlmodel = pytest.importorskip("sqlmodel", reason="the oldest libraries are tried without it")
     return sqlmodel.Session(engine)
 
 
 def _async_sqlmodel(engine: AsyncEngine) -> Any:
+    pytest.importorskip("sqlmodel", reason="the oldest libraries are tried without it")
     from sqlmodel.ext.asyncio.session import AsyncSession as SqlModelSession
 
     return SqlModelSession(engine)
