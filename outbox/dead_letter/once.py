@@ -24,8 +24,8 @@ from uuid import UUID
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import to_entry
 from outbox.database.at_commit import at_commit
-from outbox.database.execute import execute, is_lost, lock_key, read_source
-from outbox.database.session import JoinedSession, commit
+from outbox.database.execute import execute, lock_key, read_source
+from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
@@ -141,17 +141,15 @@ def _announce(
     stands: Statement,
 ) -> Counts:
     facts: dict[str, Any] = {"message_id": letter.id, "topic": letter.topic, "group": letter.group or ""}
-    transaction = connection.begin()
-    try:
+    called = False
+
+    def call(connection: Connection) -> None:
+        nonlocal called
         called = _call(connection, settings.schema, callback, letter, stands)
-    except Exception as error:
-        if is_lost(connection):
-            raise
+
+    if (error := attempt(connection, call)) is not None:
         emit(DeadLetterCallbackFailed(**facts, callback=callback.name, error=error))
         return Counts(taken=1, failed=1)
-    finally:
-        if transaction.is_active:
-            transaction.rollback()
     if called:
         emit(DeadLetterAnnounced(**facts, callback=callback.name))
     return Counts(taken=int(called), done=int(called))
