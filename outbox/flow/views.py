@@ -17,10 +17,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import execute
 from outbox.database.sql import audit
-from outbox.errors import ActRefused, DatabaseUnreached, FlowNotFound, InvalidRequest, OutboxError
+from outbox.errors import ActRefused, DatabaseUnreached, FlowNotFound, InvalidMessage, InvalidRequest, OutboxError
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
-from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER
+from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
 from outbox.message.model import HalfMessage, uuid7
 from outbox.operator.acts import ANSWER
 from outbox.operator.changes import check_audited
@@ -261,7 +261,8 @@ def _checked_answer(answer: str, why: str, result: str | None) -> tuple[CommandA
     if len(body) > LONGEST_RESULT:
         raise InvalidRequest(f"the result has {len(body)} characters; {LONGEST_RESULT} are allowed", field="result")
     try:
-        json.loads(body)
+        # What a participant couldn't send, such as NaN, isn't an answer.
+        Codecs().encode(json.loads(body))
         return chosen, body.encode()
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, InvalidMessage) as error:
         raise InvalidRequest(f"the result isn't JSON: {error}", field="result") from None

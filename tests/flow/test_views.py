@@ -126,7 +126,8 @@ def test_what_can_not_be_answered(world: World, sagas: Sagas) -> None:
         sagas.answer(undo, "refused", by="olga", why="no")
     with pytest.raises(FlowNotFound, match="no registered database"):
         sagas.answer(trip, "done", by="olga", why="no command")
-    for wrong in ({"why": " "}, {"answer": "maybe"}, {"result": "{"}, {"answer": "refused", "result": "1"}):
+    wrong_results = ({"result": "{"}, {"result": "NaN"}, {"answer": "refused", "result": "1"})
+    for wrong in ({"why": " "}, {"answer": "maybe"}, *wrong_results):
         with pytest.raises(InvalidRequest):
             sagas.answer(undo, **({"answer": "done", "by": "olga", "why": "because"} | wrong))
     sagas.answer(undo, "done", by="olga", why="cancelled by phone")
