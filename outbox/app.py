@@ -13,7 +13,9 @@ from uuid import UUID
 
 from outbox.database.engines import run_from_async
 from outbox.database.execute import execute
+from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
+from outbox.dispatch.once import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound
 from outbox.message.content import check_topic
@@ -22,6 +24,7 @@ from outbox.message.topic import Topic
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
 from outbox.settings import Settings
+from outbox.telemetry.hooks import work_for
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
@@ -116,7 +119,8 @@ class Outbox(Declarations):
         """
         token = _active.set((*_active.get(), self))
         try:
-            yield self
+            with work_for(self.middlewares):
+                yield self
         finally:
             _active.reset(token)
 
@@ -164,7 +168,8 @@ class Outbox(Declarations):
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
 
-        More queues move keys to other queues: what a key sent before and after is not ordered across the change.
+        More queues move keys to other queues. The order of a key stays: a group reads what is sent from now on into a
+        queue when it has come to the end, as it is now, of the queues that its keys were in.
 
         Raises:
             InvalidHandler: not 1 to 4096 queues, or fewer than the topic has.
@@ -176,8 +181,11 @@ class Outbox(Declarations):
         schema = self.settings.schema
         with self._producer.calling() as session:
             connection = session.connection()
-            _, ((now,),) = execute(connection, declare_topic(schema, name, queues), topic_queues(schema, name))
-            if now > queues:
+            (found,) = execute(connection, topic_queues(schema, name))
+            if not found or found[0][0] < queues:
+                declare = take_lock(dispatch_lock(schema)), declare_topic(schema, name=name, queues=queues)
+                *_, found = execute(connection, *declare, topic_queues(schema, name))
+            if (now := found[0][0]) > queues:
                 raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
 
     def worker(self, *, roles: Collection[str] | None = None) -> Worker:
@@ -235,12 +243,13 @@ class Outbox(Declarations):
 
         ``body`` is a dict, dataclass, pydantic model, str or bytes; of a declared `topic`, what fits its model. The
         options are those of `SendOptions`: ``key``, ``tag``, ``headers``, ``deliver_at``, ``delay``, ``delay_level``,
-        ``id``, ``content_type``, ``queue``, ``reply_to``, ``correlation``, ``refusal``, ``conversation``,
-        ``cause``.
+        ``expires_at``, ``id``, ``dedupe``, ``on_duplicate``, ``content_type``, ``queue``, ``reply_to``,
+        ``correlation``, ``refusal``, ``conversation``, ``cause``.
 
         Raises:
             InvalidMessage: topic, key, tag, headers, body, or delivery can't be stored.
             OutboxBusy: (at commit at the latest) the topic has reached ``max_undispatched`` of the settings.
+            DuplicateMessage: (at commit at the latest) the topic has it, and ``on_duplicate="error"``.
             TransactionRequired: ``carrier`` is in AUTOCOMMIT mode, on another database, or takes no more messages.
             SchemaMissing: (at commit) the database has no outbox tables.
             TypeError: an option that a message doesn't have.
@@ -401,7 +410,15 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.producer = Producer(bind, outbox.settings, outbox.group, outbox._immunity_of, outbox.topics, outbox.codecs)
+        self.producer = Producer(
+            bind,
+            outbox.settings,
+            outbox.group,
+            outbox._immunity_of,
+            outbox.topics,
+            outbox.codecs,
+            outbox.middlewares,
+        )
         self.engine = self.producer.bind
         self._settings = outbox.settings
         self._checkers = outbox.checkers

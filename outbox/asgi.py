@@ -245,7 +245,15 @@ class InboxStatusService:
         finally:
             discard(connection)
         return {
-            "queues": [dict(zip(("queue", "start", "position"), row, strict=True)) for row in queues],
+            "queues": [
+                {
+                    "queue": queue,
+                    "start": start,
+                    "position": position,
+                    "skipped": [list(each) for each in zip(afters, ends, strict=True)],
+                }
+                for queue, start, position, afters, ends in queues
+            ],
             "statuses": {str(id_): {"status": status, "reason": reason} for id_, status, reason in statuses},
         }
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
-from outbox.consumer.subscription import Handler, Subscription, as_filter
+from outbox.consumer.subscription import Handler, Subscription, as_filter, as_header_filter
 from outbox.dead_letter.callback import ParkedCallback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds
-from outbox.message.model import Outgoing
+from outbox.message.limits import Breaker, rate_of
+from outbox.message.model import Outgoing, Start
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
+from outbox.telemetry.hooks import Middleware, Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
         CompensationOptions,
         ConsumerOptions,
         HandlerDecorator,
+        HeaderFilter,
+        OnExhausted,
+        OutsideHandlerDecorator,
+        OutsideOptions,
         ParkedDecorator,
         TopicOptions,
     )
@@ -59,6 +65,7 @@ class Declarations(DeliveryDeclarations):
         self.parked_callbacks: dict[str, ParkedCallback] = {}
         self.alert_targets: dict[str, AlertTarget] = {}
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
+        self.middlewares: Registry[Middleware] = Registry()
 
     def _share_declarations(self, other: Declarations) -> None:
         """Take the declarations of another: what is declared on either, now or later, counts for both."""
@@ -66,11 +73,30 @@ class Declarations(DeliveryDeclarations):
         self.compensations, self.reconciliations = other.compensations, other.reconciliations
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
         self.delivery_callbacks, self.alert_targets = other.delivery_callbacks, other.alert_targets
-        self.parked_callbacks = other.parked_callbacks
+        self.parked_callbacks, self.middlewares = other.parked_callbacks, other.middlewares
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
         raise NotImplementedError
+
+    def use(self, middleware: Middleware) -> Callable[[], None]:
+        """Put a middleware around all that this Outbox sends, and around each handler that is called for it.
+
+        Also around its checkers, compensations and callbacks; and it gets the events of the workers that work for it.
+        It counts for the tenants too (`Outbox.bound_to`). The first is outermost. What it raises is logged, and breaks
+        nothing. Return the function that takes it away.
+
+        Raises:
+            InvalidHandler: it isn't a `Middleware`, or is in use already.
+        """
+        if not isinstance(middleware, Middleware):
+            raise InvalidHandler(
+                f"outbox.use takes an object of a class of outbox.Middleware, not {type(middleware).__name__}; a plain "
+                "function is for add_hook, add_observer or add_send_hook of outbox.telemetry.hooks"
+            )
+        if middleware in self.middlewares.hooks:
+            raise InvalidHandler(f"{middleware!r} is in use already")
+        return self.middlewares.add(middleware)
 
     # --- bodies -------------------------------------------------------------------------------------------
 
@@ -271,6 +297,30 @@ class Declarations(DeliveryDeclarations):
 
     @overload
     def consumer(
+        self, topic: Topic[T], *, group: str, transactional: Literal[False], **options: Unpack[OutsideOptions]
+    ) -> OutsideHandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: type[T],
+        transactional: Literal[False],
+        **options: Unpack[OutsideOptions],
+    ) -> OutsideHandlerDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        model: Any = None,
+        transactional: Literal[False],
+        **options: Unpack[OutsideOptions],
+    ) -> OutsideHandlerDecorator[Any]: ...
+    @overload
+    def consumer(
         self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
@@ -320,20 +370,31 @@ class Declarations(DeliveryDeclarations):
         model: Any = None,
         batch: int = 1,
         takes_batch: bool = False,
-        ordered: bool = False,
-        on_exhausted: Literal["park", "block"] = "park",
+        transactional: bool = True,
+        concurrency: int = 1,
+        timeout: dt.timedelta | float | None = None,
+        ordered: bool | Literal["key"] | None = None,
+        on_exhausted: OnExhausted = "park",
         on_pruned: Literal["stop", "skip"] = "stop",
         tags: Collection[str] | None = None,
         keys: Collection[str] | None = None,
-        start: Literal["first", "now"] = "first",
+        headers: HeaderFilter | None = None,
+        start: Start = "first",
         threads: int = 1,
         retry_delays: Sequence[float] | None = None,
+        rate: str | float | None = None,
+        breaker: Breaker | None = None,
     ) -> Any:
         """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
 
-        The session is in the transaction that also writes the inbox row and the offset, so the effect on this
+        With ``transactional=False`` it is ``handler(message)``, for effects outside of this database: it is called at
+        least once, ``concurrency`` of them at once in each worker, and a call that takes longer than ``timeout``
+        (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls.
+
+        Otherwise the session is in the transaction that also writes the inbox row and the offset, so the effect on this
         database is exactly once. Returning is success; raising is a failure, and so is returning `Retry`, `Park` or
-        `Skip`, which undo what the handler did. The options are those of `Subscription`.
+        `Skip`, which undo what the handler did. The options are those of `Subscription`; ``rate`` also as "100/s",
+        "30/min" or "5/h".
 
         Raises:
             InvalidHandler: the group has a handler for this topic already, or an option that can't work.
@@ -359,8 +420,14 @@ class Declarations(DeliveryDeclarations):
                 on_pruned=on_pruned,
                 tags=as_filter(tags),
                 keys=as_filter(keys),
+                headers=as_header_filter(headers),
                 start=start,
                 threads=threads,
+                transactional=transactional,
+                concurrency=concurrency,
+                timeout=timeout.total_seconds() if isinstance(timeout, dt.timedelta) else timeout,
+                rate=None if rate is None else rate_of(rate),
+                breaker=breaker,
                 source=source,
                 model=model,
                 codecs=self.codecs,

@@ -14,6 +14,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── VersionUnknown                      a body of a version that this code can't read yet
     ├── TransactionRequired                 no transaction that could carry the message
     ├── OutboxBusy                          the topic has more waiting than its limit; try again later
+    ├── DuplicateMessage                    the topic has a message of this business string already
     ├── SchemaError
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
@@ -24,6 +25,8 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
     ├── BulkJobNotFound                     no registered database has this bulk job
     ├── DeadGroupNotFound                   no registered database has dead letters of this fingerprint
+    ├── GroupNotFound                       no registered database knows this group of this topic
+    ├── TopicNotFound                       no registered database has this topic
     ├── FlowNotFound                        no registered database has this flow of a saga, or has sent this command
     ├── RunNotFound                         no registered database has this run of a reconciliation, or its finding
     ├── BulkJobTooLarge                     more messages than one bulk job may have
@@ -167,6 +170,21 @@ class OutboxBusy(OutboxError):
         self.setting = setting
 
 
+class DuplicateMessage(OutboxError):
+    """A topic has a message of the same business string already, ``message_id``: nothing was written."""
+
+    kind = ErrorKind.CONFLICT
+
+    def __init__(self, topic: str, dedupe: str, message_id: UUID) -> None:
+        super().__init__(
+            f"topic {topic!r} has the message {message_id} of {dedupe!r} already (on_duplicate='error'): roll back; "
+            "with on_duplicate='ignore' a second send would do nothing"
+        )
+        self.topic = topic
+        self.dedupe = dedupe
+        self.message_id = message_id
+
+
 class SchemaError(OutboxError):
     """The outbox tables in the database don't fit this code."""
 
@@ -230,6 +248,18 @@ class BulkJobNotFound(OutboxError):
 
 class DeadGroupNotFound(OutboxError):
     """No registered database has dead letters of this fingerprint."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class GroupNotFound(OutboxError):
+    """No registered database knows this group of this topic."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class TopicNotFound(OutboxError):
+    """No registered database has this topic."""
 
     kind = ErrorKind.NOT_FOUND
 

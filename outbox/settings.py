@@ -37,7 +37,8 @@ class Settings:
     ``retention`` keeps decided halves, their ops and messages, ``undelivered_retention`` those messages that a known
     group has yet to consume. ``inbox_retention`` keeps inbox rows; it must outlive ``retention`` by the retry horizon,
     or a message could be delivered again to an inbox that has forgotten it. (A row outlives its own message in any
-    case.) ``record_retention`` keeps what reconciliations found, failed attempts, and ended sagas.
+    case.) ``record_retention`` keeps what reconciliations found, failed attempts, ended sagas, and inbox rows
+    of earlier readings.
     ``max_claims`` is how often a message may be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is

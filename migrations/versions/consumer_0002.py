@@ -13,7 +13,7 @@ depends_on = None
 
 UPGRADE = (
     refuse("consumer_message"),
-    "LOCK TABLE {s}.consumer_message IN ACCESS EXCLUSIVE MODE",
+    "LOCK TABLE {s}.consumer_offset, {s}.consumer_message IN ACCESS EXCLUSIVE MODE",
     partition("consumer_message", "message_id", ["consumer_group", "message_id"]),
     """
     CREATE TABLE {s}.segment_hold (

@@ -23,7 +23,7 @@ BEFORE = (
 _LOCK_INBOX = """
 DO $$ BEGIN
     IF to_regclass('{s}.consumer_message') IS NOT NULL THEN
-        LOCK TABLE {s}.consumer_message IN ACCESS EXCLUSIVE MODE;
+        LOCK TABLE {s}.consumer_offset, {s}.consumer_message IN ACCESS EXCLUSIVE MODE;
     END IF;
 END $$"""
 

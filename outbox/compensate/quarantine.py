@@ -3,8 +3,8 @@
 A quarantine is an inbox row with the status `quarantined`, in a consumer's database. What it may meet there, by group:
 
 - The group has come to the message and has consumed it: too late, which the caller gets to know.
-- It failed, or is parked: the row becomes the quarantine. A consumer that runs the handler of a failed message holds
-  its row, so this waits for it; what the consumer has made of the message counts.
+- It failed, waits for an earlier message of its key, or is parked: the row becomes the quarantine. A consumer that runs
+  the handler of a failed message holds its row, so this waits for it; what the consumer has made of the message counts.
 - The group has yet to come to it: the quarantine is inserted. A handler that runs at this moment inserts the same row
   with its commit, and the primary key lets one of the two through. If this insert comes first, the consumer's insert
   fails; its transaction rolls back, and the consumer skips the message. If the consumer's comes first, the row says
@@ -12,6 +12,10 @@ A quarantine is an inbox row with the status `quarantined`, in a consumer's data
 - The group has passed it without a row, since its filter left it out or it began later: it needs no quarantine, since a
   group never goes back. Only a message that was sent again would come to it; so who compensates sees to it that it
   wasn't meanwhile, and what was compensated isn't sent again (outbox/dispatch/once.py).
+
+A handler outside of transactions takes effect before its row is written. Its worker commits up to where it may begin
+messages, and then looks at the inbox; a quarantine is committed, and then its worker looks at those claims. So one of
+them sees the other; if both do, or it can't be told, the compensation waits until the message has ended.
 
 Groups that start later quarantine for themselves, before they consume (`quarantine_group`).
 
@@ -33,7 +37,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.compensate import sql
-from outbox.database.execute import Statement, execute, read_source
+from outbox.compensate.compensation import BUSY, Postponed
+from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.database.sql import GroupQueue, audit, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 
@@ -123,7 +128,7 @@ def consumed_by(connection: Connection, schema: str, order: QuarantineOrder) -> 
     """Return the groups of a database which have consumed the message, in a transaction of its own."""
     with connection.begin():
         (rows,) = execute(connection, sql.inboxes(schema, order.topic, order.message_id))
-    return [group for group, status, _ in rows if status == Status.CONSUMED]
+    return [group for group, _, _, took_effect in rows if took_effect]
 
 
 def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, acknowledged: bool) -> Quarantined:
@@ -133,6 +138,7 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
 
     Raises:
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if somebody has handled it all the while.
+        Postponed: somebody may be handling it outside of transactions.
     """
     assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines for nobody
     with connection.begin() as transaction:
@@ -143,21 +149,38 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
             sql.insert(schema, order.topic, _missing(groups_in(rows), [order])),
             sql.inboxes(schema, order.topic, order.message_id, lock=True),
         )
-        consumed = [group for group, status, _ in there if status == Status.CONSUMED]
+        consumed = [group for group, _, _, took_effect in there if took_effect]
         if consumed and not acknowledged:
             transaction.rollback()
             return Quarantined(consumed, [])
+        values = {"topic": order.topic, "id": order.message_id}
+        (retried,) = execute(connection, sql.retried(schema, **values, groups=[group for group, *_ in there]))
+        if retried:
+            transaction.rollback()
+            raise _in_flight(retried)
         was = {group: "unconsumed" for group, _ in inserted}
         taken = {
             group: status
-            for group, status, by in there
-            if status in {Status.FAILED, Status.PARKED}
+            for group, status, by, _ in there
+            if status in {Status.FAILED, Status.WAITING, Status.PARKED}
             or (status == Status.QUARANTINED and (by is None or by in order.former))
         }
         was |= {group: status for group, status in taken.items() if status != Status.QUARANTINED}
         take = sql.take(schema, id=order.message_id, groups=list(taken), bulk_job=order.bulk_job_id)
         execute(connection, take, *_audits(schema, order, "quarantine", was))
-    return Quarantined(consumed, [group for group, status, _ in there if status != Status.CONSUMED])
+    if not acknowledged:
+        queues, positions = zip(*order.sends, strict=True) if order.sends else ((), ())
+        sends = {"queues": list(queues), "positions": list(positions), "group": None}
+        with connection.begin():
+            (begun,) = execute(connection, sql.in_flight(schema, **values, **sends))
+        if begun:
+            raise _in_flight(begun)
+    return Quarantined(consumed, [group for group, status, *_ in there if status != Status.CONSUMED])
+
+
+def _in_flight(rows: Sequence[Row]) -> Postponed:
+    groups = ", ".join(group for (group,) in rows)
+    return Postponed(f"a handler of {groups} may be at work on the message, outside of transactions", BUSY)
 
 
 def release(

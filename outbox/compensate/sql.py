@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import GROUP_QUEUES
+from outbox.database.sql import GROUP_QUEUES, TOOK_EFFECT
 
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "
@@ -204,22 +204,53 @@ _KNOWN = f"""{GROUP_QUEUES}, known AS (
      WHERE topic = %(topic)s AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 )"""
 
-# By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning.
+_NEWEST_CLAIM = """(SELECT * FROM {s}.consumer_claim c
+                      WHERE c.consumer_group = k.consumer_group AND c.topic = %(topic)s AND c.queue = q.queue
+                      ORDER BY term DESC, renewal DESC LIMIT 1)"""
+
+# By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning. Where a
+# worker handles messages outside of transactions, it has come as far as its claim says, whatever has ended by now.
 #: Read how far each group of a topic has come in some queues; ``group`` None: all.
 #: Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
 reached: Template = Template(f"""{_KNOWN}
 SELECT k.consumer_group, q.queue,
-       coalesce((SELECT max(position) FROM {{s}}.consumer_offset o
-                  WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0),
+       greatest((SELECT max(position) FROM {{s}}.consumer_offset o
+                  WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue),
+                (SELECT started FROM {_NEWEST_CLAIM} n), 0),
        coalesce((SELECT max(position) FROM {{s}}.consumer_start b
                   WHERE b.consumer_group = k.consumer_group AND b.topic = %(topic)s AND b.queue = q.queue), 0)
   FROM known k LEFT JOIN unnest(%(queues)s::int[]) q (queue) ON true
  ORDER BY 1, 2
 """)
 
+# What was begun outside of transactions shows in no row before it has ended.
+#: Read which groups may be handling a message, sent at these positions, outside of transactions, or have just done so.
+#: Rows: ``(group,)``.
+in_flight: Template = Template(f"""{_KNOWN}
+SELECT k.consumer_group
+  FROM known k CROSS JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) q (queue, position)
+  CROSS JOIN LATERAL {_NEWEST_CLAIM} n
+ WHERE (n.started >= q.position AND q.position > coalesce(
+           (SELECT max(position) FROM {{s}}.consumer_offset o
+             WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0))
+    OR EXISTS (SELECT FROM {{s}}.consumer_message m
+                WHERE m.consumer_group = k.consumer_group AND m.message_id = %(id)s AND m.status = 'consumed')
+ GROUP BY 1 ORDER BY 1
+""")
+
+#: Read which groups may be retrying a failed message, whose rows are locked, outside of transactions. Rows:
+#: ``(group,)``.
+retried: Template = Template(f"""
+SELECT q.consumer_group
+  FROM {{s}}.consumer_message q JOIN unnest(%(groups)s::text[]) k (consumer_group) USING (consumer_group)
+  CROSS JOIN LATERAL {_NEWEST_CLAIM} n
+ WHERE q.message_id = %(id)s AND q.status = 'failed' AND q.claims > 0 AND n.worker IS NOT NULL
+ ORDER BY 1
+""")
+
 # Whoever handles a failed message holds its row.
 _INBOXES = f"""{_KNOWN}
-SELECT c.consumer_group, c.status, c.quarantined_by
+SELECT c.consumer_group, c.status, c.quarantined_by, c.status = 'consumed' OR {TOOK_EFFECT}
   FROM known k JOIN {{s}}.consumer_message c ON c.consumer_group = k.consumer_group AND c.message_id = %(id)s
  ORDER BY 1
 """
@@ -264,14 +295,15 @@ SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
      WHERE consumer_group = %(group)s AND message_id = m.id AND quarantined_by IS NOT NULL OFFSET 0) c
 """)
 
-#: Release quarantines over failed messages, which are due now, and over parked ones. Rows: ``(group, status)``.
+#: Release quarantines over failed messages, which are due now, and over waiting and parked ones.
+#: Rows: ``(group, status)``.
 give_back: Template = Template("""
 UPDATE {s}.consumer_message
    SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
        quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
-   AND quarantined_from IN ('failed', 'parked')
+   AND quarantined_from IN ('failed', 'waiting', 'parked')
 RETURNING consumer_group, status
 """)
 
@@ -306,7 +338,9 @@ class NewQuarantine(NamedTuple):
 
 
 def inboxes(schema: str, topic: str, message_id: UUID, *, lock: bool = False) -> Statement:
-    """Read what the inboxes of a topic's groups say of a message. Rows: ``(group, status, quarantined by)``.
+    """Read what the inboxes of a topic's groups say of a message.
+
+    Rows: ``(group, status, quarantined by, it took effect)``.
 
     With ``lock`` the rows stay so until the transaction ends.
     """

@@ -3,44 +3,55 @@
 Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for
 this transaction. What was read ahead stays valid as long as the offset in the database is where this worker
 left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
-at each read (`outbox.consumer.log_loss`).
+at each read (`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of
+transactions (`outbox.consumer.outside`), is left to it until the claim ends.
 
 Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
 the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
 the one that kills its worker is known, and parked.
 
-Failed messages that their queue has left behind are retried one at a time. An unordered group leaves a message behind
-when it fails. An ordered one retries it in place, and leaves it behind only when it is parked; what an operator retries
-then is retried here. Each retry is two transactions: the first counts a start and commits, so that a message which
-kills its worker is found out; the second locks the row, runs the handler and writes the result. Two workers that
-counted the same row meet at the lock, and one of them goes on to the next.
+What fails is written down; `outbox.consumer.retry` tries it again when its queue has left it behind. An unordered group
+leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key wait
+(`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is parked.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import random
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 from uuid import UUID
 
-from outbox.consumer import sql
+from outbox.consumer import growth, key_order, sql
+from outbox.consumer.control.gate import Gate
+from outbox.consumer.expiry import expired_of, record_expiry
+from outbox.consumer.growth import UNBOUNDED, Reach
 from outbox.consumer.log_loss import go_back
+from outbox.consumer.meter import HandlerMeter
+from outbox.consumer.outside import sql as claim_sql
+from outbox.consumer.reading import FIRST_READING, reading_of, take_earlier
+from outbox.consumer.retry import retry_next
+from outbox.consumer.start import StartPosition, start_positions
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
-    HandlerFailure,
     Subscription,
     TransactionEnded,
+    consumed,
+    count_attempt,
     counts_of,
     crashed,
     event_of,
     failure_from,
     filter_of,
+    handled,
     run_handler,
     settle,
     to_entry,
@@ -48,12 +59,12 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source, sqlstate
 from outbox.database.session import begin, commit
-from outbox.database.sql import GroupQueue, number_of, plan_by_index, take_lock
+from outbox.database.sql import GroupQueue, behind, number_of, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
-from outbox.telemetry.events import BatchUndone, CrashFound, MessagesHandled
-from outbox.telemetry.hooks import emit, listeners
+from outbox.telemetry.events import BatchUndone, CrashFound
+from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import process_name
 
 if TYPE_CHECKING:
@@ -73,22 +84,39 @@ class _Known(Exception):
     """Undo the transaction, and look again: the inbox has come to know one of the messages meanwhile."""
 
 
+class _Taken(Exception):
+    """Undo the transaction, and come back later: a retry, or an operator's act, has one of the messages."""
+
+
 #: What `sql.known` would say of a message that the inbox doesn't know.
-_NO_ROW: Row = (None, None, 0, 0.0)
+NO_ROW: Row = (None, None, 0, 0.0, None, None, False, 0, None)
+#: What `sql.offset` would say of a queue that has no offset.
+_NO_OFFSET: Row = (0, 0, None, 0, None)
 _UNIQUE_VIOLATION = "23505"
 
 
 class QueueConsumer:
     """One queue of one group, as one consuming thread sees it. Not thread-safe."""
 
-    def __init__(self, subscription: Subscription, settings: Settings, queue: int) -> None:
+    def __init__(
+        self, subscription: Subscription, settings: Settings, queue: int, meter: HandlerMeter, gate: Gate
+    ) -> None:
+        #: The last position of the queue, as far as it is known.
+        self.end: int | None = None
+        self.meter: HandlerMeter = meter
         self._subscription = subscription
         self._settings = settings
+        self._gate = gate
         self._queue = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True
         self._one_by_one = 0
+        self._reading = FIRST_READING
+        self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
+        self._waiting: list[Entry] = []
+        #: How far the group may read, if its topic got more queues.
+        self.reach: Reach = UNBOUNDED
 
     @property
     def position(self) -> int:
@@ -100,8 +128,16 @@ class QueueConsumer:
         """Are there messages which are read and not yet consumed?"""
         return bool(self._ahead)
 
+    @property
+    def next_visible_at(self) -> dt.datetime | None:
+        """When the first message that is read and not yet consumed came into the queue; None: not known."""
+        return next((entry.message.visible_at for entry in self._ahead if entry.message), None)
+
     def next_messages(self, position: int) -> Statement:
         """Return the statement that reads ahead from a position, whole batches; its rows are for `read`."""
+        if position < self.reach.position:
+            # The group was moved back: the next pass finds out how far it may read.
+            self.reach = Reach(0, position, position)
         batch = self._subscription.batch
         return sql.messages_after(
             self._settings.schema,
@@ -110,6 +146,7 @@ class QueueConsumer:
             position=position,
             limit=-(-self._settings.read_ahead // batch) * batch,
             bytes=self._settings.read_ahead_bytes,
+            grown=self.reach.grown,
             **filter_of(self._subscription),
         )
 
@@ -125,7 +162,8 @@ class QueueConsumer:
         self._drop_ahead()
         subscription, queue = self._subscription, self._queue.queue
         if position and not rows:
-            return False
+            # What stood before a growth can't be lost: a log that knows the growth has had it.
+            return self.reach.end is not None
         if rows and rows[0][0] == position:
             if message_id not in {None, rows[0][1]}:
                 return False
@@ -141,9 +179,15 @@ class QueueConsumer:
                 f"messages {first} to {last} were pruned before they were read; find out what they "
                 "were (the producer's retention is too short for this group), then go on with on_pruned='skip'"
             )
-        self._ahead = deque(to_entry(row, subscription, queue) for row in rows)
+        self._ahead = deque(to_entry(row, subscription, queue, self.end) for row in rows)
         self._position = position
         return True
+
+    def take_ahead(self) -> list[Entry]:
+        """Return what was read ahead, and forget it."""
+        entries = list(self._ahead)
+        self._drop_ahead()
+        return entries
 
     def forget(self) -> None:
         """Drop what was read ahead, and claim again at the next step: the connection was lost."""
@@ -154,11 +198,11 @@ class QueueConsumer:
         self._ahead.clear()
         self._position = -1
 
-    def step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
-        """Run one transaction: a batch, or a single message where one failed before."""
+    def step(self, connection: Connection, source: Connection, most: int | None = None) -> tuple[State, Counts]:
+        """Run one transaction: a batch of at most so many messages, or a single message where one failed before."""
         try:
             with begin(connection):
-                return self._step(connection, source)
+                return self._step(connection, source, most)
         except TransactionEnded as ended:
             counts = Counts(more=True)
             for entry in ended.entries:
@@ -174,6 +218,9 @@ class QueueConsumer:
                 self._tell_undone(failed)
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
+        except _Taken:  # nothing has failed: it is the other one's turn
+            self._drop_ahead()
+            return State.LOCKED, Counts()
         except _Known:  # another worker has handled one of them: read again what there is
             self._ahead.clear()
             return State.WORKED, Counts(more=True)
@@ -183,23 +230,31 @@ class QueueConsumer:
                 self.forget()
             raise
 
-    def _step(self, connection: Connection, source: Connection) -> tuple[State, Counts]:
-        size = 1 if self._one_by_one else self._subscription.batch
+    def _step(self, connection: Connection, source: Connection, most: int | None) -> tuple[State, Counts]:
+        size = 1 if self._one_by_one else min(self._subscription.batch, most or self._subscription.batch)
         candidates = list(islice(self._ahead, size))
         offset = sql.offset(self._settings.schema, *self._queue.values)
-        locked, offsets, rows = execute(connection, sql.take_queue(self._queue), offset, self._known(candidates))
-        if not locked[0][0]:
+        locked, offsets, *inbox = execute(connection, sql.take_queue(self._queue), offset, *self._inbox_of(candidates))
+        position, claims, message_id, reading, is_held = offsets[0] if offsets else _NO_OFFSET
+        if is_held or not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
-        position, claims, message_id = offsets[0] if offsets else (0, 0, None)
+        if is_held is False:
+            # Its worker is gone. If it comes back, it finds a newer term than its own.
+            execute(connection, claim_sql.end_claim(self._settings.schema, *self._queue.values))
+        if reading != self._reading.number:
+            self._reading = reading_of(connection, self._queue, reading)
         if position != self._position or not candidates:
             agrees = self.read(read_source(source, self.next_messages(position))[0], position, message_id)
             candidates = list(islice(self._ahead, size))
             if not candidates:
                 moved = not agrees and go_back(connection, source, self._queue, position)
                 return (State.WORKED if moved else State.EMPTY), Counts(more=moved)
-            (rows,) = execute(connection, self._known(candidates))
-        known = {row[0]: row for row in rows}
+            inbox = execute(connection, *self._inbox_of(candidates))
+        known = {row[0]: row for row in inbox[0]}
+        held = {key for rows in inbox[1:] for (key,) in rows}
+        if self._reading.number:
+            known = self._without_earlier(connection, source, known)
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
             return ended
         if self._fresh:
@@ -211,34 +266,51 @@ class QueueConsumer:
                 after_commit(connection, partial(emit, found))
             self._append_offset(connection, position, claims + 1, message_id)
             return State.WORKED, Counts(more=True)
-        if claims > self._settings.max_claims and self._is_to_run(candidates[0], known):
-            return self._park_crasher(connection, candidates[0], known, claims)
-        return self._consume(connection, candidates, known)
+        if claims > self._settings.max_claims and self._is_to_run(candidates[0], known, held):
+            return self._settle_crasher(connection, candidates[0], known, claims, message_id)
+        return self._consume(connection, candidates, known, held)
 
-    def _known(self, entries: list[Entry]) -> Statement:
-        return sql.known(self._settings.schema, [entry.id for entry in entries], self._queue.group)
+    def _without_earlier(
+        self, connection: Connection, source: Connection, known: dict[object, Row]
+    ) -> dict[object, Row]:
+        """Return what the inbox knows but for what is to be handled again, whose rows are locked from now on.
+
+        Raises:
+            _Taken: another transaction has one of them.
+        """
+        earlier = take_earlier(connection, source, self._queue, self._reading, known)
+        if earlier is None:
+            raise _Taken
+        self._earlier = frozenset(earlier)
+        return {id_: row for id_, row in known.items() if id_ not in self._earlier}
+
+    def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
+        """Return what reads the inbox rows of messages, and which of their keys are held back."""
+        known = sql.known(self._settings.schema, [entry.id for entry in entries], self._queue.group)
+        keys = key_order.keys_of(entries) if self._subscription.by_key else []
+        return [known, key_order.held(self._queue, keys)] if keys else [known]
 
     def _append_offset(self, connection: Connection, position: int, claims: int, message_id: UUID | None) -> None:
-        values = *self._queue.values, position, claims, message_id
+        values = *self._queue.values, position, claims, message_id, self._reading.number
         at_commit(connection, sql.append_offset(self._settings.schema, *values))
 
     def _without_handler(
         self, connection: Connection, entry: Entry, known: dict[object, Row]
     ) -> tuple[State, Counts] | None:
         """Return how the step ends where the first message isn't to be handled now; None where it may be."""
-        row = known.get(entry.id, _NO_ROW)
-        if self._is_sent_again(entry, row):
+        row = known.get(entry.id, NO_ROW)
+        if self.is_sent_again(entry, row):
             return self._retry_resent(connection, entry)
         _, status, _, wait, *_ = row
-        if self._subscription.ordered and status == Status.FAILED and wait > 0:
+        if self._subscription.blocks_queue and status == Status.FAILED and wait > 0:
             return State.BLOCKED, Counts()
         return None
 
-    def _is_sent_again(self, entry: Entry, row: Row) -> bool:
+    def is_sent_again(self, entry: Entry, row: Row) -> bool:
         """Tell whether this is a newer send of a message that the group has failed or parked."""
-        if row is _NO_ROW or entry.message is None or entry.message.send_number == 1:
+        if row is NO_ROW or entry.message is None or entry.message.send_number == 1:
             return False
-        _, status, _, _, queue, position, discarded = row
+        _, status, _, _, queue, position, discarded, *_ = row
         tries = status == Status.FAILED or (status == Status.PARKED and not discarded)
         return tries and (queue, position) != (self._queue.queue, entry.position)
 
@@ -255,7 +327,7 @@ class QueueConsumer:
             # A retry runs its handler, or an operator acts on it. Going past it now would lose this send.
             self._drop_ahead()
             return State.LOCKED, Counts()
-        if self._subscription.ordered:
+        if self._subscription.blocks_queue:
             return State.WORKED, Counts(more=True)
         left = max(self._one_by_one - 1, 0)
         self._append_offset(connection, entry.position, 1 if left else 0, entry.id)
@@ -264,67 +336,90 @@ class QueueConsumer:
         self._one_by_one = left
         return State.WORKED, Counts(taken=1)
 
-    def _park_crasher(
-        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int
+    def _settle_crasher(
+        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int, before: UUID | None
     ) -> tuple[State, Counts]:
-        _, _, attempts, *_ = known.get(entry.id, _NO_ROW)
-        row = settle(self._subscription, entry, attempts, crashed(claims), self._settings.retry_jitter)
-        at_commit(connection, *sql.settle_failure(self._queue, row, process_name()))
-        after_commit(connection, partial(emit, event_of(self._subscription, self._queue.queue, row, None)))
+        """Park a message that kills its worker; or have it tried again later, where nothing may go past it."""
+        subscription = self._subscription
+        attempts, failure = crashed(subscription, known.get(entry.id, NO_ROW)[2], claims)
+        row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
+        at_commit(connection, *sql.settle_failure(self._queue, row, self._reading.number, process_name()))
+        after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
+        after_commit(connection, partial(count_attempt, self.meter, row))
+        if subscription.blocks_queue and row.status == Status.FAILED:
+            self._drop_claims(connection, self._position, before)
+            return State.BLOCKED, counts_of(row)
         self._append_offset(connection, entry.position, 1, entry.id)
         self._one_by_one = max(self._one_by_one, 1)
         self._drop_ahead()
         return State.WORKED, counts_of(row)
 
-    def _is_to_run(self, entry: Entry, known: dict[object, Row]) -> bool:
+    def _drop_claims(self, connection: Connection, position: int, message_id: UUID | None) -> None:
+        """Forget that messages were started: the next worker that takes the queue begins to count anew."""
+        group, topic, queue = self._queue.values
+        offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
+        at_commit(connection, sql.drop_claims(self._settings.schema, **offset, reading=self._reading.number))
+
+    def _is_to_run(self, entry: Entry, known: dict[object, Row], held: set[str]) -> bool:
         if entry.id in known:
-            return self._subscription.ordered and known[entry.id][1] == Status.FAILED
-        return entry.message is not None
+            return self._subscription.blocks_queue and known[entry.id][1] == Status.FAILED
+        return entry.message is not None and entry.key not in held
 
     def _consume(
-        self, connection: Connection, candidates: list[Entry], known: dict[object, Row]
+        self, connection: Connection, candidates: list[Entry], known: dict[object, Row], held: set[str]
     ) -> tuple[State, Counts]:
         todo: dict[object, Entry] = {}
+        waiting: dict[object, Entry] = {}
         passed: list[Entry] = []
-        attempt, known_failed = 1, False
+        attempt, known_failed, first_failed_at = 1, False, None
         for entry in candidates:
-            row = known.get(entry.id, _NO_ROW)
-            if row is _NO_ROW:
+            row = known.get(entry.id, NO_ROW)
+            if row is NO_ROW:
                 if entry.message is not None:
                     # A message that was resent may stand in the batch twice.
-                    todo.setdefault(entry.id, entry)
-            elif self._is_sent_again(entry, row):
+                    (waiting if entry.key in held else todo).setdefault(entry.id, entry)
+            elif self.is_sent_again(entry, row):
                 break
-            elif row[1] == Status.FAILED and self._subscription.ordered:
+            elif row[1] == Status.FAILED and self._subscription.blocks_queue:
                 if passed:
                     break
-                attempt, known_failed = row[2] + 1, True
+                attempt, known_failed, first_failed_at = row[2] + 1, True, row[8]
                 todo[entry.id] = entry
                 passed.append(entry)
                 break
             passed.append(entry)
-        entries = list(todo.values())
+        entries, self._waiting = list(todo.values()), list(waiting.values())
         schema, group = self._settings.schema, self._queue.group
         if known_failed and not execute(connection, sql.lock_failed(schema, group, entries[0].id))[0]:
             # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
             # what the handler did would stay, though the row says something else.
             self._drop_ahead()
             return State.LOCKED, Counts()
-        run_handler(connection, self._subscription, entries, attempt)
+        expired = expired_of(connection, entries) if any(entry.can_expire for entry in entries) else {}
+        if expired:
+            entries = [entry for entry in entries if entry.id not in expired]
+        if entries and self._gate.probing and not self._gate.begins_probe(connection):
+            return State.LOCKED, Counts()
+        run_handler(connection, self._subscription, entries, attempt, self.meter, first_failed_at)
+        for entry in expired.values():
+            record_expiry(connection, self._queue, entry, attempt - 1, self._reading.number)
+        self._have_wait(connection, self._waiting)
         return self._close(connection, entries, passed, attempt, known_failed)
+
+    def _have_wait(self, connection: Connection, entries: list[Entry]) -> None:
+        if entries:
+            at_commit(connection, *key_order.wait(self._queue, entries, self._reading.number, self._earlier))
 
     def _close(
         self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
     ) -> tuple[State, Counts]:
         last = passed[-1]
-        if known_failed:
+        if known_failed and entries:
             entry = entries[0]
             row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, sql.MARKED, sql.settle(self._queue, row))
+            at_commit(connection, sql.MARKED, *sql.settle(self._queue, row, self._reading.number))
         elif entries:
-            ids, positions = [entry.id for entry in entries], [entry.position for entry in entries]
-            digests = [entry.digest() for entry in entries]
-            at_commit(connection, sql.consumed(self._queue.schema, *self._queue.values, ids, positions, digests))
+            at_commit(connection, *consumed(self._queue, self._reading.number, entries, self._earlier))
         left = max(self._one_by_one - len(passed), 0)
         self._append_offset(connection, last.position, 1 if left else 0, last.id)
         try:
@@ -333,16 +428,19 @@ class QueueConsumer:
             self._refused(connection, error, entries, attempt)
         self._advance(last.position)
         self._one_by_one = left
-        if known_failed or (entries and listeners.hooks):
-            emit(_handled(self._queue, entries, attempt))
+        self.meter.done += len(entries)
+        if entries and (known_failed or listeners.hooks or middlewares_here.get()):
+            emit(handled(self._queue, entries, attempt))
         return State.WORKED, Counts(taken=len(passed), done=len(entries))
 
     def _refused(self, connection: Connection, error: Exception, entries: list[Entry], attempt: int) -> NoReturn:
         """COMMIT failed: because of a row that came in between, a deferred constraint, a decision, or the server."""
-        if is_lost(connection) or not entries:
+        if is_lost(connection):
             raise error
         if self._is_known(error):
             raise _Known from error
+        if not entries:
+            raise error
         if sql.ENDED in str(error):
             raise TransactionEnded(entries, attempt) from error
         raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
@@ -361,28 +459,36 @@ class QueueConsumer:
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with begin(connection):
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
-            position, _, message_id = offsets[0] if offsets else (0, 0, None)
-            if not locked[0][0] or position != self._position:
+            position, _, message_id, reading, is_held = offsets[0] if offsets else _NO_OFFSET
+            if not locked[0][0] or is_held or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
-            blocked = subscription.ordered and row.status == Status.FAILED
-            at_commit(connection, *sql.settle_failure(self._queue, row, process_name()))
+            if reading != self._reading.number:
+                self._reading = reading_of(connection, self._queue, reading)
+            blocked = subscription.blocks_queue and row.status == Status.FAILED
+            # What waits had no part in the failure, and is passed with it.
+            self._have_wait(connection, [each for each in self._waiting if position < each.position < entry.position])
+            at_commit(connection, *sql.settle_failure(self._queue, row, reading, process_name()))
+            if row.status == Status.CONSUMED and self._gate.probing:  # skipped: the handler works
+                self._gate.close(connection)
             if blocked:
                 # This start had an end: whoever takes the queue for the next attempt begins to count anew.
-                offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
-                at_commit(connection, sql.drop_claims(schema, **offset))
+                self._drop_claims(connection, position, message_id)
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
                 self._append_offset(connection, entry.position, 1 if self._one_by_one else 0, entry.id)
         if not blocked:
             self._advance(entry.position)
+        count_attempt(self.meter, row)
         emit(event_of(subscription, queue, row, failed.__cause__))
+        if row.status != Status.CONSUMED:
+            self._gate.failed(connection, failed.failure.reason)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
 
     def _tell_undone(self, failed: AttemptFailed) -> None:
         group, topic, queue = self._queue.values
-        reason, error = failed.failure.error.partition("\n")[0], failed.__cause__
+        reason, error = failed.failure.reason, failed.__cause__
         emit(BatchUndone(group=group, topic=topic, queue=queue, size=failed.together, reason=reason, error=error))
 
     def _advance(self, position: int) -> None:
@@ -391,71 +497,8 @@ class QueueConsumer:
         self._position = position
 
 
-def _handled(queue: GroupQueue, entries: list[Entry], attempt: int) -> MessagesHandled:
-    ids = tuple(entry.id for entry in entries)
-    return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
-
-
-_PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
-
-
-def _retry_next(connection: Connection, source: Connection, subscription: Subscription, settings: Settings) -> Counts:
-    """Retry the group's failed message that is due first; nothing if none is due."""
-    schema, group, topic = settings.schema, subscription.group, subscription.topic
-    claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.ordered)
-    with begin(connection):
-        (due,) = execute(connection, claim)
-        if not due:
-            return Counts()
-    message_id, queue, position, attempts, claims = due[0]
-    queue_of_group = GroupQueue(schema, group, topic, queue)
-    entry = Entry(position, message_id, None)
-    try:
-        if claims > settings.max_claims:
-            raise AttemptFailed(entry, attempts, crashed(claims))
-        with begin(connection):
-            _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
-            if not locked:
-                return Counts(more=True)
-            # The row lock is held: nobody else runs this message until this transaction ends. One that was never
-            # attempted (its quarantine was released) hasn't been through the group's filter.
-            taken = filter_of(subscription) if locked[0][1] else {"tags": None, "keys": None}
-            (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
-            if not rows:
-                raise AttemptFailed(entry, attempts + 1, _PRUNED)
-            entry = to_entry(rows[0], subscription, queue)
-            if entry.message is None:
-                execute(connection, sql.forget(schema, group, message_id))
-                return Counts(taken=1, more=True)
-            return _try_again(connection, subscription, queue_of_group, entry, attempts + 1)
-    except AttemptFailed as failed:
-        row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
-        with begin(connection):
-            at_commit(connection, *sql.settle_failure(queue_of_group, row, process_name()))
-        emit(event_of(subscription, queue, row, failed.__cause__))
-        return counts_of(row)
-
-
-def _try_again(
-    connection: Connection, subscription: Subscription, queue_of_group: GroupQueue, entry: Entry, attempt: int
-) -> Counts:
-    run_handler(connection, subscription, [entry], attempt)
-    row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-    at_commit(connection, sql.MARKED, sql.settle(queue_of_group, row))
-    try:
-        commit(connection)
-    except Exception as error:
-        if is_lost(connection):
-            raise
-        if sql.ENDED in str(error):
-            raise TransactionEnded([entry], attempt) from error
-        raise AttemptFailed(entry, attempt, failure_from(error)) from error
-    emit(_handled(queue_of_group, [entry], attempt))
-    return Counts(taken=1, done=1, more=True)
-
-
 #: A queue to look at: its number, the group's offset, the id of the message there, and the last position.
-_Waiting = tuple[int, int, UUID | None, int]
+WaitingQueue = tuple[int, int, UUID | None, int]
 
 #: Transactions on one queue before a pass looks at the next one, so that none starves.
 STEPS_PER_QUEUE = 50
@@ -466,7 +509,8 @@ class Consumer:
 
     Of the methods' two connections, the first is on the consumer's database, the second on the producer's;
     where both are the same, pass the same object twice. Neither may be in a transaction. ``stopping`` is asked
-    between transactions, so that a pass over a long queue ends soon when the process is to stop.
+    between transactions, so that a pass over a long queue ends soon when the process is to stop; and so is the ``gate``
+    whether the group is paused, or as fast as it may be, or stopped by its breaker.
     """
 
     def __init__(
@@ -476,6 +520,9 @@ class Consumer:
         self._settings = settings
         self._stopping = stopping
         self._queues: dict[int, QueueConsumer] = {}
+        #: What the handler does here, and how far behind the group is.
+        self.meter: HandlerMeter = HandlerMeter()
+        self.gate: Gate = Gate(subscription, settings, self._queues.keys())
 
     def start(self, connection: Connection, source: Connection) -> None:
         """Make the group ready to consume: to be called before anything else, by each worker.
@@ -483,6 +530,9 @@ class Consumer:
         A new group gets its first offsets, by the subscription's ``start``; a known group keeps its own. Queues (and
         topics) that come later are read from their first message. After this and before it consumes, a worker
         quarantines for the group what is compensated (`outbox.compensate.quarantine.quarantine_group`).
+
+        Raises:
+            MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
         """
         subscription, schema = self.subscription, self._settings.schema
         pair = subscription.group, subscription.topic
@@ -492,15 +542,23 @@ class Consumer:
             _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
             if known[0][0]:
                 return
-            if subscription.start == "now":
-                (rows,) = read_source(source, sql.heads(schema, topic=subscription.topic))
-                beginnings = [(queue, last, last_id) for queue, last, last_id, _ in rows]
-            else:
-                (rows,) = read_source(source, sql.beginnings(schema, topic=subscription.topic))
-                beginnings = [(queue, first - 1, None) for queue, first in rows]
-            for queue, position, message_id in beginnings or [(0, 0, None)]:
+            beginnings = start_positions(source, schema, subscription.topic, subscription.start)
+            missing = sum(each.missing for each in beginnings)
+            if missing and subscription.on_pruned == "stop":
+                raise MessagesPruned(
+                    f"group {subscription.group!r} can't begin at {subscription.start}: of topic "
+                    f"{subscription.topic!r}, {missing} older messages were pruned, and some of them may be of that "
+                    "time; begin later, or with the oldest that is kept (start='first' or on_pruned='skip')"
+                )
+            for queue, position, message_id, _ in beginnings or [StartPosition(0, 0, None)]:
                 at = (*pair, queue, position)
-                execute(connection, sql.append_offset(schema, *at, 0, message_id), sql.write_start(schema, *at))
+                execute(connection, sql.append_offset(schema, *at, 0, message_id, 0), sql.write_start(schema, *at))
+
+    def wake(self) -> None:
+        """Do nothing: a pass that runs looks for what is new by itself."""
+
+    def end(self) -> None:
+        """Do nothing: what runs, runs in a pass."""
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
@@ -512,11 +570,13 @@ class Consumer:
         if self._stopping():
             return counts
         pruned: MessagesPruned | None = None
-        waiting = self._waiting_queues(connection, source)
+        waiting = self.waiting_queues(connection, source)
         random.shuffle(waiting)
         ahead = self._read_ahead(source, waiting)
+        self.measure_lag(waiting, self._first_times(waiting, ahead))
         for queue, position, message_id, last in waiting:
             consumer = self._queues[queue]
+            consumer.end = last
             try:
                 if queue in ahead:
                     consumer.read(ahead[queue], position, message_id)
@@ -530,16 +590,17 @@ class Consumer:
     def _drain(self, consumer: QueueConsumer, last: int, connection: Connection, source: Connection) -> Counts:
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
-            if self._stopping():
+            if self._stopping() or (most := self.gate.admitted(connection)) == 0:
                 return counts
-            state, step = consumer.step(connection, source)
+            state, step = consumer.step(connection, source, most)
+            self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
             if state is not State.WORKED or consumer.position >= last:
                 return counts
         return counts + Counts(more=True)
 
-    def _waiting_queues(self, connection: Connection, source: Connection) -> list[_Waiting]:
-        """Return the queues whose last position is ahead of the group's offset, or isn't what it has read there."""
+    def waiting_queues(self, connection: Connection, source: Connection) -> list[WaitingQueue]:
+        """Return the queues that have messages which the group may read now, or not what it has read there."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
         heads = sql.heads(schema, topic=topic)
         if source is connection and self._queues:
@@ -551,18 +612,28 @@ class Consumer:
         if unread := [row[0] for row in rows if row[0] not in known]:
             offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
         offset_of = {row[0]: row[1:] for row in offsets}
+        reaches: dict[int, Reach] = {}
+        if rows and (growths := rows[0][-1]):
+            positions = {queue: position for queue, (position, _) in offset_of.items()}
+            reaches = growth.reaches(source, schema, topic, growth.read(growths), positions)
         waiting = []
-        for queue, last, last_id, is_standby in rows:
+        for queue, last, last_id, is_standby, _ in rows:
             if queue not in self._queues:
-                self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue)
+                self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue, self.meter, self.gate)
             position, message_id = offset_of[queue]
             # An offset that is ahead may have been moved since the queue's end was read: a step looks again.
             went_back = message_id not in {None, last_id} if last == position else last < position and not is_standby
-            if last > position or went_back:
-                waiting.append((queue, position, message_id, last))
+            reach = self._queues[queue].reach = reaches.get(queue, UNBOUNDED)
+            end = last if reach.end is None else min(last, reach.end)
+            if end > position or went_back:
+                waiting.append((queue, position, message_id, end))
         return waiting
 
-    def _read_ahead(self, source: Connection, waiting: list[_Waiting]) -> dict[int, list[Row]]:
+    def reach_of(self, queue: int) -> Reach:
+        """Return how far the group may read a queue, as the last look at its queues found."""
+        return self._queues[queue].reach if queue in self._queues else UNBOUNDED
+
+    def _read_ahead(self, source: Connection, waiting: list[WaitingQueue]) -> dict[int, list[Row]]:
         """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
         missing = [
             (queue, position)
@@ -575,17 +646,44 @@ class Consumer:
         _, *rows = read_source(source, plan_by_index(), *statements)
         return dict(zip((queue for queue, _ in missing), rows, strict=True))
 
+    def _first_times(self, waiting: list[WaitingQueue], ahead: Mapping[int, list[Row]]) -> Iterator[dt.datetime | None]:
+        """Yield when the first message that waits in each queue came into it, as far as it was read."""
+        for queue, position, _, _ in waiting:
+            rows = (row[3] for row in ahead.get(queue, ()) if row[0] > position)
+            yield next(rows, None) if queue in ahead else self._queues[queue].next_visible_at
+
+    def measure_lag(self, waiting: list[WaitingQueue], first_times: Iterable[dt.datetime | None]) -> None:
+        """Note how many messages wait, and since when the first of them does."""
+        meter = self.meter
+        meter.lag = sum(behind(position, last) for _, position, _, last in waiting)
+        meter.waiting_since = min((each for each in first_times if each is not None), default=None)
+        meter.measured_at = time.monotonic()
+
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.
 
-        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and given another try.
+        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and given another try. Of
+        a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
         """
         counts = Counts()
+        key_order.release(connection, self.subscription, self._settings.schema)
         for _ in range(limit):
-            if self._stopping():
+            if self._stopping() or self._holds_retries(connection):
                 return counts
-            step = _retry_next(connection, source, self.subscription, self._settings)
+            step = retry_next(connection, source, self.subscription, self._settings, self.meter, self.gate)
+            self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
             if not step.more:
                 return counts
         return counts + Counts(more=True)
+
+    def _holds_retries(self, connection: Connection) -> bool:
+        """Tell whether nothing may be retried now; what threads share is taken for a retry that is due only."""
+        if self.gate.shut(connection):
+            return True
+        if self.gate.limited:
+            subscription, schema = self.subscription, self._settings.schema
+            due = sql.due(schema, group=subscription.group, topic=subscription.topic, ordered=subscription.blocks_queue)
+            if not read_source(connection, due)[0]:
+                return True
+        return self.gate.admitted(connection) == 0

@@ -47,7 +47,7 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     """
     names = {"topic": queue.topic, "queue": queue.queue}
     (heads,) = read_source(source, sql.heads(queue.schema, topic=queue.topic))
-    last, _, is_standby = next((row[1:] for row in heads if row[0] == queue.queue), (0, None, False))
+    last, _, is_standby = next((row[1:4] for row in heads if row[0] == queue.queue), (0, None, False))
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
     agreed, message_id = _agreed(connection, source, queue, position) or (_before_first(source, queue), None)

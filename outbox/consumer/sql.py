@@ -6,17 +6,21 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import GroupQueue, try_lock
+from outbox.database.sql import GroupQueue, number, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
-#: Read the end of each queue. Rows: ``(queue, last, id of the last, is read on a standby)``; none while the topic
-#: doesn't exist.
+#: Read the end of each queue. Rows, in the order of the queues: ``(queue, last, id of the last, is read on a standby,
+#: growths)``; none while the topic doesn't exist. In the first row, ``growths`` is JSON of the numbers of queues that
+#: the topic got, each with the ends of those that it had.
 heads: Template = Template("""
-SELECT q, coalesce(l.position, 0), l.half_id, pg_is_in_recovery()
+SELECT q, coalesce(l.position, 0), l.half_id, pg_is_in_recovery(),
+       CASE WHEN q = 0 THEN (SELECT jsonb_object_agg(g.queues, g.ends)::text FROM {s}.topic_growth g
+                          WHERE g.topic = %(topic)s) END
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
   LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q
                       ORDER BY position DESC LIMIT 1) l ON true
+ ORDER BY q
 """)
 
 # Not for each pass: while an old snapshot is held, it steps over all that was pruned meanwhile.
@@ -26,15 +30,79 @@ SELECT q, coalesce((SELECT min(position) FROM {s}.message m WHERE m.topic = %(to
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
 """)
 
+# Halves the range between the first position and the end until nothing is left of it.
+#: Find, in each queue, the first message that became visible at a time or after it. Rows: ``(queue, position before it,
+#: id of the message there, how many were pruned that may have been of that time)``.
+start_at_time: Template = Template(f"""
+WITH RECURSIVE place AS (
+    SELECT q, f.position AS first, f.visible_at >= %(since)s AS is_late, l.position AS last
+      FROM generate_series(0, (SELECT queues FROM {{s}}.topic WHERE name = %(topic)s) - 1) q
+      LEFT JOIN LATERAL (SELECT position, visible_at FROM {{s}}.message m WHERE m.topic = %(topic)s AND m.queue = q
+                          ORDER BY position LIMIT 1) f ON true
+      LEFT JOIN LATERAL (SELECT position FROM {{s}}.message m WHERE m.topic = %(topic)s AND m.queue = q
+                          ORDER BY position DESC LIMIT 1) l ON true
+), search AS (
+    SELECT q, first AS low, last + 1 AS high FROM place WHERE first IS NOT NULL
+    UNION ALL
+    SELECT s.q, CASE WHEN m.is_before THEN m.position + 1 ELSE s.low END,
+           CASE WHEN m.is_before THEN s.high ELSE (s.low + s.high) / 2 END
+      FROM search s CROSS JOIN LATERAL (
+           SELECT position, visible_at < %(since)s AS is_before FROM {{s}}.message m
+            WHERE m.topic = %(topic)s AND m.queue = s.q AND m.position >= (s.low + s.high) / 2
+            ORDER BY position LIMIT 1) m
+     WHERE s.low < s.high
+)
+SELECT p.q, coalesce(b.position, s.low - 1, 0), b.half_id,
+       CASE WHEN p.is_late THEN {number("p.first")} - 1 ELSE 0 END
+  FROM place p
+  LEFT JOIN search s ON s.q = p.q AND s.low = s.high
+  LEFT JOIN LATERAL (SELECT position, half_id FROM {{s}}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = p.q AND m.position < s.low
+                      ORDER BY position DESC LIMIT 1) b ON true
+ ORDER BY p.q
+""")
+
+#: Find what stands before a position of each queue. Rows: ``(queue, position before it, id of the message there)``.
+start_at_position: Template = Template("""
+SELECT w.number - 1, coalesce(b.position, 0), b.half_id
+  FROM unnest(%(positions)s::bigint[]) WITH ORDINALITY w (position, number)
+  LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = w.number - 1 AND m.position < w.position
+                      ORDER BY position DESC LIMIT 1) b ON true
+ ORDER BY 1
+""")
+
+#: Read up to where queues of a topic that has grown so often have nothing, from positions on. Rows: ``(queue,
+#: position)``; none where this database doesn't know the last growth yet.
+before_next: Template = Template("""
+SELECT a.queue, coalesce(n.position, 9223372036854775807) - 1
+  FROM unnest(%(queues)s::int[], %(positions)s::bigint[]) AS a (queue, position)
+  LEFT JOIN LATERAL (SELECT position FROM {s}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = a.queue AND m.position > a.position
+                      ORDER BY m.position LIMIT 1) n ON true
+ WHERE (SELECT count(*) FROM {s}.topic_growth WHERE topic = %(topic)s) >= %(growths)s
+""")
+
+# Without the operator ``?``, which JDBC takes for a parameter: an array contains a text that is one of its elements.
+#: Whether a half ``h`` is for a group: ``headers`` has, as JSON, the values that each header may have.
 MATCHES = """(%(tags)s::text[] IS NULL OR h.tag = ANY (%(tags)s::text[]))
-           AND (%(keys)s::text[] IS NULL OR h.key LIKE ANY (%(keys)s::text[]))"""
+           AND (%(keys)s::text[] IS NULL OR h.key LIKE ANY (%(keys)s::text[]))
+           AND (%(headers)s::jsonb IS NULL OR NOT EXISTS (
+                SELECT FROM jsonb_each(%(headers)s::jsonb) f
+                 WHERE (f.value @> to_jsonb(h.headers ->> f.key)) IS NOT TRUE))"""
+
+# In the statement that reads messages: a growth that comes later can have no message before it that is read here.
+_BEFORE_GROWTH = """coalesce((
+                               SELECT min(coalesce(ends[%(queue)s::int + 1], 0)) FROM {s}.topic_growth
+                                WHERE topic = %(topic)s AND queues > %(grown)s), 9223372036854775807)"""
 
 # The running sum of sizes bounds the memory of a read; the first message always comes. With OFFSET 0, each half is
 # looked up by itself, in the one partition that can have it: the planner reckons with a look-up in each of them, and
 # would read all of them rather.
 #: Read the message at a position, without its body, and the next ones of the queue, ``bytes`` of bodies at most (but
-#: one message at least). ``keys`` are LIKE patterns. Rows: ``(position, id, send number, visible_at, key, tag, headers,
-#: content type, body, born_at, matches)``; those which don't match the filter are there to be stepped over.
+#: one message at least), none behind a growth to more than ``grown`` queues. ``keys`` are LIKE patterns.
+#: Rows: ``(position, id, send number, visible_at, key, tag, headers, content type, body, born_at, matches)``; those
+#: which don't match the filter are there to be stepped over.
 messages_after: Template = Template(f"""
 SELECT position, half_id, send_number, visible_at, key, tag, headers::text, content_type, body, born_at, matches
   FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY position) - octet_length(body) AS bytes_before
@@ -43,6 +111,7 @@ SELECT position, half_id, send_number, visible_at, key, tag, headers::text, cont
                        h.born_at, {MATCHES} AS matches
                   FROM (SELECT * FROM {{s}}.message
                          WHERE topic = %(topic)s AND queue = %(queue)s AND position >= %(position)s
+                           AND position <= greatest(%(position)s, {_BEFORE_GROWTH})
                          ORDER BY position LIMIT %(limit)s + (%(position)s > 0)::int) m
                  CROSS JOIN LATERAL (SELECT * FROM {{s}}.half_message h WHERE h.id = m.half_id OFFSET 0) h) b) r
  WHERE bytes_before < %(bytes)s
@@ -74,15 +143,16 @@ SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND res
 
 # A setting that is local to a transaction ends with it, whoever ends it. The cast of any other text is an error.
 _MARK = "set_config('outbox.handling', 'on', true)"
-#: What the error of a statement with `_MARKED` says.
+#: What the error of a statement with `MARKED_TRANSACTION` says.
 ENDED = "the handler ended the transaction"
-_MARKED = f"coalesce(nullif(current_setting('outbox.handling', true), ''), '{ENDED}')::boolean"
+#: The condition that this is still the transaction that was marked; an error if not.
+MARKED_TRANSACTION = f"coalesce(nullif(current_setting('outbox.handling', true), ''), '{ENDED}')::boolean"
 
 #: Mark the transaction in which a handler is to run.
 MARK = Statement(f"SELECT {_MARK}")
 
 #: Fail unless this is still the transaction that was marked.
-MARKED = Statement(f"SELECT {_MARKED}")
+MARKED = Statement(f"SELECT {MARKED_TRANSACTION}")
 
 
 def take_queue(queue: GroupQueue) -> Statement:
@@ -90,9 +160,16 @@ def take_queue(queue: GroupQueue) -> Statement:
     return try_lock(queue.lock, _MARK)
 
 
-#: Read the newest offset. Rows: ``(position, claims, id of the message there)`` or none.
-offset: Template = Template("""
-SELECT position, claims, message_id FROM {s}.consumer_offset
+def is_held(row: str) -> str:
+    """Return the expression that tells whether the queue of a row is claimed: NULL if not, false if that has lapsed."""
+    return f"""(SELECT CASE WHEN k.worker IS NOT NULL THEN k.until > clock_timestamp() END FROM {{s}}.consumer_claim k
+         WHERE k.consumer_group = {row}.consumer_group AND k.topic = {row}.topic AND k.queue = {row}.queue
+         ORDER BY k.term DESC, k.renewal DESC LIMIT 1)"""
+
+
+#: Read the newest offset. Rows: ``(position, claims, id of the message there, reading, is held)`` or none.
+offset: Template = Template(f"""
+SELECT position, claims, message_id, reading, {is_held("o")} FROM {{s}}.consumer_offset o
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
 """)
@@ -119,8 +196,8 @@ ON CONFLICT DO NOTHING
 
 #: Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end.
 append_offset: Template = Template("""
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
-VALUES (%s, %s, %s, %s, %s, %s)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+VALUES (%s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT DO NOTHING
 """)
 
@@ -132,8 +209,8 @@ WITH dropped AS (
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position = %(position)s
        AND claims > 0
 )
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
-VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0, %(id)s)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0, %(id)s, %(reading)s)
 ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET written_at = clock_timestamp()
 """)
 
@@ -174,50 +251,154 @@ WITH dropped AS (
     INSERT INTO {s}.log_loss (consumer_group, topic, queue, position, agreed, message_ids)
     VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, %(agreed)s, %(lost)s::uuid[])
 )
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
-VALUES (%(group)s, %(topic)s, %(queue)s, %(agreed)s, 0, %(id)s)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(agreed)s, 0, %(id)s,
+        coalesce((SELECT max(reading) FROM {s}.consumer_reading
+                   WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s), 0))
 ON CONFLICT (consumer_group, topic, queue, position, claims)
 DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 """)
+
+# The first attempt at a message writes its row when it has ended, or writes over that of an earlier reading.
+#: When the group failed at a message for the first time, or NULL, by its inbox row.
+FIRST_FAILED_AT = "CASE WHEN last_error IS NOT NULL THEN received_at END"
 
 # One probe of the primary key for each id, whatever the statistics say of a group that is younger than they are: for
 # ``message_id = ANY (…)`` the planner would read the whole group each time. It doesn't see how many ids there are: by
 # their number it would make a new plan each time, which takes longer than to run it.
 #: Read which messages the inbox knows.
-#: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded)``.
-known: Template = Template("""
+#: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded, reading,
+#: first failed at)``.
+known: Template = Template(f"""
 SELECT c.* FROM unnest((SELECT %b::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
-           queue, position, discarded_at IS NOT NULL
-      FROM {s}.consumer_message WHERE consumer_group = %s AND message_id = m.id
+           queue, position, discarded_at IS NOT NULL, reading, {FIRST_FAILED_AT}
+      FROM {{s}}.consumer_message WHERE consumer_group = %s AND message_id = m.id
     OFFSET 0) c
 """)
 
 # No ON CONFLICT: a row that came in between (a quarantine, a resend in another queue) must undo the whole batch.
 #: Insert the inbox rows of messages that were consumed at the first attempt, in the transaction that was marked.
 consumed: Template = Template(f"""
-INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest)
-SELECT %s, id, %s, %s, position, 'consumed', 1, digest
+INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
+                                   reading)
+SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
   FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)
- WHERE {_MARKED}
+ WHERE {MARKED_TRANSACTION}
 """)
 
-# A worker lets go of the message when its handler has failed, and records that after: another one may have failed at it
-# more often by then.
-_SETTLE = Template(
+# What a later reading handles again: what was handled, or tried, or waits, and that nobody has set aside for ever.
+_REREAD = "status IN ('consumed', 'failed', 'waiting', 'parked') AND discarded_at IS NULL"
+
+#: The condition that a row of the inbox holds back the later messages of its key: the partial index has it.
+HOLDS_KEY = "order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL"
+
+
+def of_earlier_reading(row: str) -> str:
+    """Return the condition that the message of an inbox row, by its alias, is to be handled again.
+
+    Of such a row nothing follows any more: it holds back no key, and isn't retried before the group comes to it.
     """
-INSERT INTO {s}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
-                                       next_attempt_at, body_digest, last_error, error_kind)
-VALUES (%(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(attempts)s,
-        clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s, %(kind)s)
+    return f"""EXISTS (SELECT FROM (SELECT reading, position FROM {{s}}.consumer_reading r
+                      WHERE r.consumer_group = {row}.consumer_group AND r.topic = {row}.topic AND r.queue = {row}.queue
+                      ORDER BY reading DESC LIMIT 1) r
+                WHERE r.reading > {row}.reading AND r.position < {row}.position)"""
+
+
+# An earlier message of the key may have come back: its quarantine was released, or an operator has restored it.
+def is_first_of_key(row: str) -> str:
+    """Return the condition that a failed row, by its alias, isn't held back by an earlier one of its key."""
+    return f"""({row}.order_key IS NULL OR NOT ({of_earlier_reading(row)} OR EXISTS (
+        SELECT FROM {{s}}.consumer_message e
+         WHERE e.consumer_group = {row}.consumer_group AND e.topic = {row}.topic AND e.order_key = {row}.order_key
+           AND {HOLDS_KEY} AND NOT {of_earlier_reading("e")}
+           AND (e.turn, e.position, e.message_id) < ({row}.turn, {row}.position, {row}.message_id))))"""
+
+
+def last_turn(key: str) -> str:
+    """Return the expression of the last turn among the rows that hold a key, which is an SQL expression; 0 if none."""
+    return f"""coalesce((SELECT max(h.turn) FROM {{s}}.consumer_message h
+                  WHERE h.consumer_group = %(group)s AND h.topic = %(topic)s AND h.order_key = {key}
+                    AND {HOLDS_KEY}), 0)"""
+
+
+# A worker lets go of the message when its handler has failed, and records that after: another one may have failed at it
+# more often by then. A row of an earlier reading doesn't count.
+_SETTLE = Template(
+    f"""
+INSERT INTO {{s}}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
+                                       next_attempt_at, body_digest, last_error, error_kind, reading, order_key, turn)
+SELECT %(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(attempts)s,
+       clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s, %(kind)s, %(reading)s, key,
+       CASE WHEN key IS NOT NULL THEN {last_turn("k.key")} + 1 END
+  FROM (SELECT CASE WHEN %(holds)s THEN %(key)s::text COLLATE "C" END AS key) k
 ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
+       order_key = CASE WHEN %(holds)s THEN coalesce(c.order_key, excluded.order_key) END,
+       turn = CASE WHEN %(holds)s THEN
+                   CASE WHEN c.turn IS NULL OR {of_earlier_reading("c")} THEN excluded.turn ELSE c.turn END END,
+       follows = false,
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
+       received_at = CASE WHEN c.reading < excluded.reading THEN clock_timestamp() ELSE c.received_at END,
+       reading = greatest(c.reading, excluded.reading),
        error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed' AND c.attempts <= excluded.attempts
+    OR (c.reading < excluded.reading AND c.status IN ('consumed', 'failed', 'waiting', 'parked')
+        AND c.discarded_at IS NULL)
 """,
     lossy=("error", "kind"),
 )
+
+# --- what is read again ----------------------------------------------------------------------------------------------
+
+#: Read behind which position of a queue a reading began. Rows: ``(position,)`` or none.
+reading_began: Template = Template("""
+SELECT position FROM {s}.consumer_reading WHERE consumer_group = %s AND topic = %s AND queue = %s AND reading = %s
+""")
+
+# In the order of ids, as all locks of several rows.
+#: Lock the rows of these messages that an earlier reading wrote, without waiting. Rows: ``(id,)`` of each that is ours.
+lock_earlier: Template = Template(f"""
+SELECT c.message_id FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
+    SELECT message_id FROM {{s}}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s AND {_REREAD}
+       FOR UPDATE SKIP LOCKED) c
+ ORDER BY 1
+""")
+
+# In the producer's database.
+#: Read which of these messages are compensated, or are about to be. Rows: ``(id,)``.
+compensated: Template = Template("""
+SELECT m.id FROM unnest((SELECT %(ids)s::uuid[])) AS m (id)
+ WHERE EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = m.id)
+    OR EXISTS (SELECT FROM {s}.bulk_item i
+                WHERE i.message_id = m.id AND i.action = 'compensate' AND i.state = 'pending')
+""")
+
+# Before anything writes over them.
+#: Keep the rows that these messages have of an earlier reading, as far as a handler had them.
+keep_earlier: Template = Template(f"""
+INSERT INTO {{s}}.reread_message (consumer_group, message_id, reading, topic, queue, position, status, attempts,
+                                 body_digest, last_error, error_kind, received_at, changed_at)
+SELECT c.* FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
+    SELECT consumer_group, message_id, reading, topic, queue, position, status, attempts, body_digest, last_error,
+           error_kind, received_at, changed_at
+      FROM {{s}}.consumer_message
+     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s AND {_REREAD}
+       AND status <> 'waiting' OFFSET 0) c
+ON CONFLICT DO NOTHING
+""")
+
+#: Write of messages, whose rows of an earlier reading are locked, that they were consumed at the first attempt of this
+#: one, in the transaction that was marked.
+consumed_again: Template = Template(f"""
+UPDATE {{s}}.consumer_message c
+   SET status = 'consumed', attempts = 1, claims = 0, next_attempt_at = NULL, queue = %(queue)s, position = m.position,
+       body_digest = m.digest, last_error = NULL, error_kind = NULL, reading = %(reading)s, order_key = NULL,
+       turn = NULL, follows = false, changed_at = clock_timestamp()
+  FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[]) AS m (id, position, digest)
+ WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
+""")
 
 #: How many failed attempts of a message are kept for a group, and how much (characters) of the error of each.
 MOST_ATTEMPTS = 20
@@ -241,32 +422,48 @@ ON CONFLICT DO NOTHING
     lossy=("error", "kind", "worker"),
 )
 
-#: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset.
-#: Rows: ``(id, queue, position, attempts, claims)`` or none.
-claim_due: Template = Template("""
-UPDATE {s}.consumer_message
-   SET claims = claims + 1
- WHERE consumer_group = %(group)s
-   AND message_id = (SELECT message_id FROM {s}.consumer_message c
+_DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
                       WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
                         AND next_attempt_at <= clock_timestamp()
                         AND (NOT %(ordered)s OR position <= (
-                             SELECT max(o.position) FROM {s}.consumer_offset o
+                             SELECT max(o.position) FROM {{s}}.consumer_offset o
                               WHERE o.consumer_group = c.consumer_group AND o.topic = c.topic AND o.queue = c.queue))
-                      ORDER BY next_attempt_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+                        AND {is_held("c")} IS NOT TRUE
+                        AND {is_first_of_key("c")}
+                      ORDER BY next_attempt_at LIMIT 1"""
+
+#: Read the failed message that is due first; ``ordered`` as in `claim_due`. Rows: ``(id,)`` or none.
+due: Template = Template(_DUE)
+
+#: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset. Not
+#: of queues that are claimed. Rows: ``(id, queue, position, attempts, claims, the group's reading of the queue)`` or
+#: none.
+claim_due: Template = Template(f"""
+UPDATE {{s}}.consumer_message m
+   SET claims = claims + 1
+ WHERE consumer_group = %(group)s
+   AND message_id = ({_DUE} FOR UPDATE SKIP LOCKED)
    AND status = 'failed'
-RETURNING message_id, queue, position, attempts, claims
+RETURNING message_id, queue, position, attempts, claims,
+          coalesce((SELECT max(reading) FROM {{s}}.consumer_reading r
+                     WHERE r.consumer_group = m.consumer_group AND r.topic = m.topic AND r.queue = m.queue), 0)
 """)
 
-#: Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted)`` or none.
-lock_failed: Template = Template("""
-SELECT attempts, attempts = 0 AND last_error IS NULL FROM {s}.consumer_message
+# A worker that retries outside of transactions first moves the time of the next attempt: who waited for the row then
+# finds that it isn't due.
+#: Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted, first failed at)`` or
+#: none.
+lock_failed: Template = Template(f"""
+SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s}}.consumer_message c
  WHERE consumer_group = %s AND message_id = %s AND status = 'failed' AND next_attempt_at <= clock_timestamp()
+   AND {is_held("c")} IS NOT TRUE
    FOR UPDATE SKIP LOCKED
 """)
 
-#: What a retry changes in a failed or parked inbox row ``m``: it is due now, a parked one with all its attempts.
-RETRY = """status = 'failed', next_attempt_at = clock_timestamp(),
+#: What a retry changes in a failed or parked inbox row ``m``: it is due now, a parked one with all its attempts. One
+#: that was parked because of an earlier message of its key waits for its turn.
+RETRY = """status = CASE WHEN m.follows THEN 'waiting' ELSE 'failed' END,
+       next_attempt_at = CASE WHEN NOT m.follows THEN clock_timestamp() END,
        attempts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.attempts END,
        claims = CASE WHEN m.status = 'parked' THEN 0 ELSE m.claims END"""
 
@@ -289,7 +486,10 @@ forget: Template = Template("DELETE FROM {s}.consumer_message WHERE consumer_gro
 
 @dataclass(frozen=True, slots=True)
 class InboxUpdate:
-    """The state of a message in an inbox after an attempt that was no plain success, and how long (seconds) it took."""
+    """The state of a message in an inbox after an attempt that was no plain success, and how long (seconds) it took.
+
+    ``holds``: it holds back the later messages of its ``key``.
+    """
 
     id: UUID
     position: int
@@ -300,14 +500,19 @@ class InboxUpdate:
     delay: float | None = None
     kind: str | None = None
     seconds: float | None = None
+    holds: bool = False
+    key: str | None = None
 
 
-def settle(of: GroupQueue, row: InboxUpdate) -> Statement:
-    """Write the inbox row of one message after an attempt, over a failed one if there is one."""
-    return _SETTLE(of.schema, group=of.group, topic=of.topic, queue=of.queue, **asdict(row))
+def settle(of: GroupQueue, row: InboxUpdate, reading: int) -> list[Statement]:
+    """Write the inbox row of one message after an attempt, over a failed one or one of an earlier reading."""
+    settled = _SETTLE(of.schema, group=of.group, topic=of.topic, queue=of.queue, **asdict(row), reading=reading)
+    if not reading:
+        return [settled]
+    return [keep_earlier(of.schema, group=of.group, ids=[row.id], reading=reading), settled]
 
 
-def settle_failure(of: GroupQueue, row: InboxUpdate, worker: str) -> tuple[Statement, Statement]:
+def settle_failure(of: GroupQueue, row: InboxUpdate, reading: int, worker: str) -> list[Statement]:
     """Write the inbox row of one message after a failed attempt, and the attempt into its history."""
     values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "chars": _ERROR_CHARS}
-    return settle(of, row), _FAILED(of.schema, group=of.group, topic=of.topic, **values)
+    return [*settle(of, row, reading), _FAILED(of.schema, group=of.group, topic=of.topic, **values)]

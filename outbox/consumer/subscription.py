@@ -9,32 +9,52 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
+import json
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
+from outbox.consumer import sql
+from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
-from outbox.database.execute import Row, is_lost
+from outbox.consumer.start import STARTS, is_start
+from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
+from outbox.database.sql import GroupQueue, behind
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.content import Codecs, check_group, check_topic
-from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Status, read_headers
+from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
+from outbox.message.limits import Breaker
+from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.events import MessageFailed, MessageParked, MessageSkipped
-from outbox.telemetry.hooks import Handling, observed, observers
+from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
+from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
 from outbox.text import error_text, function_name, kind_of_error, kind_of_text, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.message.declared import HeaderFilter, OnExhausted
+
 Handler = Callable[..., Any]
+
+#: What may become of a message that is out of attempts, by how the group is ordered.
+_ON_EXHAUSTED: Mapping[bool | str, Sequence[OnExhausted]] = {
+    False: ("park",),
+    True: ("park", "block"),
+    "key": ("park", "park_sequence", "skip", "block"),
+}
+
+
+#: How long (seconds) a handler may take outside of transactions, unless its declaration says so.
+DEFAULT_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +63,22 @@ class Subscription:
 
     ``batch`` messages share one transaction; with ``takes_batch`` the handler gets the list itself.
     ``ordered`` retries a failing message in place, before any later one of its queue; when its attempts are
-    used up it is parked, or keeps its queue blocked (``on_exhausted``). ``tags`` and ``keys`` filter (a key
-    pattern may have ``*``); what they leave out has no inbox row. ``start`` says where a new group begins,
-    ``on_pruned`` what happens when messages were pruned before the group read them: raise `MessagesPruned` until a
-    human has looked, or go on with the oldest that is kept.
-    ``threads`` is the number of consuming threads per worker, each with a connection of its own. ``source`` is
+    ``ordered`` retries a failing message in place, before any later one of its queue; when its attempts are
+    used up it is parked, or keeps its queue blocked (``on_exhausted`` "park" or "block"). With "key" a failing message
+    holds back the later ones of its key only: they wait. When its attempts are used up it is parked and its key held
+    ("park"), it is parked with all that waits for it ("park_sequence"), it is parked alone and its key goes on
+    ("skip"), or it is retried without an end ("block"). ``tags``, ``keys`` (a pattern may have ``*``)
+    and ``headers`` (each ``name=value``, one of the values of each name) filter; what they leave out has no inbox row.
+    ``start`` says where a new group begins: ``"first"``, ``"now"``, at a time, or at a position. ``on_pruned`` says
+    what happens when messages were pruned before the group read them: raise `MessagesPruned` until a human has looked,
+    or go on with the oldest that is kept.
+    ``threads`` is the number of consuming threads per worker, each with a connection of its own. ``rate`` is how many
+    messages a second the group handles at most, over all workers; ``breaker`` stops it while everything fails.
+    Operators can set another rate.
+    ``transactional=False``: the handler gets the message alone, and runs outside of any transaction, for effects that
+    no rollback undoes. Then ``concurrency`` handlers run at once in each worker, whatever the number of queues, and one
+    that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
+    ``ordered=False`` says that they need not. ``source`` is
     the producer's database; None: the same as the consumer's. ``model`` is the type that bodies are read as,
     ``codecs`` read those of other content types. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
@@ -62,34 +93,84 @@ class Subscription:
     retry_delays: tuple[float, ...]
     batch: int = 1
     takes_batch: bool = False
-    ordered: bool = False
-    on_exhausted: Literal["park", "block"] = "park"
+    ordered: bool | Literal["key"] | None = None
+    on_exhausted: OnExhausted = "park"
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
-    start: Literal["first", "now"] = "first"
+    headers: tuple[str, ...] | None = None
+    start: Start = "first"
     on_pruned: Literal["stop", "skip"] = "stop"
     threads: int = 1
+    transactional: bool = True
+    concurrency: int = 1
+    timeout: float | None = None
+    rate: float | None = None
+    breaker: Breaker | None = None
     source: Engine | AsyncEngine | str | None = None
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     send_reply: ReplySender | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.transactional and self.ordered is None:
+            object.__setattr__(self, "ordered", False)
         check_topic(self.topic)
         check_group(self.group)
         what = f"consumer of {self.topic!r} in group {self.group!r}"
-        check_function(f"{what}: the handler", self.handler, "message", "session")
+        arguments = ("message", "session") if self.transactional else ("message",)
+        check_function(f"{what}: the handler", self.handler, *arguments)
+        self._check_transactional(what)
         if self.batch < 1 or self.threads < 1:
             raise InvalidHandler(f"{what}: batch = {self.batch} and threads = {self.threads} must be at least 1")
-        if self.on_exhausted not in {"park", "block"} or self.start not in {"first", "now"}:
+        if not is_start(self.start):
+            raise InvalidHandler(f"{what}: start = {self.start!r} must be {STARTS}")
+        if (ordered := self.ordered or False) not in _ON_EXHAUSTED:
+            raise InvalidHandler(f"{what}: ordered = {self.ordered!r} must be True, False or 'key'")
+        if self.on_exhausted not in _ON_EXHAUSTED["key"]:
             raise InvalidHandler(
-                f"{what}: on_exhausted = {self.on_exhausted!r} must be 'park' or 'block', "
-                f"start = {self.start!r} must be 'first' or 'now'"
+                f"{what}: on_exhausted = {self.on_exhausted!r} must be one of: {', '.join(_ON_EXHAUSTED['key'])}"
             )
+        if self.on_exhausted not in _ON_EXHAUSTED[ordered]:
+            able = " or ".join(repr(order) for order, rules in _ON_EXHAUSTED.items() if self.on_exhausted in rules)
+            raise InvalidHandler(f"{what}: on_exhausted = {self.on_exhausted!r} needs ordered={able}")
         if self.on_pruned not in {"stop", "skip"}:
             raise InvalidHandler(f"{what}: on_pruned = {self.on_pruned!r} must be 'stop' or 'skip'")
-        if self.on_exhausted == "block" and not self.ordered:
-            raise InvalidHandler(f"{what}: on_exhausted='block' needs ordered=True")
+
+    def _check_transactional(self, what: str) -> None:
+        if self.transactional and (self.concurrency != 1 or self.timeout is not None):
+            raise InvalidHandler(
+                f"{what}: concurrency = {self.concurrency} and timeout = {self.timeout} are for transactional=False; a "
+                "group that handles in transactions has one for each of its threads and queues: raise threads="
+            )
+        if not self.transactional and (self.batch > 1 or self.takes_batch or self.threads > 1):
+            raise InvalidHandler(
+                f"{what}: with transactional=False each message is handled by itself: give concurrency= rather than "
+                "batch=, takes_batch= or threads="
+            )
+        if self.concurrency < 1 or not self.timeout_seconds > 0:
+            raise InvalidHandler(
+                f"{what}: concurrency = {self.concurrency} must be at least 1, timeout = {self.timeout} greater than 0"
+            )
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long (seconds) a handler may take outside of transactions."""
+        return DEFAULT_TIMEOUT if self.timeout is None else self.timeout
+
+    @property
+    def blocks_queue(self) -> bool:
+        """Does a failing message keep its queue until it is retried, before any later one?"""
+        return self.ordered is True
+
+    @property
+    def by_key(self) -> bool:
+        """Does a failing message hold back the later ones of its key, and no others?"""
+        return self.ordered == "key"
+
+    @property
+    def keys_overlap(self) -> bool:
+        """May messages of one key be handled at once? Outside of transactions, if it was said so."""
+        return self.ordered is False
 
     @property
     def name(self) -> str:
@@ -111,6 +192,30 @@ def as_filter(values: Collection[str] | None) -> tuple[str, ...] | None:
     return tuple(values)
 
 
+def as_header_filter(values: HeaderFilter | None) -> tuple[str, ...] | None:
+    """Return declared headers as a tuple of ``name=value``.
+
+    Raises:
+        InvalidHandler: it is neither, or a name can't be told from its value.
+    """
+    if values is None:
+        return None
+    if not isinstance(values, Mapping):
+        texts = as_filter(values) or ()
+        if wrong := [text for text in texts if "=" not in text]:
+            raise InvalidHandler(f"a filter on headers names their values: {wrong[0]!r} must be 'name=value'")
+        return tuple(dict.fromkeys(texts))
+    allowed: list[str] = []
+    for name, value in values.items():
+        several = [value] if isinstance(value, str) else value
+        if "=" in name or not isinstance(several, Collection) or not several:
+            raise InvalidHandler(
+                f"a filter on headers can't have {name!r}: {value!r}; give a name without '=', and its value or values"
+            )
+        allowed += [f"{name}={each}" for each in several]
+    return tuple(dict.fromkeys(allowed))
+
+
 #: Bytes of the SHA-256 of a body that the inbox keeps, for reconciliation.
 DIGEST_BYTES = 16
 
@@ -127,6 +232,16 @@ class Entry:
     message: Message | None
     began: float | None = None
 
+    @property
+    def key(self) -> str | None:
+        """The key of the message, as far as the group takes it."""
+        return self.message.key if self.message else None
+
+    @property
+    def can_expire(self) -> bool:
+        """Does its sender say until when it is to be handled?"""
+        return self.message is not None and EXPIRES_HEADER in self.message.headers
+
     def digest(self) -> bytes | None:
         """Return the first 16 bytes of the SHA-256 of the body as it is stored; None if it wasn't read."""
         return hashlib.sha256(self.message.stored).digest()[:DIGEST_BYTES] if self.message else None
@@ -136,32 +251,50 @@ class Filter(Protocol):
     """What takes some of a topic's messages only."""
 
     @property
-    def tags(self) -> tuple[str, ...] | None:
+    def tags(self) -> Collection[str] | None:
         """The tags that it takes; None: all."""
 
     @property
-    def keys(self) -> tuple[str, ...] | None:
+    def keys(self) -> Collection[str] | None:
         """The keys that it takes, with ``*`` for any letters; None: all."""
 
+    @property
+    def headers(self) -> Collection[str] | None:
+        """The values that headers must have, each as ``name=value``, one of those of each name; None: any."""
 
-def filter_of(subscription: Filter) -> dict[str, list[str] | None]:
-    """Return the tags and the LIKE patterns of keys that a group takes, as bound values; None: all."""
-    tags, keys = subscription.tags, subscription.keys
+
+#: The bound values of a filter that takes all messages.
+EVERYTHING: Mapping[str, Any] = {"tags": None, "keys": None, "headers": None}
+
+
+def filter_of(group: Filter) -> dict[str, Any]:
+    """Return what `sql.MATCHES` binds of a group's filter: its tags, the LIKE patterns of its keys, its headers."""
     return {
-        "tags": None if tags is None else sorted(tags),
-        "keys": None if keys is None else [like(pattern) for pattern in keys],
+        "tags": None if group.tags is None else sorted(group.tags),
+        "keys": None if group.keys is None else [like(pattern) for pattern in sorted(group.keys)],
+        "headers": None if group.headers is None else json.dumps(values_by_header(group.headers)),
     }
 
 
-def to_entry(row: Row, subscription: Subscription, queue: int) -> Entry:
-    """Return one row of `sql.messages_after` as an entry."""
+def values_by_header(texts: Collection[str]) -> dict[str, list[str]]:
+    """Return the values that each header may have, of texts ``name=value``."""
+    values: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        name, _, value = text.partition("=")
+        values.setdefault(name, []).append(value)
+    return values
+
+
+def to_entry(row: Row, subscription: Subscription, queue: int, end: int | None = None) -> Entry:
+    """Return one row of `sql.messages_after` as an entry; ``end`` is the last position of its queue, if it is known."""
     position, id_, number, visible_at, key, tag, headers, content_type, body, born_at, matches = row
     if not matches:
         return Entry(position, id_, None)
     known = id_, subscription.topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1
     headers, encoding = read_headers(headers)
     declared = subscription.model, subscription.codecs, encoding, subscription.send_reply
-    return Entry(position, id_, Message(*known, headers, *declared))
+    lag = None if end is None else behind(position, end)
+    return Entry(position, id_, Message(*known, headers, *declared, subscription.group, lag))
 
 
 def like(pattern: str) -> str:
@@ -187,6 +320,11 @@ class HandlerFailure:
     status: Status = Status.FAILED
     delay: float | None = None
     kind: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """The first line of the error."""
+        return self.error.partition("\n")[0]
 
 
 _ROLLED_BACK = HandlerFailure(
@@ -220,10 +358,15 @@ class TransactionEnded(AttemptFailed):
         self.entries = entries
 
 
-def crashed(claims: int) -> HandlerFailure:
-    """Return what is said of a message that was claimed for the last time allowed."""
+def crashed(subscription: Subscription, attempts: int, claims: int) -> tuple[int, HandlerFailure]:
+    """Return what came of a message that was claimed for the last time allowed, and after how many attempts.
+
+    It is parked; where the group blocks rather than go past a message, all those starts count as one attempt.
+    """
     died = f"started {claims - 1} times without ever finishing: the worker died each time"
-    return HandlerFailure(died, Status.PARKED, kind=_CRASH_KIND)
+    if subscription.on_exhausted == "block":
+        return attempts + 1, HandlerFailure(died, kind=_CRASH_KIND)
+    return attempts, HandlerFailure(died, Status.PARKED, kind=_CRASH_KIND)
 
 
 def failure_of(answer: Any) -> HandlerFailure | None:
@@ -266,7 +409,7 @@ def settle(
     if status is Status.FAILED:
         # It is tried once, and once for each retry.
         exhausted = attempts > len(subscription.retry_delays)
-        if exhausted and subscription.on_exhausted == "park":
+        if exhausted and subscription.on_exhausted != "block":
             status = Status.PARKED
         else:
             delay = failure.delay
@@ -275,7 +418,15 @@ def settle(
                 delay = table[min(attempts, len(table)) - 1] * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311 - jitter, no secret
     kind, digest = failure.kind or kind_of_text(failure.error), entry.digest()
     seconds = None if entry.began is None else time.monotonic() - entry.began
-    return InboxUpdate(entry.id, entry.position, status.value, attempts, digest, failure.error, delay, kind, seconds)
+    row = InboxUpdate(entry.id, entry.position, status.value, attempts, digest, failure.error, delay, kind, seconds)
+    return replace(row, holds=_holds(subscription, status), key=entry.key)
+
+
+def _holds(subscription: Subscription, status: Status) -> bool:
+    """Tell whether a message that is settled so holds back the later ones of its key."""
+    return subscription.by_key and (
+        status is Status.FAILED or (status is Status.PARKED and subscription.on_exhausted != "skip")
+    )
 
 
 def counts_of(row: InboxUpdate) -> Counts:
@@ -287,6 +438,19 @@ def counts_of(row: InboxUpdate) -> Counts:
         parked=int(row.status == Status.PARKED),
         more=True,
     )
+
+
+def count_call(meter: HandlerMeter, seconds: float) -> None:
+    """Count a call of the handler that has ended, by its time."""
+    meter.calls[bisect_left(BOUNDS, seconds)] += 1
+
+
+def count_attempt(meter: HandlerMeter, row: InboxUpdate) -> None:
+    """Count an attempt that was undone and written down: a failure, unless the handler skipped its message."""
+    if row.status == Status.CONSUMED:
+        meter.done += 1
+    else:
+        meter.failed += 1
 
 
 def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: BaseException | None) -> TelemetryEvent:
@@ -306,12 +470,52 @@ def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: Ba
     return MessageParked(**facts) if row.status == Status.PARKED else MessageSkipped(**facts)
 
 
-def run_handler(connection: Connection, subscription: Subscription, entries: Sequence[Entry], attempt: int) -> None:
+def handled(queue: GroupQueue, entries: Sequence[Entry], attempt: int) -> MessagesHandled:
+    """Return what is told of messages of a queue that were handled."""
+    ids = tuple(entry.id for entry in entries)
+    return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
+
+
+def consumed(queue: GroupQueue, reading: int, entries: Sequence[Entry], earlier: Collection[UUID]) -> list[Statement]:
+    """Write the inbox rows of messages that were consumed at their first attempt in a reading.
+
+    ``earlier`` are those of `outbox.consumer.reading.take_earlier`.
+    """
+    statements: list[Statement] = []
+    if new := [entry for entry in entries if entry.id not in earlier]:
+        statements.append(sql.consumed(queue.schema, *queue.values, reading, *_columns(new)))
+    if again := [entry for entry in entries if entry.id in earlier]:
+        ids, positions, digests = _columns(again)
+        of_reading = {"group": queue.group, "ids": ids, "reading": reading}
+        written = {"queue": queue.queue, "positions": positions, "digests": digests}
+        statements.append(sql.keep_earlier(queue.schema, **of_reading))
+        statements.append(sql.consumed_again(queue.schema, **of_reading, **written))
+    return statements
+
+
+def _columns(entries: Sequence[Entry]) -> tuple[list[UUID], list[int], list[bytes | None]]:
+    """Return ids, positions and digests."""
+    return (
+        [entry.id for entry in entries],
+        [entry.position for entry in entries],
+        [entry.digest() for entry in entries],
+    )
+
+
+def run_handler(
+    connection: Connection,
+    subscription: Subscription,
+    entries: Sequence[Entry],
+    attempt: int,
+    meter: HandlerMeter,
+    first_failed_at: dt.datetime | None = None,
+) -> None:
     """Call the handler for what the filter lets through, in one session that is joined to the running transaction.
 
     A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
     and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure. What the handlers
-    sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry.
+    sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry, which failed
+    first at ``first_failed_at``. ``meter`` times the calls.
 
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
@@ -321,15 +525,19 @@ def run_handler(connection: Connection, subscription: Subscription, entries: Seq
     messages = [entry.message for entry in entries if entry.message is not None]
     if not messages:
         return
-    messages[0].attempt = attempt
+    messages[0].attempt, messages[0].first_failed_at = attempt, first_failed_at
     joined = JoinedSession(connection, is_async=subscription.is_async)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
-    call = partial(_observed_call, joined, subscription) if observers.hooks else joined.call
-    entry = entries[0]
+    call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call
+    entry, together = entries[0], len(messages) if subscription.takes_batch else 1
     try:
         for entry, argument in zip(entries, arguments, strict=False):
-            entry.began = time.monotonic()
-            answer = call(subscription.handler, argument)
+            entry.began, meter.in_flight = time.monotonic(), together
+            try:
+                answer = call(subscription.handler, argument)
+            finally:
+                meter.in_flight = 0
+                count_call(meter, time.monotonic() - entry.began)
             if joined.ended and not is_lost(connection):
                 raise TransactionEnded(_until(entries, entry, subscription), attempt)
             joined.flush()

@@ -262,7 +262,7 @@ def _write(connection: Connection, *, then_commit: bool) -> None:
     statements += [item.value for item in items if item.writer is None]
     waited_for = committed if then_commit else []
     # What waits for the COMMIT must know that it succeeded, so it is sent here although there is nothing to write.
-    if statements or waited_for:
+    if statements or afterwards or waited_for:
         execute(connection, *statements, then_commit=then_commit, afterwards=afterwards)
     if waited_for:
         commit_now(connection)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -219,6 +220,21 @@ class EngineRunner:
 
     def end(self) -> None:
         """Do nothing: a pass that runs on keeps its connection until it ends."""
+
+
+def start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """Start an event loop in a thread of its own, which runs until the loop is stopped."""
+    # With a factory, it doesn't become the loop of the calling thread too.
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+
+    def serve() -> None:
+        with runner:
+            loop.run_forever()
+
+    thread = threading.Thread(target=serve, name=name, daemon=True)
+    thread.start()
+    return loop, thread
 
 
 class LoopRunner:

@@ -95,9 +95,9 @@ _COUNTED = {
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",
-    "producer": "check_history compensation delivery_cursor half_error producer_process",
+    "producer": "check_history compensation delivery_cursor half_error producer_process topic_pause",
     "consumer": "attempt_history dead_letter_note reconciliation_run reconciliation_finding reconciliation_order"
-    " segment_hold",
+    " segment_hold consumer_reading reread_message group_control",
 }
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
@@ -133,7 +133,7 @@ DUTIES = (
     _duty(
         "send",
         "producer",
-        half_message="INSERT",
+        half_message="SELECT(id) INSERT",  # read where a sender says what isn't to be sent twice
         half_check="INSERT",
         op_message="INSERT",
         op_sequence="USAGE",
@@ -158,8 +158,22 @@ DUTIES = (
         scheduled_message="SELECT(half_id deliver_at)",
         dispatch_cursor="SELECT",
     ),
-    _duty("dispatch", "producer", _APPEND, op_message="UPDATE", scheduled_message="SELECT(half_id) INSERT"),
-    _duty("release", "producer", _APPEND, scheduled_message="SELECT INSERT DELETE"),
+    _duty(
+        "dispatch",
+        "producer",
+        _APPEND,
+        topic_growth="INSERT",
+        op_message="UPDATE",
+        scheduled_message="SELECT(half_id) INSERT",
+        topic_pause="SELECT",
+    ),
+    _duty(
+        "release",
+        "producer",
+        _APPEND,
+        scheduled_message="SELECT INSERT UPDATE DELETE",
+        topic_pause="SELECT DELETE",
+    ),
     _duty(
         "check",
         "producer",
@@ -212,9 +226,7 @@ DUTIES = (
     _duty(
         "confirm",
         "consumer",
-        consumer_message="SELECT",
-        consumer_offset="SELECT",
-        consumer_start="SELECT",
+        _read("consumer_message consumer_offset consumer_start consumer_reading reread_message log_loss"),
     ),
     _duty(
         "compensate",
@@ -230,7 +242,9 @@ DUTIES = (
         "consumer",
         consumer_message="SELECT INSERT UPDATE DELETE",
         consumer_offset="SELECT",
+        consumer_claim="SELECT",
         consumer_start="SELECT",
+        reread_message="SELECT",
         audit="INSERT",
     ),
     _duty(
@@ -245,13 +259,14 @@ DUTIES = (
     ),
     _duty("report", "producer", _read(_COUNTED["producer"]), _REPORT),
     # What the health model reads, and what targets know by the samples.
-    _duty("alert", "producer", _read(_COUNTED["producer"], _JUDGED, "delivery_cursor"), _ALERT),
-    _duty("alert", "consumer", _read(_COUNTED["consumer"], _JUDGED, "reconciliation_run"), _ALERT),
+    _duty("alert", "producer", _read(_COUNTED["producer"], _JUDGED, "delivery_cursor topic_pause"), _ALERT),
+    _duty("alert", "consumer", _read(_COUNTED["consumer"], _JUDGED, "reconciliation_run group_control"), _ALERT),
     _duty(
         "consume",
         "producer",
         _READ_COMPENSATIONS,
         topic="SELECT",
+        topic_growth="SELECT",
         message="SELECT",
         half_message="SELECT",
         op_message="SELECT(half_id resolution)",
@@ -261,9 +276,14 @@ DUTIES = (
         "consumer",
         consumer_message="SELECT INSERT UPDATE DELETE",
         consumer_offset="SELECT INSERT UPDATE DELETE",
+        consumer_claim="SELECT INSERT",
         consumer_start="SELECT INSERT UPDATE",
+        consumer_reading="SELECT",
+        reread_message="INSERT",
         log_loss="INSERT",
         attempt_history="SELECT INSERT DELETE",
+        group_control="SELECT INSERT UPDATE",
+        rate_grant="SELECT INSERT",
         audit="INSERT",
     ),
     _duty(
@@ -272,8 +292,11 @@ DUTIES = (
         attempt_history="SELECT DELETE",
         dead_letter_note="SELECT DELETE",
         consumer_message="SELECT DELETE",
+        reread_message="SELECT DELETE",
         segment_hold="SELECT INSERT UPDATE",
         consumer_offset="SELECT DELETE",
+        consumer_claim="SELECT DELETE",
+        rate_grant="SELECT DELETE",
         reconciliation_run="SELECT DELETE",
         reconciliation_finding="SELECT DELETE",
         reconciliation_order="SELECT DELETE",
@@ -281,7 +304,7 @@ DUTIES = (
     _duty("dead letters", "consumer", consumer_message="SELECT", audit="SELECT(target action) INSERT"),
     _duty("prune records", "consumer", _RECORDS),
     _duty("bulk", "consumer", _BULK, consumer_message="SELECT UPDATE"),
-    _duty("report", "consumer", _read(_COUNTED["consumer"]), _REPORT),
+    _duty("report", "consumer", _read(_COUNTED["consumer"], "group_control"), _REPORT),
     _duty(
         "reconcile",
         "producer",
@@ -291,7 +314,7 @@ DUTIES = (
         "reconcile",
         "consumer",
         _BULK,
-        _read(_COUNTED["consumer"], "consumer_start"),
+        _read(_COUNTED["consumer"], "consumer_start consumer_reading reread_message"),
         reconciliation_run="SELECT INSERT UPDATE",
         reconciliation_finding="SELECT INSERT UPDATE",
         reconciliation_order="SELECT UPDATE",
@@ -306,6 +329,7 @@ DUTIES = (
         audit="INSERT",
         bulk_job="INSERT UPDATE",
         bulk_item="INSERT UPDATE",
+        topic_pause="INSERT UPDATE",
         # To answer a saga: that is a message.
         half_message="INSERT",
         op_message="INSERT",
@@ -318,7 +342,37 @@ DUTIES = (
         bulk_job="INSERT UPDATE",
         bulk_item="INSERT UPDATE",
         dead_letter_note="INSERT UPDATE DELETE",
+        group_control="INSERT UPDATE",
         reconciliation_order="INSERT",
+    ),
+    _duty(
+        "groups",
+        "producer",
+        audit="INSERT",
+        # To delete a topic.
+        **dict.fromkeys(("message", "check_history", "delivery", "delivery_cursor", "half_error"), "DELETE"),
+        **dict.fromkeys(("scheduled_message", "half_message", "check_total", "topic", "topic_pause"), "DELETE"),
+        topic_growth="SELECT DELETE",
+        op_message="UPDATE DELETE",
+        dispatch_cursor="INSERT",
+    ),
+    _duty(
+        "groups",
+        "consumer",
+        audit="INSERT",
+        consumer_offset="INSERT UPDATE DELETE",
+        consumer_claim="SELECT INSERT DELETE",
+        consumer_reading="INSERT DELETE",
+        group_control="DELETE",
+        rate_grant="SELECT DELETE",
+        consumer_start="SELECT DELETE",
+        dead_letter_note="DELETE",
+        consumer_message="DELETE",
+        reread_message="DELETE",
+        segment_hold="DELETE",
+        log_loss="DELETE",
+        reconciliation_settled="SELECT DELETE",
+        reconciliation_mark="SELECT DELETE",
     ),
 )
 
@@ -343,6 +397,13 @@ ROLES: Mapping[str, GrantRole] = {
             "sees it, and acts",
             ("look", "order", "bulk"),
             ("look", "order", "bulk"),
+            (_STATS, _SIGNAL),
+        ),
+        GrantRole(
+            "admin",
+            "sees it, acts, moves groups, and deletes groups and topics",
+            ("look", "order", "bulk", "groups"),
+            ("look", "order", "bulk", "groups"),
             (_STATS, _SIGNAL),
         ),
     )

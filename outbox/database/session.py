@@ -174,6 +174,8 @@ class JoinedSession:
         HANDLED.reset(self._handled)
         if self._session is not None:
             self._session.close()
+            # A task or a thread that still has it would write into whatever runs on the connection next.
+            self._session.bind = None
 
 
 def wait_for(awaitable: Any) -> Any:

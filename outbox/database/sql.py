@@ -95,6 +95,28 @@ WITH RECURSIVE place AS (
          ORDER BY consumer_group, topic, queue LIMIT 1) n
 )"""
 
+# What a later reset or a log that went back has cut off is read again, or is gone.
+#: The ranges of positions that a group will never read, since an operator had it skip them, as ``skipped (queue,
+#: former, position)``: those after ``former`` and up to ``position``; none where that isn't behind it.
+SKIPPED = """skipped AS (
+    SELECT r.queue, r.former,
+           least(r.position,
+                 (SELECT min(l.position) FROM {s}.consumer_reading l
+                   WHERE l.consumer_group = r.consumer_group AND l.topic = r.topic AND l.queue = r.queue
+                     AND l.reading > r.reading AND l.position < l.former),
+                 (SELECT min(l.agreed) FROM {s}.log_loss l
+                   WHERE l.consumer_group = r.consumer_group AND l.topic = r.topic AND l.queue = r.queue
+                     AND l.found_at > r.began_at)) AS position
+      FROM {s}.consumer_reading r
+     WHERE r.consumer_group = %(group)s AND r.topic = %(topic)s AND r.position > r.former
+)"""
+
+#: Whether an earlier reading of the group has consumed the message of an inbox row ``c``: it took effect, whatever
+#: became of it when it was read again.
+TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e
+                   WHERE e.consumer_group = c.consumer_group AND e.message_id = c.message_id
+                     AND e.status = 'consumed')"""
+
 #: Write down that a bulk job, by its id, has begun.
 begin_bulk_job: Template = Template(
     "UPDATE {s}.bulk_job SET started_at = clock_timestamp() WHERE id = %s AND started_at IS NULL"

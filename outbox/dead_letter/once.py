@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.consumer.sql import message_by_id
-from outbox.consumer.subscription import to_entry
+from outbox.consumer.subscription import EVERYTHING, to_entry
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import JoinedSession, attempt, commit
@@ -75,7 +75,7 @@ def announce_messages_once(
         page = sql.parked_messages(schema, group=group, topic=topic, after=after, limit=_PAGE)
         with connection.begin():
             _, rows = execute(connection, plan_by_index(), page)
-        bodies = [message_by_id(schema, id=row[0], tags=None, keys=None) for row in rows]
+        bodies = [message_by_id(schema, id=row[0], **EVERYTHING) for row in rows]
         for (id_, queue, attempts, error, parked_at), found in zip(rows, read_source(source, *bodies), strict=True):
             message = None
             if found and (entry := to_entry(found[0], subscription, queue)).message is not None:

@@ -32,11 +32,19 @@ _REDIRECTS = {TEMPORARY_REDIRECT, PERMANENT_REDIRECT}
 
 
 class QueueProgress(NamedTuple):
-    """How far a group has read a queue: what lies up to ``start`` was never meant for it."""
+    """How far a group has read a queue: what lies up to ``start`` was never meant for it.
+
+    ``skipped`` are ranges that an operator had it skip: after a position, up to another one.
+    """
 
     queue: int
     start: int
     position: int
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def has_skipped(self, position: int) -> bool:
+        """Tell whether the group will never read what stands at a position."""
+        return any(after < position <= end for after, end in self.skipped)
 
 
 class InboxStatus(NamedTuple):
@@ -79,7 +87,11 @@ class DatabaseInbox:
 
     def progress(self) -> list[QueueProgress]:
         """Read it in the database."""
-        return [QueueProgress(*row) for row in self._read(sql.progress(self._schema, **self._values))]
+        rows = self._read(sql.progress(self._schema, **self._values))
+        return [
+            QueueProgress(queue, start, position, tuple(zip(afters, ends, strict=True)))
+            for queue, start, position, afters, ends in rows
+        ]
 
     def statuses(self, ids: Sequence[UUID]) -> Mapping[UUID, InboxStatus]:
         """Read it in the database."""
@@ -158,7 +170,16 @@ class ServiceInbox:
 
 
 def _read_answer(answer: Any) -> tuple[list[QueueProgress], dict[UUID, InboxStatus]]:
-    queues = [QueueProgress(int(each["queue"]), int(each["start"]), int(each["position"])) for each in answer["queues"]]
+    queues = [
+        QueueProgress(
+            int(each["queue"]),
+            int(each["start"]),
+            int(each["position"]),
+            # An older service knows of none.
+            tuple((int(after), int(end)) for after, end in each.get("skipped", ())),
+        )
+        for each in answer["queues"]
+    ]
     if [each.queue for each in queues] != list(range(len(queues))):
         raise ValueError("the queues aren't numbered from 0 on")
     statuses = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from outbox.consumer.subscription import Subscription, as_filter
+from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
 from outbox.database.session import check_function, is_async
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.compensate.compensation import Compensation
-    from outbox.message.declared import DeliveryDecorator
+    from outbox.message.declared import DeliveryDecorator, HeaderFilter
     from outbox.message.topic import Topic
 
 #: Which callback learns of a message's fate.
@@ -33,6 +33,7 @@ CallbackKind = Literal["delivered", "undeliverable"]
 CALLBACK_OF: Mapping[str, CallbackKind] = {
     DeliveryStatus.CONSUMED: "delivered",
     DeliveryStatus.PARKED: "undeliverable",
+    DeliveryStatus.EXPIRED: "undeliverable",
     DeliveryStatus.RESEND_EXHAUSTED: "undeliverable",
 }
 
@@ -42,7 +43,7 @@ class KnownGroup:
     """A group of a topic that the producer waits for.
 
     Its inbox is in the database ``consumer``, behind the status service at ``status_url``, or without either in the
-    producer's own database. ``tags`` and ``keys`` are the filter that its consumer declares.
+    producer's own database. ``tags``, ``keys`` and ``headers`` are the filter that its consumer declares.
 
     Raises:
         InvalidHandler: both or something else than a database or URL are given, or a service without a token.
@@ -57,6 +58,7 @@ class KnownGroup:
     token: str | None = field(default=None, repr=False)
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
+    headers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -76,7 +78,13 @@ class KnownGroup:
     @classmethod
     def of(cls, subscription: Subscription) -> KnownGroup:
         """Return the group of a subscription that consumes in the producer's own database."""
-        return cls(subscription.topic, subscription.group, tags=subscription.tags, keys=subscription.keys)
+        return cls(
+            subscription.topic,
+            subscription.group,
+            tags=subscription.tags,
+            keys=subscription.keys,
+            headers=subscription.headers,
+        )
 
 
 def _check_service(what: str, url: str) -> None:
@@ -163,13 +171,14 @@ class DeliveryDeclarations:
         token: str | None = None,
         tags: Collection[str] | None = None,
         keys: Collection[str] | None = None,
+        headers: HeaderFilter | None = None,
     ) -> None:
         """Have workers ask what became of each message of ``topic`` in ``group``, and write it down (`delivery`).
 
         Where its inbox is: in the database ``consumer`` (an engine or URL), behind the service at ``status_url`` that
         the consumer mounts (`outbox.asgi.InboxStatusService`) and that knows ``token``, or else in this
-        Outbox's own database. ``tags`` and ``keys`` are the filter that the group's consumer declares: a message that
-        it leaves out isn't missed.
+        Outbox's own database. ``tags``, ``keys`` and ``headers`` are the filter that the group's consumer declares: a
+        message that it leaves out isn't missed.
 
         Raises:
             InvalidHandler: the group is known already, or it isn't said where its inbox is.
@@ -179,7 +188,7 @@ class DeliveryDeclarations:
         if (topic, group) in self.known_groups:
             raise InvalidHandler(f"group {group!r} of topic {topic!r} is known already")
         self.known_groups[topic, group] = KnownGroup(
-            topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys)
+            topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys), as_header_filter(headers)
         )
 
     def on_delivered(

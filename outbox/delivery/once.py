@@ -35,9 +35,10 @@ the past when it is written:
 - *prune*: it deletes deliveries with their messages, in segments as a whole (they have the same ones) or row by row. A
   delivery is only appended while its message is there. One whose transaction is still open then slips in behind, is
   asked about for nothing, and goes when prune next looks at its segment, or at the rows around it.
-- *reset, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor stays,
-  and what was consumed stays so. A producer that was restored has the cursor of the same moment as its messages; new
-  positions are of a later epoch, and so behind it.
+- *reset, skip, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor
+  stays, and what was consumed stays so. What an operator had it skip is left out, like what its filter leaves out.
+  A producer that was restored has the cursor of the same moment as its messages; new positions are of a later epoch,
+  and so behind it.
 - *a crash* between a batch's callbacks and its cursor: the rows are there, so that the next pass finds nothing due.
 
 A callback runs in one transaction with the row that says so (``callback``). The row comes first: its number, and a
@@ -79,7 +80,7 @@ from outbox.telemetry.events import (
     MessageResent,
     ResendExhausted,
 )
-from outbox.telemetry.hooks import emit, listeners
+from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import storable, summary_of
 
 if TYPE_CHECKING:
@@ -244,9 +245,11 @@ def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None
     if known.status == DeliveryStatus.CONSUMED:
         return Fate(DeliveryStatus.CONSUMED, settled=True)
     if inbox is not None:
-        settled = inbox.status is Status.CONSUMED or (send is not None and send.compensated)
+        settled = inbox.status in {Status.CONSUMED, Status.EXPIRED} or (send is not None and send.compensated)
         # What was consumed at last may have an error of before.
         reason = inbox.reason if inbox.status in {Status.FAILED, Status.PARKED} else None
+        if inbox.status is Status.EXPIRED:
+            reason = "it was too old when the group came to it"
         return Fate(DeliveryStatus(inbox.status), settled, reason)
     if send is None or not send.passed or (send.taken and not send.grace_over):
         return None
@@ -288,7 +291,7 @@ class _Confirmation:
         }
         self._runners = runners
         self._stopping = stopping
-        self._positions: dict[int, int] = {}
+        self._progress: dict[int, QueueProgress] = {}
 
     def run(self) -> None:
         """Ask about what isn't settled, then about what the group has read since the last pass.
@@ -297,7 +300,7 @@ class _Confirmation:
             InboxUnavailable: the inbox can't be asked now; what was found out before is written.
         """
         progress = self._inbox.progress()
-        self._positions = {each.queue: each.position for each in progress}
+        self._progress = {each.queue: each for each in progress}
         if not progress:
             return
         self._ask_again()
@@ -370,10 +373,12 @@ class _Confirmation:
         rows = self._read(
             sql.newest_sends(self._schema, ids=list(ids), grace=self._settings.confirm_grace, **filter_of(self._group))
         )
-        return {
-            id_: NewestSend(position <= self._positions.get(queue, 0), grace_over, taken, compensated)
-            for id_, queue, position, grace_over, taken, compensated in rows
-        }
+        sends = {}
+        for id_, queue, position, grace_over, taken, compensated in rows:
+            progress = self._progress.get(queue, QueueProgress(queue, 0, 0))
+            meant = taken and not progress.has_skipped(position)
+            sends[id_] = NewestSend(position <= progress.position, grace_over, meant, compensated)
+        return sends
 
     def _row(self, half_id: UUID, known: KnownFate, fate: Fate) -> NewDelivery | None:
         """Return the row that says a message's fate; None where nothing is new, and no callback is due."""
@@ -456,7 +461,7 @@ class _Confirmation:
         if resent:
             emit(MessageResent(message_ids=tuple(resent), topic=topic, group=group))
         number = Counter(row.status for row in rows)
-        if rows and listeners.hooks:
+        if rows and (listeners.hooks or middlewares_here.get()):
             emit(DeliveriesConfirmed(topic=topic, group=group, numbers=dict(number)))
         self._report.confirmed += len(rows)
         self._report.resent += len(resent)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement, Template
+from outbox.database.sql import SKIPPED, TOOK_EFFECT
 
 # --- in the producer's database --------------------------------------------------------------------------------------
 
@@ -139,20 +140,26 @@ def append(schema: str, topic: str, group: str, rows: Sequence[NewDelivery]) -> 
 
 # --- in a consumer's database ----------------------------------------------------------------------------------------
 
-#: Read where a group began in each queue of a topic, and how far it has read. Rows: ``(queue, start, position)``; none
-#: while the group has read nothing.
-progress: Template = Template("""
-SELECT q, coalesce((SELECT position FROM {s}.consumer_start b
+#: Read where a group began in each queue of a topic, how far it has read, and which ranges it has skipped: after a
+#: position, up to another one. Rows: ``(queue, start, position, after, up to)``; none while the group has read nothing.
+progress: Template = Template(f"""
+WITH {SKIPPED}
+SELECT q, coalesce((SELECT position FROM {{s}}.consumer_start b
                      WHERE b.consumer_group = %(group)s AND b.topic = %(topic)s AND b.queue = q), 0),
-       coalesce((SELECT max(position) FROM {s}.consumer_offset o
-                  WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q), 0)
-  FROM generate_series(0, (SELECT max(queue) FROM {s}.consumer_offset
+       coalesce((SELECT max(position) FROM {{s}}.consumer_offset o
+                  WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q), 0),
+       ARRAY(SELECT former FROM skipped WHERE queue = q AND former < position ORDER BY former, position),
+       ARRAY(SELECT position FROM skipped WHERE queue = q AND former < position ORDER BY former, position)
+  FROM generate_series(0, (SELECT max(queue) FROM {{s}}.consumer_offset
                             WHERE consumer_group = %(group)s AND topic = %(topic)s)) q
 """)
 
+# What waits for an earlier message of its key is to producers what will be tried again: they know of no waiting.
 #: Read what the inbox of a group says of these messages. Rows: ``(id, status, kind of error)`` of those that it has.
-statuses: Template = Template("""
-SELECT c.* FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
-    SELECT message_id, status, error_kind FROM {s}.consumer_message
+statuses: Template = Template(f"""
+SELECT c.message_id, CASE WHEN {TOOK_EFFECT} THEN 'consumed' WHEN c.status = 'waiting' THEN 'failed' ELSE c.status END,
+       CASE WHEN c.status = 'waiting' THEN 'waits for an earlier message of its key' ELSE c.error_kind END
+  FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
+    SELECT consumer_group, message_id, status, error_kind FROM {{s}}.consumer_message
      WHERE consumer_group = %(group)s AND message_id = m.id OFFSET 0) c
 """)

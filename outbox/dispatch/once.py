@@ -170,21 +170,28 @@ def _tell(begun: list[Row]) -> None:
 
 
 def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
-    """Turn due scheduled messages into messages, in one transaction on ``connection``.
+    """Turn due scheduled messages into messages, in one transaction on ``connection``; and what a pause held.
+
+    A topic that is paused holds what dispatch comes to, and what falls due: it waits in the schedule. Once the topic is
+    resumed, that comes out in the order of the ops, and nothing new of the topic before it.
 
     Raises:
         HalvesHidden: as by `dispatch_once`.
     """
-    placement = _placement(settings, limit)
-    _, begun, ((due, messages, _, _, unseen),) = _in_turn(
+    placement, schema = _placement(settings, limit), settings.schema
+    _, begun, _, ((due, messages, _, _, unseen),), ((held, released, _, _, unseen_held),), _ = _in_turn(
         connection,
-        settings.schema,
-        sql.begin_epoch_in_turn(settings.schema),
+        schema,
+        sql.begin_epoch_in_turn(schema),
+        sql.hold_due(schema),
         placement.statement(sql.RELEASE_DUE),
+        placement.statement(sql.RELEASE_HELD),
+        sql.end_pauses(schema),
     )
     _tell(begun)
-    _tell_missing(unseen)
-    return Counts(taken=due, done=messages, more=due == placement.limit)
+    _tell_missing([*(unseen or ()), *(unseen_held or ())])
+    more = placement.limit in {due, held}
+    return Counts(taken=due + held, done=messages + released, more=more)
 
 
 def resend(

@@ -116,7 +116,8 @@ _CURSOR_OF_MISSED = f""", cursor AS (
 # Else the planner, which reckons with a look-up in each partition, would read all of them rather.
 _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
     SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue, h.deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues
+           coalesce(t.queues, %(queues)s) AS queues,
+           coalesce(h.topic IN (SELECT topic FROM {s}.topic_pause), false) AS held
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
@@ -162,6 +163,9 @@ _MISSING = f"""{_UNSEEN}, missing AS (
                 THEN ('{HIDDEN}' || cardinality(half_ids) || ' ' || half_ids[1])::boolean ELSE true END
 )"""
 
+#: The time for which what a paused topic holds is scheduled; a host of any time zone knows it.
+HELD_UNTIL = "timestamptz '9999-01-01 00:00+00'"
+
 _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1)"
 
 # From entries to messages; the same for a dispatch, a release and a resend. An entry without a topic is one whose half
@@ -171,6 +175,7 @@ _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDE
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue that the sender chose was
 # one of the topic's when it was written; the remainder sees to it that no consumer misses it, whoever wrote the half.
 # A queue whose last position is of an earlier epoch goes on with its numbers in this one.
+# What a paused topic holds waits in the schedule, by the order of the ops, for a time that never comes.
 _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
@@ -178,15 +183,19 @@ _APPEND = f""", new_topic AS (
     -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
     ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
-    INSERT INTO {{s}}.scheduled_message (half_id, deliver_at)
-    SELECT half_id, deliver_at FROM entry WHERE deliver_at > statement_timestamp()
+    INSERT INTO {{s}}.scheduled_message (half_id, deliver_at, held_topic, held_sequence)
+    SELECT half_id, CASE WHEN deliver_at > statement_timestamp() THEN deliver_at ELSE {HELD_UNTIL} END,
+           CASE WHEN deliver_at > statement_timestamp() THEN NULL ELSE topic END,
+           CASE WHEN deliver_at > statement_timestamp() THEN NULL ELSE turn END
+      FROM entry WHERE deliver_at > statement_timestamp() OR held
     RETURNING half_id
 ), placed AS MATERIALIZED (
     SELECT half_id, sequence, send_number, topic,
            CASE WHEN queue IS NOT NULL THEN (queue %% queues + queues) %% queues
                 WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
-      FROM entry WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp())
+      FROM entry
+     WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp()) AND NOT held
 ), numbered AS (
     SELECT topic, queue, half_id, send_number, number,
            CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {{s}}.message m
@@ -254,6 +263,11 @@ SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_
   FROM {{s}}.op_message
 """)
 
+# Of scheduled messages: their topics aren't paused.
+_NOT_PAUSED = """(NOT EXISTS (SELECT FROM {s}.topic_pause)
+                 OR NOT EXISTS (SELECT FROM {s}.half_message h JOIN {s}.topic_pause p ON p.topic = h.topic
+                                 WHERE h.id = half_id))"""
+
 #: Turn due scheduled messages into messages, in turn. For `Placement.statement`; rows as of `dispatch_batch`.
 RELEASE_DUE = (
     f"""
@@ -261,14 +275,14 @@ WITH batch AS MATERIALIZED (
     DELETE FROM {{s}}.scheduled_message
      WHERE half_id = ANY (ARRAY(
            SELECT half_id FROM {{s}}.scheduled_message
-            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN}
+            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN} AND {_NOT_PAUSED}
             ORDER BY deliver_at, half_id LIMIT %(limit)s))
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
            1 AS send_number, h.topic, h.key, h.queue, NULL::timestamptz AS deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues
+           coalesce(t.queues, %(queues)s) AS queues, false AS held
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
@@ -278,6 +292,51 @@ WITH batch AS MATERIALIZED (
     + _MISSING
     + _APPEND
 )
+
+# Else each pass would step over all of them again. A limit isn't needed: each is held once.
+#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn.
+hold_due: Template = Template(f"""
+UPDATE {{s}}.scheduled_message d
+   SET deliver_at = {HELD_UNTIL}, held_topic = h.topic, held_sequence = o.sequence
+  FROM {{s}}.half_message h, {{s}}.op_message o
+ WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp() AND h.id = d.half_id AND o.half_id = d.half_id
+   AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
+   AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+""")
+
+#: Turn what topics held, and are resumed, into messages, in the order of their ops. As `RELEASE_DUE`.
+RELEASE_HELD = (
+    f"""
+WITH batch AS MATERIALIZED (
+    DELETE FROM {{s}}.scheduled_message
+     WHERE half_id = ANY (ARRAY(
+           SELECT d.half_id FROM {{s}}.topic_pause p
+            CROSS JOIN LATERAL (SELECT half_id, held_sequence FROM {{s}}.scheduled_message
+                                 WHERE held_topic = p.topic AND recalled_at IS NULL
+                                 ORDER BY held_topic, held_sequence LIMIT %(limit)s) d
+            WHERE p.resumed_at IS NOT NULL AND {_TURN}
+            ORDER BY d.held_sequence LIMIT %(limit)s))
+       AND recalled_at IS NULL
+    RETURNING half_id, held_sequence
+), entry AS MATERIALIZED (
+    SELECT b.held_sequence AS sequence, b.held_sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue,
+           NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues, false AS held
+      FROM batch b
+      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
+                          WHERE id = b.half_id OFFSET 0) h ON true
+      LEFT JOIN {{s}}.topic t ON t.name = h.topic
+)"""
+    + _MISSING
+    + _APPEND
+)
+
+# Until then, dispatch holds what comes new as well, so that nothing overtakes what was held. Both hold dispatch's lock.
+#: End the pauses of topics that are resumed and hold nothing any more, if it is the transaction's turn.
+end_pauses: Template = Template(f"""
+DELETE FROM {{s}}.topic_pause p
+ WHERE resumed_at IS NOT NULL AND {_TURN}
+   AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.held_topic = p.topic AND d.recalled_at IS NULL)
+""")
 
 # Locked against prune, which deletes a half together with its messages.
 #: Lock those of these halves that are messages. Rows: ``(id, newest send number)``.
@@ -301,7 +360,7 @@ WITH batch AS MATERIALIZED (
 ), entry AS MATERIALIZED (
     SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, h.queue,
            NULL::timestamptz AS deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues
+           coalesce(t.queues, %(queues)s) AS queues, false AS held
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
@@ -343,8 +402,10 @@ WITH batch AS MATERIALIZED (
 #: Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
 recall: Template = Template("""
 WITH half AS (
-    SELECT h.id, h.deliver_at, o.resolution
-      FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id WHERE h.id = %(half_id)s
+    SELECT h.id, coalesce(h.deliver_at, d.deliver_at) AS deliver_at, o.resolution
+      FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id
+      LEFT JOIN {s}.scheduled_message d ON d.half_id = h.id
+     WHERE h.id = %(half_id)s
 ), recalled AS (
     INSERT INTO {s}.scheduled_message AS d (half_id, deliver_at, recalled_at, recalled_by)
     SELECT id, deliver_at, clock_timestamp(), %(actor)s FROM half
@@ -359,9 +420,17 @@ SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resol
        EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
 """)
 
+# Under dispatch's lock, so that what is sent before has a position before those ends, and what is sent later one after.
 #: Create a topic or give it more queues; never fewer, since messages may wait in them.
 declare_topic: Template = Template("""
-INSERT INTO {s}.topic AS t (name, queues) VALUES (%s, %s)
+WITH grown AS (
+    INSERT INTO {s}.topic_growth (topic, queues, ends)
+    SELECT name, %(queues)s, ARRAY(
+           SELECT coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = t.name AND m.queue = q), 0)
+             FROM generate_series(0, t.queues - 1) q ORDER BY q)
+      FROM {s}.topic t WHERE name = %(name)s AND queues < %(queues)s
+)
+INSERT INTO {s}.topic AS t (name, queues) VALUES (%(name)s, %(queues)s)
 ON CONFLICT (name) DO UPDATE SET queues = excluded.queues WHERE t.queues < excluded.queues
 """)
 

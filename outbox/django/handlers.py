@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from django.db import connections
 
 from outbox.database.session import check_function, is_async
 from outbox.django.connection import django_within
@@ -37,6 +40,21 @@ class OrmFunction:
             return self.function(argument)
 
 
+def outside(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler that runs outside of transactions, as a view does in its thread."""
+    if is_async(handler):
+        return handler
+
+    @functools.wraps(handler)
+    def call(message: Any) -> Any:
+        try:
+            return handler(message)
+        finally:
+            connections.close_all()
+
+    return call
+
+
 def consumer(
     topic: str, *, group: str, using: str | None = None, source: str | None = None, **options: Any
 ) -> Callable[[F], F]:
@@ -44,7 +62,8 @@ def consumer(
 
     What it does with the ORM on ``using`` commits together with the inbox row and the offset: its effect is exactly
     once. ``source`` is the alias of the producer's database, if that is another one. ``transaction.on_commit`` works
-    as in a view. With ``takes_batch=True`` the handler takes the list of messages.
+    as in a view. With ``takes_batch=True`` the handler takes the list of messages. With ``transactional=False`` it runs
+    in a thread of its own, with Django's connections of that thread, which are closed after it.
 
     Raises:
         As `Outbox.consumer`; InvalidHandler also: the handler is async.
@@ -52,7 +71,9 @@ def consumer(
 
     def register(handler: F) -> F:
         what = f"consumer of {topic!r} in group {group!r}"
-        declared(using).consumer(topic, group=group, **options)(OrmFunction(what, handler, using))
+        inside = options.get("transactional", True)
+        called = OrmFunction(what, handler, using) if inside else outside(handler)
+        declared(using).consumer(topic, group=group, **options)(called)
         set_source(using, topic, group, source)
         return handler
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from outbox import testing
-from outbox.consumer.subscription import Subscription, failure_of
+from outbox.consumer.subscription import Subscription, failure_of, values_by_header
 from outbox.django.configuration import configuration
 from outbox.django.databases import outbox
 from outbox.django.handlers import OrmFunction
@@ -80,7 +81,9 @@ def _sent(alias: str, subscription: Subscription) -> Iterator[Message]:
     as_read = subscription.model, subscription.codecs
     for message in _read(alias, subscription.topic, subscription.group, *as_read):
         tagged = subscription.tags is None or message.tag in subscription.tags
-        if tagged and (subscription.keys is None or _matches(message.key, subscription.keys)):
+        keyed = subscription.keys is None or _matches(message.key, subscription.keys)
+        allowed = values_by_header(subscription.headers or ())
+        if tagged and keyed and all(message.headers.get(name) in values for name, values in allowed.items()):
             yield message
 
 
@@ -100,12 +103,12 @@ def _read(alias: str, topic: str, group: str, model: Any, codecs: Codecs) -> Ite
     for position, (id_, name, key, tag, content_type, body, born_at, headers) in enumerate(rows, 1):
         sent_headers, encoding = read_headers(headers)
         known = id_, name, 0, position, key, tag, content_type, bytes(body), born_at, born_at, 1, 1, sent_headers
-        yield Message(*known, model, codecs, encoding)
+        yield Message(*known, model, codecs, encoding, group=group or None)
 
 
 def _handle(alias: str, subscription: Subscription, message: Message) -> None:
     handler: Any = subscription.handler
-    function = handler.function if isinstance(handler, OrmFunction) else handler
+    function = handler.function if isinstance(handler, OrmFunction) else inspect.unwrap(handler)
     with transaction.atomic(alias):
         answer = function([message] if subscription.takes_batch else message)
         if failure_of(answer) is not None and not isinstance(answer, Skip):

@@ -54,6 +54,7 @@ from outbox.flow import sql
 from outbox.message.content import Codecs, check_group, check_seconds
 from outbox.message.model import Delivery, DeliveryStatus, Message, Park, SendOptions, uuid7
 from outbox.message.topic import Topic
+from outbox.producer.once import chosen_id
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
 from outbox.telemetry.hooks import emit
 
@@ -181,6 +182,14 @@ class Flow(Generic[T]):
         return next(each for each in self.commands if each.message_id == message_id)
 
 
+#: What is said of a command that a group never handles, by the status of its delivery.
+_UNDELIVERABLE: Mapping[DeliveryStatus, str] = {
+    DeliveryStatus.PARKED: "is parked in",
+    DeliveryStatus.RESEND_EXHAUSTED: "is lost to",
+    DeliveryStatus.EXPIRED: "is expired in",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SagaStep:
     """A step of a saga: the topic of its command, that of the command that undoes it, and those of its answers.
@@ -302,7 +311,8 @@ class Saga(Generic[T]):
         """Start the saga with the transaction of ``carrier``; return its id.
 
         It is a message, sent as by `Outbox.send`, whose carriers, options and errors these are: an ``id`` makes a
-        second start fail. (With psycopg's AsyncConnection or one of asyncpg, await it.)
+        second start fail, and with ``dedupe`` it returns the first saga. (With psycopg's AsyncConnection or one of
+        asyncpg, await it.)
 
         Raises:
             InvalidHandler: it has no steps.
@@ -312,8 +322,10 @@ class Saga(Generic[T]):
             raise InvalidHandler(f"saga {self.name!r} has no steps; declare them with step()")
         codecs = self._outbox.codecs
         codecs.decode(*codecs.encode(body), self._model)
-        message_id = options.get("id") or uuid7()
-        merged: SendOptions = {"key": str(message_id), **options, "id": message_id}
+        flow_id = chosen_id(self.start_topic, options) or uuid7()
+        merged: SendOptions = {"key": str(flow_id), **options}
+        if options.get("dedupe") is None:
+            merged["id"] = flow_id
         sent: UUID = self._outbox.current.send(carrier, self.start_topic, body, **merged)
         return sent
 
@@ -417,11 +429,11 @@ class _Advance:
             self._refused(command, message.refusal, f"{command.step} was refused: {message.refusal}")
 
     def undeliverable(self, delivery: Delivery) -> None:
-        """Take note that a participant has parked a command, or lost it for good, and go on."""
+        """Take note that a participant has parked a command, lost it for good, or come to it too late; and go on."""
         command = self._command(delivery.message.id)
         if command.answer is not None or delivery.group != self._step(command.step).group:
             return
-        what = "is parked in" if delivery.status is DeliveryStatus.PARKED else "is lost to"
+        what = _UNDELIVERABLE[delivery.status]
         reason = f"{what} group {delivery.group}: {delivery.reason}"
         if command.kind is CommandKind.ACTION:
             self._refused(command, reason, f"{command.step} {reason}")

@@ -43,9 +43,21 @@ CORRELATION_HEADER = "outbox-correlation"
 COPY_HEADER = "outbox-copy-of"
 #: The header of an answer that says no.
 REFUSAL_HEADER = "outbox-refusal"
+#: The header with the business string that keeps a message from being sent twice.
+DEDUPE_HEADER = "outbox-dedupe"
+#: The header with the time from which on no group handles the message.
+EXPIRES_HEADER = "outbox-expires-at"
 #: Those that options of a send set, or the message that is handled, and nobody else.
-CHAIN_HEADERS: frozenset[str] = frozenset(
-    {CONVERSATION_HEADER, CAUSE_HEADER, REPLY_TO_HEADER, CORRELATION_HEADER, REFUSAL_HEADER}
+OPTION_HEADERS: frozenset[str] = frozenset(
+    {
+        CONVERSATION_HEADER,
+        CAUSE_HEADER,
+        REPLY_TO_HEADER,
+        CORRELATION_HEADER,
+        REFUSAL_HEADER,
+        DEDUPE_HEADER,
+        EXPIRES_HEADER,
+    }
 )
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
@@ -170,13 +182,68 @@ def check_delivery(
     if deliver_at is not None:
         if not isinstance(deliver_at, dt.datetime):
             raise InvalidMessage(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
-        return _moment(deliver_at), None
+        return _moment("deliver_at", deliver_at), None
     if delay_level is not None:
         of_int = isinstance(delay_level, int) and not isinstance(delay_level, bool)
         if not of_int or delay_level < 1:
             raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(levels)}")
         return None, float(levels[min(delay_level, len(levels)) - 1])
     return None, None if delay is None else check_seconds("delay", delay)
+
+
+def check_expiry(expires_at: object, deliver_at: dt.datetime | None) -> dt.datetime | None:
+    """Return when a message expires; ``deliver_at`` is when it is to be delivered, where that is a given time.
+
+    Raises:
+        InvalidMessage: it isn't a time with a time zone, or not after ``deliver_at``.
+    """
+    if expires_at is None:
+        return None
+    if not isinstance(expires_at, dt.datetime):
+        raise InvalidMessage(f"expires_at must be a datetime, not {type(expires_at).__name__}: {expires_at!r}")
+    moment = _moment("expires_at", expires_at)
+    if deliver_at is not None and moment <= deliver_at:
+        raise InvalidMessage(f"expires_at = {moment.isoformat()} must be after deliver_at = {deliver_at.isoformat()}")
+    return moment
+
+
+def check_size(body: bytes, most: int) -> None:
+    """Raise for an encoded body that is longer than so many bytes.
+
+    Raises:
+        InvalidMessage: it is.
+    """
+    if len(body) > most:
+        raise InvalidMessage(
+            f"the body has {len(body)} bytes; at most {most} are allowed "
+            "(setting max_body_bytes): store it elsewhere and send a reference"
+        )
+
+
+def check_queue(value: object) -> int | None:
+    """Return the number of a queue that a sender chose, if there can be one.
+
+    Raises:
+        InvalidMessage: it isn't a whole number from 0 on.
+    """
+    if value is not None and (type(value) is not int or not 0 <= value < 2**31):
+        raise InvalidMessage(f"queue {value!r} must be a whole number from 0 on")
+    return value
+
+
+def check_queue_of(topic: str, queue: int | None, queues: Mapping[str, int]) -> None:
+    """Raise for a queue that its topic doesn't have, by how many those that there are have; none ever loses any.
+
+    Raises:
+        InvalidMessage: it doesn't.
+    """
+    if topic not in queues:
+        raise InvalidMessage(
+            f"queue {queue} of topic {topic!r} can't be chosen, for the topic has no queues yet; "
+            "declare it before, by outbox.declare_topic"
+        )
+    if queue is not None and queue >= queues[topic]:
+        raise InvalidMessage(f"queue {queue} of topic {topic!r} must be from 0 to {queues[topic] - 1}")
 
 
 def check_seconds(what: str, value: object) -> float:
@@ -191,16 +258,16 @@ def check_seconds(what: str, value: object) -> float:
     return float(seconds)
 
 
-def _moment(value: dt.datetime) -> dt.datetime:
+def _moment(what: str, value: dt.datetime) -> dt.datetime:
     """Return the moment in UTC, as a plain datetime: the driver refuses an array of several datetime classes."""
     offset = value.utcoffset()
     if offset is None:
-        raise InvalidMessage(f"deliver_at {value.isoformat()} has no time zone; add one, such as datetime.UTC")
+        raise InvalidMessage(f"{what} {value.isoformat()} has no time zone; add one, such as datetime.UTC")
     day, time = (value.year, value.month, value.day), (value.hour, value.minute, value.second, value.microsecond)
     try:
         return dt.datetime(*day, *time, tzinfo=dt.UTC) - offset
     except OverflowError:
-        raise InvalidMessage(f"deliver_at {value.isoformat()} is out of range in UTC") from None
+        raise InvalidMessage(f"{what} {value.isoformat()} is out of range in UTC") from None
 
 
 JSON = "application/json"

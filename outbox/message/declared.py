@@ -6,15 +6,17 @@ For type checkers: a handler, checker or compensation that doesn't fit its ``mod
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from outbox.message.model import DeadLetter, Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions
+from outbox.message.model import DeadLetter, Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions, Start
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
+
+    from outbox.message.limits import Breaker
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -24,6 +26,9 @@ R_co = TypeVar("R_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
 VerdictT = TypeVar("VerdictT", bound=Resolution | None)
+
+#: The values that headers may have: by name one or several, or each as ``name=value``.
+HeaderFilter = Mapping[str, str | Collection[str]] | Collection[str]
 
 
 class PrepareOptions(SendOptions, total=False):
@@ -40,18 +45,41 @@ class TopicOptions(TypedDict, Generic[T], total=False):
     content_type: str
 
 
+#: What becomes of a message that is out of attempts.
+OnExhausted = Literal["park", "park_sequence", "skip", "block"]
+
+
 class ConsumerOptions(TypedDict, total=False):
     """The options of `Outbox.consumer` that say nothing of the handler's types."""
 
     source: Engine | AsyncEngine | str | None
     batch: int
-    ordered: bool
-    on_exhausted: Literal["park", "block"]
+    transactional: Literal[True]
+    ordered: bool | Literal["key"] | None
+    on_exhausted: OnExhausted
+    on_pruned: Literal["stop", "skip"]
+    tags: Collection[str] | None
+    keys: Collection[str] | None
+    headers: HeaderFilter | None
+    start: Start
+    threads: int
+    retry_delays: Sequence[float] | None
+    rate: str | float | None
+    breaker: Breaker | None
+
+
+class OutsideOptions(TypedDict, total=False):
+    """The options of `Outbox.consumer` with ``transactional=False`` that say nothing of the handler's types."""
+
+    source: Engine | AsyncEngine | str | None
+    concurrency: int
+    timeout: dt.timedelta | float | None
+    ordered: bool | Literal["key"] | None
+    on_exhausted: OnExhausted
     on_pruned: Literal["stop", "skip"]
     tags: Collection[str] | None
     keys: Collection[str] | None
     start: Literal["first", "now"]
-    threads: int
     retry_delays: Sequence[float] | None
 
 
@@ -84,6 +112,17 @@ class HandlerDecorator(Protocol[T]):
     def __call__(
         self, handler: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]], /
     ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]]: ...
+
+
+class OutsideHandlerDecorator(Protocol[T]):
+    """Takes a handler of messages with a body of type T, outside of transactions, sync or async."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Message[T]], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[Message[T]], Coroutine[Any, Any, AnswerT]]: ...
+    @overload
+    def __call__(self, handler: Callable[[Message[T]], AnswerT], /) -> Callable[[Message[T]], AnswerT]: ...
 
 
 class BatchHandlerDecorator(Protocol[T]):

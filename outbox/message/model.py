@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, Unpack
-from uuid import UUID
+from typing import Any, Generic, Literal, TypedDict, Unpack
+from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
 
@@ -25,7 +25,10 @@ from outbox.message.content import (
     CAUSE_HEADER,
     CONVERSATION_HEADER,
     CORRELATION_HEADER,
+    DEDUPE_HEADER,
     ENCODING_HEADER,
+    EXPIRES_HEADER,
+    OPTION_HEADERS,
     REFUSAL_HEADER,
     REPLY_TO_HEADER,
     Codecs,
@@ -49,13 +52,25 @@ class Resolution(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+#: Where a group begins in a topic: with the oldest message that is kept; with what comes from now on; with the first
+#: message that became visible at a time (aware) or after it; or at a position: the same in every queue, or by queue,
+#: where a queue that isn't named is read from its first message.
+Start = Literal["first", "now"] | dt.datetime | int | Mapping[int, int]
+
+
 class Status(enum.StrEnum):
-    """Status of an inbox row."""
+    """Status of an inbox row.
+
+    ``waiting``: an earlier message of its key is to be settled first. ``expired``: when the group came to the message,
+    it was too old to be handled.
+    """
 
     CONSUMED = "consumed"
     FAILED = "failed"
+    WAITING = "waiting"
     PARKED = "parked"
     QUARANTINED = "quarantined"
+    EXPIRED = "expired"
 
 
 class DeliveryStatus(enum.StrEnum):
@@ -71,6 +86,7 @@ class DeliveryStatus(enum.StrEnum):
     FAILED = "failed"
     PARKED = "parked"
     QUARANTINED = "quarantined"
+    EXPIRED = "expired"
     RESEND_EXHAUSTED = "resend_exhausted"
     LEFT_OUT = "left_out"
 
@@ -121,6 +137,17 @@ def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
     """Return the headers of a message as its sender gave them, and how its body is compressed."""
     headers: dict[str, str] = json.loads(text) if text else {}
     return headers, headers.pop(ENCODING_HEADER, None)
+
+
+def expiry_in(headers: Mapping[str, str]) -> dt.datetime | None:
+    """Return when a message expires; None if it doesn't, or the header that somebody wrote isn't a time with a zone."""
+    if (text := headers.get(EXPIRES_HEADER)) is None:
+        return None
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return None if moment.tzinfo is None else moment
 
 
 class _Decoded(Generic[T_co]):
@@ -200,6 +227,11 @@ class _Decoded(Generic[T_co]):
         """Why what it answers was refused; None unless it was (`Message.refuse`)."""
         return self.headers.get(REFUSAL_HEADER)
 
+    @property
+    def expires_at(self) -> dt.datetime | None:
+        """From when on no group handles it; None if it doesn't expire, or its header isn't a time."""
+        return expiry_in(self.headers)
+
     def _id_in(self, header: str) -> UUID | None:
         if (text := self.headers.get(header)) is None:
             return None
@@ -258,6 +290,10 @@ class Message(_Decoded[T_co]):
     ``id`` is the half message's id and stays the same through retries and resends; ``attempt`` counts
     from 1; ``born_at`` and ``visible_at`` are times of the producer's database. ``Message[Order]`` is one of a consumer
     with ``model=Order``: its ``body`` is an Order. ``send_reply`` is how the consumer's `Outbox` sends an answer.
+
+    ``group`` is the one that handles it. ``lag`` is how many messages of its queue stood behind it when the worker
+    looked last, None in a retry. ``first_failed_at`` is when the group failed at it for the first time, by the
+    consumer's database, None at its first attempt. (A message that was quarantined before: when that was.)
     """
 
     id: UUID
@@ -277,6 +313,9 @@ class Message(_Decoded[T_co]):
     codecs: Codecs = field(default_factory=Codecs, repr=False, compare=False)
     encoding: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False, compare=False)
+    group: str | None = None
+    lag: int | None = field(default=None, compare=False)
+    first_failed_at: dt.datetime | None = None
 
     def reply(self, carrier: Any, body: Any, **options: Unpack[SendOptions]) -> Any:
         """Answer the message: send a body to the topic that its sender named by ``reply_to``; return the answer's id.
@@ -345,15 +384,24 @@ class DeadLetter(Generic[T_co]):
     message: Message[T_co] | Orphan[T_co] | None
 
 
+#: What a send does where the topic has a message of the same business string already.
+OnDuplicate = Literal["ignore", "error"]
+
+
 class SendOptions(TypedDict, total=False):
     """What can be said of a message beside its topic and body; None is the same as leaving an option out.
 
     Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
     later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
-    setting ``delay_levels``; a level above the last is the last). A given ``id`` makes a repeated send fail instead of
-    doubling. ``content_type`` says how the body is encoded: by the codec of `Outbox.codec`; None leaves it to the
-    body's type, or to its `Topic`. ``queue`` is the one of the topic's that the message comes to, from 0 on, whatever
-    its key: what order messages have is then the sender's business.
+    setting ``delay_levels``; a level above the last is the last). From ``expires_at`` (with time zone) on no group
+    handles it, by the clock of the group's database. A given ``id`` makes a repeated send fail instead of doubling; a
+    str is a business string, whose id is that of `message_id`. ``content_type`` says how the body is encoded: by the
+    codec of `Outbox.codec`; None leaves it to the body's type, or to its `Topic`. ``queue`` is the one of the topic's
+    that the message comes to, from 0 on, whatever its key: what order messages have is then the sender's business.
+
+    ``dedupe`` is a business string, too, of which the topic gets one message only: a second send does nothing and
+    returns the id of the first, or raises DuplicateMessage with ``on_duplicate="error"``, for as long as the first one
+    is kept.
 
     ``reply_to`` is the topic that the sender expects an answer in (`Message.reply`). What is sent while a message is
     handled has that as its cause, and belongs to its conversation; ``cause`` names the message where nobody can know
@@ -368,7 +416,10 @@ class SendOptions(TypedDict, total=False):
     deliver_at: dt.datetime | None
     delay: dt.timedelta | float | int | None
     delay_level: int | None
-    id: UUID | None
+    expires_at: dt.datetime | None
+    id: UUID | str | None
+    dedupe: str | None
+    on_duplicate: OnDuplicate
     content_type: str | None
     queue: int | None
     reply_to: str | Topic[Any] | None
@@ -382,7 +433,25 @@ class SendOptions(TypedDict, total=False):
 HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
 
 
-def chain_headers(options: SendOptions) -> dict[str, str]:
+def headers_of(headers: Mapping[str, str], options: SendOptions, expires_at: dt.datetime | None) -> Mapping[str, str]:
+    """Return the headers of a message: those that its sender gave, and those that its options make.
+
+    Raises:
+        InvalidMessage: one is for the framework alone, or an option isn't what it must be.
+    """
+    if ENCODING_HEADER in headers:
+        raise InvalidMessage(f"header {ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
+    if not OPTION_HEADERS.isdisjoint(headers):  # those of a message that is passed on
+        headers = {name: value for name, value in headers.items() if name not in OPTION_HEADERS}
+    own = _chain_headers(options)
+    if (dedupe := options.get("dedupe")) is not None:
+        own[DEDUPE_HEADER] = dedupe
+    if expires_at is not None:
+        own[EXPIRES_HEADER] = expires_at.isoformat()
+    return {**headers, **own} if own else headers
+
+
+def _chain_headers(options: SendOptions) -> dict[str, str]:
     """Return the headers that tie a message to others: to those that its options name, and to the one that is handled.
 
     Raises:
@@ -529,6 +598,24 @@ def uuid7() -> UUID:
 def uuid7_at(unix_seconds: float) -> UUID:
     """Return the smallest UUIDv7 of a moment: a bound for ranges over ids."""
     return UUID(int=(int(unix_seconds * 1000) << 80) | _VERSION_AND_VARIANT)
+
+
+#: Where the ids of business strings come from: the UUIDv5 of "outbox" in the namespace of object ids (RFC 9562).
+MESSAGE_NAMESPACE: UUID = UUID("7da24bf3-a29d-5f9f-a8ef-1ac2457c95cc")
+
+#: Ids of business strings begin here, behind all that begin with a time: so a range of ids that stands for a time has
+#: none of them.
+FIRST_BUSINESS_ID: UUID = UUID("f0000000-0000-0000-0000-000000000000")
+
+
+def message_id(topic: str | Topic[Any], text: str) -> UUID:
+    """Return the id of the message to a topic that a business string stands for, such as "order-4711".
+
+    It is the UUIDv5 of the text, in the namespace that is the UUIDv5 of the topic's name in `MESSAGE_NAMESPACE`, with
+    "f" as its first digit (`FIRST_BUSINESS_ID`): the same in every process and language.
+    """
+    name = topic.name if isinstance(topic, Topic) else topic
+    return UUID(int=uuid5(uuid5(MESSAGE_NAMESPACE, name), text).int | FIRST_BUSINESS_ID.int)
 
 
 def _forget_after_fork() -> None:

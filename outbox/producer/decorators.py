@@ -27,7 +27,7 @@ from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import emit, work_for
 from outbox.text import error_text, function_name, kind_of_error
 
 if TYPE_CHECKING:
@@ -370,7 +370,8 @@ class _HalfOfCall:
                 self.decide(Resolution.ROLLBACK, error)
             except (SchemaMissing, ProgrammingError) as failure:
                 # The tables are those of an earlier release, or this role may not write there: the decision goes first.
-                emit(HalfErrorLost(half_id=self._half_id, error=failure))
+                with work_for(self._producer.middlewares):
+                    emit(HalfErrorLost(half_id=self._half_id, error=failure))
                 self.decide(Resolution.ROLLBACK)
         except AlreadyDecided as failure:
             self._store(error)
@@ -381,7 +382,8 @@ class _HalfOfCall:
     def _note(self, error: BaseException, failure: Exception) -> None:
         """Tell that the half couldn't be rolled back, by the exception that reaches the caller."""
         error.add_note(f"half message {self._half_id} was not rolled back ({failure}); the check will decide it")
-        emit(RollbackFailed(half_id=self._half_id, error=failure))
+        with work_for(self._producer.middlewares):
+            emit(RollbackFailed(half_id=self._half_id, error=failure))
 
     def _store(self, error: BaseException) -> None:
         """Store what the function raised, in a transaction of its own; what hinders that doesn't reach the caller."""
@@ -391,7 +393,8 @@ class _HalfOfCall:
             with self._transaction() as session:
                 at_commit(getattr(session, "sync_session", session).connection(), self._stored_error(error))
         except Exception as failure:
-            emit(HalfErrorLost(half_id=self._half_id, error=failure))
+            with work_for(self._producer.middlewares):
+                emit(HalfErrorLost(half_id=self._half_id, error=failure))
 
     def _stored_error(self, error: BaseException) -> Statement:
         kind, text = kind_of_error(error), error_text(error)

@@ -25,7 +25,7 @@ from outbox.database.execute import Statement, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
 from outbox.telemetry.events import SendRefused
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import Middleware, Registry, emit, work_for
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -60,6 +60,7 @@ class _Gauge:
     """What was counted last in one database: full topics, and how long that is believed (by `time.monotonic`)."""
 
     limit: _Limit
+    middlewares: Registry[Middleware]
     full: Mapping[str, int] = field(default_factory=dict)
     until: float = 0.0
 
@@ -69,20 +70,22 @@ class _Gauge:
             if topic in self.full and (prepared or not self.limit.of_prepared):
                 limit = self.limit
                 waiting = self.full[topic]
-                emit(SendRefused(topic=topic, waiting=waiting, setting=limit.setting, limit=limit.value))
+                with work_for(self.middlewares):
+                    emit(SendRefused(topic=topic, waiting=waiting, setting=limit.setting, limit=limit.value))
                 raise OutboxBusy(topic, limit.what, waiting, limit.value, limit.setting)
 
 
 class FlowControl:
     """The limits of one `Outbox`, and how full its topics are, for each database by the pool of connections to it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, middlewares: Registry[Middleware]) -> None:
         undecided, undispatched = settings.max_undecided, settings.max_undispatched
         limits = (
             _Limit(undecided, "max_undecided", "undecided halves", True, sql.undecided),
             _Limit(undispatched, "max_undispatched", "undispatched messages", False, sql.undispatched),
         )
         self._schema = settings.schema
+        self._middlewares = middlewares
         self._limits = [limit for limit in limits if limit.value]
         self._gauges: WeakKeyDictionary[Pool, list[_Gauge]] = WeakKeyDictionary()
 
@@ -104,7 +107,8 @@ class FlowControl:
             OutboxBusy: one of the topics is full.
         """
         prepares = any(prepared for _, prepared in arrivals)
-        gauges = self._gauges.setdefault(connection.engine.pool, [_Gauge(limit) for limit in self._limits])
+        new = [_Gauge(limit, self._middlewares) for limit in self._limits]
+        gauges = self._gauges.setdefault(connection.engine.pool, new)
         concerned = [gauge for gauge in gauges if prepares or not gauge.limit.of_prepared]
         now = time.monotonic()
         if due := [gauge for gauge in concerned if now >= gauge.until]:

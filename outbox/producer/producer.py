@@ -38,12 +38,14 @@ from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, chain_headers, uuid7
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
+from outbox.producer.once import Once, chosen_id, once_of, refuse_once, write_firsts
 from outbox.producer.process import ProcessReport
-from outbox.producer.sql import queues_of, write_halves, write_late
-from outbox.telemetry.events import HeadersRefused, MessagesSent
-from outbox.telemetry.hooks import Sending, committed, emit, listeners, send_hooks, sending
+from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
+from outbox.telemetry import hooks
+from outbox.telemetry.events import DuplicateIgnored, HeadersRefused, MessagesSent
+from outbox.telemetry.hooks import Middleware, Registry, Sending
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -74,18 +76,21 @@ class Write:
     """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
 
     ``flow`` may refuse it: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
-    ``sending`` is what send hooks wait for, ``report`` what the process tells of itself.
+    ``sending`` is what send hooks wait for, ``middlewares`` those of its Outbox, ``report`` what the process tells of
+    itself. ``once``: it is only written if its id isn't there.
     """
 
     own: OwnDatabase
     schema: str
     half: HalfMessage
     limit: int
+    middlewares: Registry[Middleware]
     preparation: Preparation | None = None
     nudge: bool = False
     flow: FlowControl | None = None
     sending: Sequence[Sending] = ()
     report: ProcessReport | None = None
+    once: Once | None = None
 
     def refuse_now(self, engine: Engine) -> None:
         """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
@@ -123,6 +128,8 @@ class Intent:
 #: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
 #: a pause is worth a nudge (seconds).
 _NUDGE_AFTER = 0.1
+#: The options that give a message its id.
+_NAMING = frozenset({"id", "dedupe", "on_duplicate"})
 _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 
@@ -167,15 +174,8 @@ def _write(
     for flow in {write.flow for write in writes}:
         if flow is not None:
             flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
-    by_schema: dict[str, list[tuple[HalfMessage, Preparation | None]]] = {}
-    for write in writes:
-        by_schema.setdefault(write.schema, []).append((write.half, write.preparation))
-    for schema, halves in by_schema.items():
-        if choosing := [half for half, _ in halves if half.queue is not None]:
-            (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
-            _refuse_queues(choosing, dict(rows))
-    statements = [write_halves(schema, halves) for schema, halves in by_schema.items()]
-    waiting = _waiting(writes, afterwards=connection.dialect.driver == PSYCOPG)
+    statements, duplicates = _statements(connection, writes)
+    waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:
@@ -186,9 +186,34 @@ def _write(
     return statements, _afterwards(connection, writes) if then_commit else [], waiting
 
 
-def _waiting(writes: list[Write], *, afterwards: bool) -> list[Callable[[], None]]:
+def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[Statement], dict[int, DuplicateIgnored]]:
+    """Return what writes messages, but for what has to be known before; and what is told of those that aren't written.
+
+    These are named by the identities of their writes.
+    """
+    by_schema: dict[str, list[Write]] = {}
+    for write in writes:
+        by_schema.setdefault(write.schema, []).append(write)
+    statements: list[Statement] = []
+    duplicates: dict[int, DuplicateIgnored] = {}
+    for schema, of_schema in by_schema.items():
+        if choosing := [write.half for write in of_schema if write.half.queue is not None]:
+            (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
+            for half in choosing:
+                content.check_queue_of(half.topic, half.queue, dict(rows))
+        if any(write.once for write in of_schema):
+            duplicates |= write_firsts(connection, schema, of_schema)
+        else:
+            statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
+    return statements, duplicates
+
+
+def _waiting(
+    writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
+) -> list[Callable[[], None]]:
     """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
-    waiting = [partial(_tell_sent, writes)] if listeners.hooks or any(write.sending for write in writes) else []
+    heard = hooks.listeners.hooks or any(write.sending or write.middlewares.hooks for write in writes)
+    waiting = [partial(_tell_sent, writes, duplicates)] if heard or duplicates else []
     reports = {} if afterwards else _due_reports(writes)
     return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
 
@@ -206,29 +231,20 @@ def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     return {each.report: each.own.engine for each in writes if each.report is not None and each.report.due_at <= now}
 
 
-def _refuse_queues(halves: Iterable[HalfMessage], queues: Mapping[str, int]) -> None:
-    """Raise for the first half whose chosen queue its topic doesn't have; a topic never loses any."""
-    for half in halves:
-        if half.topic not in queues:
-            raise InvalidMessage(
-                f"queue {half.queue} of topic {half.topic!r} can't be chosen, for the topic has no queues yet; "
-                "declare it before, by outbox.declare_topic"
-            )
-        if half.queue is not None and half.queue >= queues[half.topic]:
-            raise InvalidMessage(
-                f"queue {half.queue} of topic {half.topic!r} must be from 0 to {queues[half.topic] - 1}"
-            )
-
-
-def _tell_sent(writes: Sequence[Write]) -> None:
+def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnored]) -> None:
     for write in writes:
-        committed(write.sending)
-    if listeners.hooks:
-        ids: dict[tuple[str, bool], list[UUID]] = {}
-        for write in writes:
-            ids.setdefault((write.half.topic, write.preparation is not None), []).append(write.half.id)
-        for (topic, prepared), of_topic in ids.items():
-            emit(MessagesSent(topic=topic, message_ids=tuple(of_topic), prepared=prepared))
+        hooks.committed(write.sending)
+    ids: dict[tuple[Registry[Middleware], str, bool], list[UUID]] = {}
+    for write in writes:
+        if (duplicate := duplicates.get(id(write))) is not None:
+            with hooks.work_for(write.middlewares):
+                hooks.emit(duplicate)
+            continue
+        ids.setdefault((write.middlewares, write.half.topic, write.preparation is not None), []).append(write.half.id)
+    for (middlewares, topic, prepared), of_topic in ids.items():
+        with hooks.work_for(middlewares):
+            if hooks.listeners.hooks or middlewares.hooks:
+                hooks.emit(MessagesSent(topic=topic, message_ids=tuple(of_topic), prepared=prepared))
 
 
 def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
@@ -460,17 +476,6 @@ def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> b
     return False
 
 
-def _with_added_headers(half: HalfMessage) -> tuple[HalfMessage, Sequence[Sending]]:
-    """Return the message with the headers that send hooks add; those that can't be stored are left out."""
-    added = sending(half) if send_hooks.hooks else ()
-    for each in added:
-        try:
-            half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
-        except InvalidMessage as error:
-            emit(HeadersRefused(message_id=half.id, topic=half.topic, names=tuple(each.headers), reason=str(error)))
-    return half, added
-
-
 class Producer:
     """The producer's half of an `Outbox`: bound to a database, a producer group and settings."""
 
@@ -485,7 +490,10 @@ class Producer:
         immunity_of: Callable[[str], float],
         topics: Mapping[str, Topic[Any]],
         codecs: Codecs,
+        middlewares: Registry[Middleware],
     ) -> None:
+        #: Those of the Outbox.
+        self.middlewares: Registry[Middleware] = middlewares
         self.codecs: Codecs = codecs
         self.schema: str = settings.schema
         #: The engine that the application uses.
@@ -498,7 +506,8 @@ class Producer:
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
         self._topics = topics
-        self._flow = FlowControl(settings) if settings.max_undecided or settings.max_undispatched else None
+        limited = settings.max_undecided or settings.max_undispatched
+        self._flow = FlowControl(settings, middlewares) if limited else None
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
@@ -545,12 +554,8 @@ class Producer:
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
-        half, added = _with_added_headers(self._half(topic, message))
-        limit, nudge = self._settings.max_transaction_bytes, self._settings.listen
-        write = Write(
-            self._own, self.schema, half, limit, nudge=nudge, flow=self._flow, sending=added, report=self._report
-        )
-        return self._add(carrier, write)
+        once = None if _NAMING.isdisjoint(message.options) else once_of(message.options)
+        return self._add(carrier, self._new_write(self._half(topic, message), None, once))
 
     def prepare(
         self,
@@ -562,14 +567,26 @@ class Producer:
         fenced: bool = False,
     ) -> Any:
         """See `Outbox.prepare`."""
-        half, added = _with_added_headers(self._half(topic, message))
+        if not _NAMING.isdisjoint(message.options):
+            refuse_once(message.options)
+        half = self._half(topic, message)
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
-        preparation = Preparation(fenced, float(own))
+        return self._add(carrier, self._new_write(half, Preparation(fenced, float(own)), None))
+
+    def _new_write(self, half: HalfMessage, preparation: Preparation | None, once: Once | None) -> Write:
+        """Return what is to be written; headers that hooks or middlewares add and that can't be stored are left out."""
+        added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()
+        for each in added:
+            try:
+                half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+            except InvalidMessage as error:
+                names = tuple(each.headers)
+                with hooks.work_for(self.middlewares):
+                    hooks.emit(HeadersRefused(message_id=half.id, topic=half.topic, names=names, reason=str(error)))
         limit = self._settings.max_transaction_bytes
-        write = Write(
-            self._own, self.schema, half, limit, preparation, flow=self._flow, sending=added, report=self._report
-        )
-        return self._add(carrier, write)
+        nudge = self._settings.listen and preparation is None  # what is only prepared gives dispatchers nothing to do
+        of_outbox = self._own, self.schema, half, limit, self.middlewares, preparation
+        return Write(*of_outbox, nudge=nudge, flow=self._flow, sending=added, report=self._report, once=once)
 
     def _add(self, carrier: AnyCarrier, write: Write) -> Any:
         """Write with the transaction of ``carrier``; return the id, or what to await for it."""
@@ -597,14 +614,18 @@ class Producer:
         write.refuse_unstorable(raw.encodings)
         if write.half.queue is not None:
             rows = yield queues_of(self.schema, [write.half.topic])
-            _refuse_queues([write.half], dict(rows))
-        if write.preparation is None:
-            statement = write_late(self.schema, write.half)
+            content.check_queue_of(write.half.topic, write.half.queue, dict(rows))
+        if write.once is not None:
+            if not (yield write_late_once(self.schema, write.half)):
+                duplicate = write.once.second(write.half)
+                with hooks.work_for(self.middlewares):
+                    hooks.emit(duplicate)
+        elif write.preparation is None:
+            yield write_late(self.schema, write.half)
         else:
-            statement = write_halves(self.schema, [(write.half, write.preparation)])
-        yield statement
+            yield write_halves(self.schema, [(write.half, write.preparation)])
         # Nobody will tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
-        committed(write.sending)
+        hooks.committed(write.sending)
         if self._report.due_at <= time.monotonic():
             call_once_committed(partial(self._report.write_apart, self._engine))
         return write.half.id
@@ -655,12 +676,9 @@ class Producer:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
-        half_id = options.get("id")
-        if half_id is not None and not isinstance(half_id, UUID):
-            raise InvalidMessage(f"id must be a UUID, not {type(half_id).__name__}: {half_id!r}")
-        topic, queue = content.check_topic(topic), options.get("queue")
-        if queue is not None and (type(queue) is not int or not 0 <= queue < 2**31):
-            raise InvalidMessage(f"queue {queue!r} must be a whole number from 0 on")
+        expires_at = content.check_expiry(options.get("expires_at"), delivery[0])
+        topic, queue = content.check_topic(topic), content.check_queue(options.get("queue"))
+        half_id = None if _NAMING.isdisjoint(options) else chosen_id(topic, options)
         key, headers = options.get("key"), options.get("headers")
         # A refusal has no body of the topic's model.
         if (declared := self._topics.get(topic)) is None or options.get("refusal") is not None:
@@ -670,20 +688,10 @@ class Producer:
             raw, content_type = declared.encode(body, self.codecs, options.get("content_type"))
             key = declared.key(body) if key is None and declared.key else key
             headers = {**(headers or {}), **declared.headers()}
-        if len(raw) > self._settings.max_body_bytes:
-            raise InvalidMessage(
-                f"the body has {len(raw)} bytes; at most {self._settings.max_body_bytes} are allowed "
-                "(setting max_body_bytes): store it elsewhere and send a reference"
-            )
+        content.check_size(raw, self._settings.max_body_bytes)
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
-        headers = content.check_headers(headers)
-        if content.ENCODING_HEADER in headers:
-            raise InvalidMessage(f"header {content.ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
-        if not content.CHAIN_HEADERS.isdisjoint(headers):  # those of a message that is passed on
-            headers = {name: value for name, value in headers.items() if name not in content.CHAIN_HEADERS}
-        if chain := chain_headers(options):
-            headers = {**headers, **chain}
+        headers = headers_of(content.check_headers(headers), options, expires_at)
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers

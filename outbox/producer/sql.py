@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.message.model import HalfMessage, Preparation
@@ -33,24 +34,54 @@ VALUES ({value}%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
 """
 
 
-def _send(queue: str = "", values: str = "") -> str:
+_SENT_COLUMNS = (
+    """id, producer_group, topic, key, tag, headers, content_type, body, deliver_at, delay, fenced, immunity"""
+)
+_ARRAYS = """%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[]"""
+
+
+def _insert(queue: str) -> str:
     return f"""
-WITH given AS (
-    SELECT * FROM unnest({values}%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[])
-    WITH ORDINALITY AS g ({queue}id, producer_group, topic, key, tag, headers, content_type,
-                          body, deliver_at, delay, fenced, immunity, number)
-), half AS (
     INSERT INTO {{s}}.half_message ({queue}{_HALF})
     SELECT {queue}id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
-      FROM given ORDER BY number
-), unchecked AS (
-    INSERT INTO {{s}}.half_check (half_id, topic, fenced, next_check_at)
+      FROM given"""
+
+
+_UNCHECKED = """, unchecked AS (
+    INSERT INTO {s}.half_check (half_id, topic, fenced, next_check_at)
     SELECT id, topic, fenced, clock_timestamp() + make_interval(secs => immunity) FROM given WHERE fenced IS NOT NULL
-)
+)"""
+
+
+def _send(queue: str = "", values: str = "") -> str:
+    return f"""
+WITH given AS (
+    SELECT * FROM unnest({values}{_ARRAYS})
+    WITH ORDINALITY AS g ({queue}{_SENT_COLUMNS}, number)
+), half AS ({_insert(queue)} ORDER BY number
+){_UNCHECKED}
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
 SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
+"""
+
+
+# What is to be sent once is inserted in the order of the ids: two transactions that send the same can't wait for each
+# other. Ops have the order of the sends. Without a conflict target, so that it needs no right to read more than the id.
+_SEND_ONCE = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bool[], %s::int[], {_ARRAYS})
+    WITH ORDINALITY AS g (once, queue, {_SENT_COLUMNS}, number)
+), first AS ({_insert("queue, ")} WHERE once ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id
+), half AS ({_insert("queue, ")} WHERE NOT once ORDER BY number
+){_UNCHECKED}, op AS (
+    INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
+    SELECT id, 'commit', 'producer' FROM given
+     WHERE fenced IS NULL AND (NOT once OR id IN (SELECT id FROM first)) ORDER BY number
+)
+SELECT id FROM given WHERE once AND id NOT IN (SELECT id FROM first)
 """
 
 
@@ -58,6 +89,7 @@ SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 # to be upgraded.
 _SEND_LATE, _SEND_LATE_TO_QUEUE = _send_late(), _send_late("queue, ", "%s, ")
 _SEND, _SEND_TO_QUEUES = _send(), _send("queue, ", "%s::int[], ")
+_SEND_LATE_ONCE = f"{_SEND_LATE_TO_QUEUE}ON CONFLICT DO NOTHING RETURNING id"
 
 # A call has one half, and raises once. Without a conflict target, so that it needs no right to read the table.
 #: Store with a half what its function raised: ``half_id``, ``kind`` and ``error``.
@@ -160,16 +192,20 @@ def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | 
     if len(halves) == 1 and halves[0][1] is None and not chosen:
         half = halves[0][0]
         return Statement(in_schema(_SEND_ONE, schema), (*_columns(half), half.id))
-    rows = [
-        (
-            *((half.queue,) if chosen else ()),
-            *_columns(half),
-            *((None, None) if prep is None else (prep.fenced, prep.immunity)),
-        )
-        for half, prep in halves
-    ]
+    rows = [(*((half.queue,) if chosen else ()), *_sent_values(half, prep)) for half, prep in halves]
     sql = _SEND_TO_QUEUES if chosen else _SEND
     return Statement(in_schema(sql, schema), [list(column) for column in zip(*rows, strict=True)])
+
+
+def write_once(
+    schema: str, halves: Sequence[tuple[HalfMessage, Preparation | None]], once: Collection[UUID]
+) -> Statement:
+    """Do as `write_halves`, but leave out those of ``once`` whose id is there already. Rows: ``(id,)`` of these.
+
+    It waits for transactions that are sending the same.
+    """
+    rows = [(half.id in once, half.queue, *_sent_values(half, prep)) for half, prep in halves]
+    return Statement(in_schema(_SEND_ONCE, schema), [list(column) for column in zip(*rows, strict=True)])
 
 
 def write_late(schema: str, half: HalfMessage) -> Statement:
@@ -177,6 +213,17 @@ def write_late(schema: str, half: HalfMessage) -> Statement:
     if half.queue is None:
         return Statement(in_schema(_SEND_LATE, schema), _columns(half))
     return Statement(in_schema(_SEND_LATE_TO_QUEUE, schema), (half.queue, *_columns(half)))
+
+
+def write_late_once(schema: str, half: HalfMessage) -> Statement:
+    """Do as `write_late`, unless its id is there already. Rows: ``(id,)`` if it was written."""
+    return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
+
+
+def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:
+    """Return the values of `_SENT_COLUMNS`."""
+    checked = (None, None) if preparation is None else (preparation.fenced, preparation.immunity)
+    return *_columns(half), *checked
 
 
 def _columns(half: HalfMessage) -> tuple[object, ...]:

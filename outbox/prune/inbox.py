@@ -13,12 +13,13 @@ open for days) is consumed after it was asked: such rows stay, until it is asked
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import NOW
+from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
 from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MARGIN = 60.0
 #: So many halves of all topics a producer is asked about at most. One that has more hasn't pruned that time yet.
 _HALVES = 20_000
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class _InboxSide(SegmentedSide):
@@ -112,8 +114,10 @@ def prune_inbox(
         if INBOX.old_after(segment, settings) < now and not stopping():
             _write_hold(connection, source, settings, (group, topic), segment, now)
     in_time = [each for each in found if not is_overdue(each, INBOX, settings, now)]
-    ranges = list(gaps(in_time))
-    return sum(_prune_rows(connection, source, settings, (group, topic), each, stopping) for each in ranges)
+    deleted = 0
+    for each in gaps(in_time):
+        deleted += _prune_rows(connection, source, settings, (group, topic), each, stopping)
+    return deleted + _prune_business_rows(connection, source, settings, (group, topic), stopping)
 
 
 def _write_hold(
@@ -145,13 +149,39 @@ def _prune_rows(
     while going and not stopping():
         with connection.begin():
             (rows,) = execute(connection, sql.old_inbox(schema, after=after, **values))
-        if old := [row[0] for row in rows if row[1]]:
-            with source.begin():
-                existing = {row[0] for row in execute(source, sql.still_there(schema, old))[0]}
-            gone = [message_id for message_id in old if message_id not in existing]
-            with connection.begin():
-                (forgotten,) = execute(connection, sql.forget(schema, group=group, ids=gone, retention=retention))
-            deleted += len(forgotten)
+        old = [row[0] for row in rows if row[1]]
+        deleted += _forget(connection, source, settings, group, old)
         going = len(rows) == batch and bool(old)
         after = rows[-1][0] if rows else after
     return deleted
+
+
+def _prune_business_rows(
+    connection: Connection, source: Connection, settings: Settings, pair: tuple[str, str], stopping: Callable[[], bool]
+) -> int:
+    """Do the same with all old rows of business strings, whose ids have no order: by the time of their last change."""
+    group, topic = pair
+    schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
+    values = {"group": group, "topic": topic, "limit": batch, "retention": retention}
+    after, since = FIRST_BUSINESS_ID, _EPOCH
+    deleted, going = 0, True
+    while going and not stopping():
+        with connection.begin():
+            (rows,) = execute(connection, sql.old_business_inbox(schema, after=after, since=since, **values))
+        deleted += _forget(connection, source, settings, group, [row[0] for row in rows if row[1]])
+        going = len(rows) == batch
+        after, _, since = rows[-1] if rows else (after, None, since)
+    return deleted
+
+
+def _forget(connection: Connection, source: Connection, settings: Settings, group: str, old: Sequence[UUID]) -> int:
+    """Delete those of a group's old inbox rows whose messages the producer has pruned; return how many went."""
+    if not old:
+        return 0
+    with source.begin():
+        existing = {row[0] for row in execute(source, sql.still_there(settings.schema, old))[0]}
+    gone = [message_id for message_id in old if message_id not in existing]
+    values = {"group": group, "ids": gone, "retention": settings.inbox_retention}
+    with connection.begin():
+        (forgotten,) = execute(connection, sql.forget(settings.schema, **values))
+    return len(forgotten)

@@ -28,6 +28,7 @@ from outbox.prune.segments import (
     gaps,
     is_overdue,
     now_ms,
+    prune_business_rows,
     prune_rows,
     segments,
 )
@@ -104,6 +105,7 @@ def prune_producer_once(
     with connection.begin():
         found = segments(connection, schema)
     deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))
+    deleted += prune_business_rows(connection, settings, stopping)
     return Counts(taken=cursors + flows + deleted, done=deleted)
 
 
@@ -116,7 +118,7 @@ def prune_consumer_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Delete what one group needs no more: old inbox rows, replaced offsets, old attempts, notes and reconciliations.
+    """Delete what a group needs no more: old inbox rows, attempts, notes, reconciliations, replaced offsets and claims.
 
     Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
     (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
@@ -126,10 +128,14 @@ def prune_consumer_once(
     schema, batch = settings.schema, settings.prune_batch
     values = {"group": group, "topic": topic, "limit": batch}
     offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
+    offsets += _delete_all(connection, sql.old_claims(schema, **values), batch, stopping)
     attempts = sql.old_attempts(schema, retention=settings.record_retention, limit=batch)
     records = _delete_all(connection, attempts, batch, stopping)
+    earlier = sql.old_earlier_rows(schema, retention=settings.record_retention, limit=batch)
+    records += _delete_all(connection, earlier, batch, stopping)
     notes = sql.old_notes(schema, group=group, topic=topic, retention=settings.record_retention)
     records += _delete_all(connection, notes, batch, stopping)
+    records += _delete_all(connection, sql.old_grants(schema, **values), batch, stopping)
     for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
         statement = old_records(schema, **values, retention=settings.record_retention)
         records += _delete_all(connection, statement, batch, stopping)

@@ -7,9 +7,9 @@ is truncated leaves nothing.
 A producer and an inbox each have their own (`SegmentedSide`). What is emptied of a producer is one range of ids in
 ``half_message``, ``op_message``, ``message`` and ``delivery`` together: never an op without its half, never a message
 without its op, never what became of a message without the message.
-Ids of no segment (of before the first one, of clocks that are far off, that are no UUIDv7) are in the DEFAULT
+Ids of no segment (of before the first one, of clocks that are far off, of business strings) are in the DEFAULT
 partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of a segment that is dropped, which
-keeps the number of partitions small.
+keeps the number of partitions small. Ids of business strings are never in a segment: they lie behind all times.
 
 Nobody waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be kept is
 found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone (`SegmentedSide.changed`).
@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
+import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from outbox.database.execute import (
 )
 from outbox.database.sql import plan_by_index, try_lock, wait_at_most
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
+from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments_sql import Key
 
@@ -67,7 +69,8 @@ _FAILED_CHECK = "23514"
 #: Names of segments are written into statements: a partition with another name isn't one of ours.
 _NAME = "{}_([0-9a-z]+)"
 _BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
-_END = UUID(int=(1 << 128) - 1)
+#: Looked through in one pass, of the business strings' ids: 1 in so many, for what is left over of those that went.
+_SLICES = 256
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -222,13 +225,16 @@ def segments(connection: Connection, schema: str, side: SegmentedSide = PRODUCER
 
 
 def gaps(found: Sequence[Segment]) -> Iterator[tuple[UUID, UUID]]:
-    """Yield the ranges of ids that are in no segment, as the id before the first one and the id after the last one."""
+    """Yield the ranges of ids that are in no segment, as the id before the first one and the id after the last one.
+
+    Those of business strings, which have no order, are none of them.
+    """
     before = UUID(int=0)
     for each in found:
         if each.first.int > before.int + 1:
             yield before, each.first
         before = UUID(int=each.end.int - 1)
-    yield before, _END
+    yield before, FIRST_BUSINESS_ID
 
 
 def is_overdue(segment: Segment, side: SegmentedSide, settings: Settings, now_ms: float) -> bool:
@@ -462,12 +468,37 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     while going and not stopping():
         halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=batch)
         with connection.begin():
-            _, ((found, gone, last, young),) = execute(connection, plan_by_index(), halves)
+            _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
             full = found == batch
             execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
         after = last
         deleted += gone
         going = full and not young
+    return deleted
+
+
+def prune_business_rows(connection: Connection, settings: Settings, stopping: Callable[[], bool]) -> int:
+    """Delete settled halves of business strings, row by row; return how many went. A short transaction a batch.
+
+    Their ids say nothing of their time, so that they are looked at in the order of their decisions, as `prune_rows`
+    looks at others in that of their ids. What is left over of some that went is found in a part of the ids that each
+    pass draws.
+    """
+    schema, batch = settings.schema, settings.prune_batch
+    ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
+    xid, after = "0", str(FIRST_BUSINESS_ID)
+    deleted, going = 0, True
+    while going and not stopping():
+        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=batch)
+        with connection.begin():
+            _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
+        deleted += gone
+        going = found == batch and not young
+        xid, after = last or (xid, after)
+    size = (1 << 124) // _SLICES
+    first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
+    with connection.begin():
+        execute(connection, sql.left_over(schema, UUID(int=first), UUID(int=first + size - 1)))
     return deleted
 
 

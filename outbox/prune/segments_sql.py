@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema, statement
+from outbox.message.model import FIRST_BUSINESS_ID
 
 #: What names a row that is kept: its group ("" in a producer's tables) and its message id.
 Key = tuple[str, UUID]
@@ -40,21 +41,29 @@ _WAITS = f"""({_MAY_WAIT}
                                           AND m.position > coalesce(k.positions[m.queue + 1], 0))))"""
 
 # A half goes together with its op and its messages, in one statement: no op without its half (a check would take
-# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again). The
-# newest message of a queue stays, since the next position is counted from it. Ids begin with the client's time,
-# which only bounds the scan; what decides is the database's own time of the decision.
-#: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
-#: Those stay that are younger than ``undelivered`` seconds, and that a known group has yet to consume.
-#: Rows: ``(looked at, deleted, last id looked at, all of them are too young)``.
-settled_halves: Template = Template(
+# an op that is gone for an orphan), no commit op without its message (a re-base would dispatch it again).
+#: Deletes the halves ``locked``, with all that is written of them.
+DELETE_LOCKED = """messages AS (
+    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
+), checks AS (
+    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
+), scheduled AS (
+    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
+), deliveries AS (
+    DELETE FROM {s}.delivery WHERE half_id IN (SELECT half_id FROM locked)
+), errors AS (
+    DELETE FROM {s}.half_error WHERE half_id IN (SELECT half_id FROM locked)
+), ops AS (
+    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
+), halves AS (
+    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
+)"""
+
+# The newest message of a queue stays, since the next position is counted from it.
+_DELETE_SETTLED = (
     "WITH "
     + _KNOWN
-    + """, old AS MATERIALIZED (
-    SELECT h.id, o.resolution, o.decided_at
-      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
-     WHERE h.id > %(after)s AND h.id < %(end)s
-     ORDER BY h.id LIMIT %(limit)s
-), settled AS MATERIALIZED (
+    + """, old AS MATERIALIZED ({old}), settled AS MATERIALIZED (
     SELECT id FROM old
      WHERE decided_at < clock_timestamp() - make_interval(secs => %(retention)s)
        AND (resolution = 'rollback'
@@ -71,24 +80,48 @@ settled_halves: Template = Template(
                                    WHERE n.topic = m.topic AND n.queue = m.queue AND n.position > m.position)))
 ), locked AS MATERIALIZED (
     SELECT half_id FROM {s}.op_message WHERE half_id IN (SELECT id FROM settled) FOR UPDATE SKIP LOCKED
-), messages AS (
-    DELETE FROM {s}.message WHERE half_id IN (SELECT half_id FROM locked)
-), checks AS (
-    DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM locked)
-), scheduled AS (
-    DELETE FROM {s}.scheduled_message WHERE half_id IN (SELECT half_id FROM locked)
-), deliveries AS (
-    DELETE FROM {s}.delivery WHERE half_id IN (SELECT half_id FROM locked)
-), errors AS (
-    DELETE FROM {s}.half_error WHERE half_id IN (SELECT half_id FROM locked)
-), ops AS (
-    DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
-), halves AS (
-    DELETE FROM {s}.half_message WHERE id IN (SELECT half_id FROM locked) RETURNING id
-)
-SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves), (SELECT id FROM old ORDER BY id DESC LIMIT 1),
-       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s)
+), """
+    + DELETE_LOCKED
+    + """
+SELECT (SELECT count(*) FROM old), (SELECT count(*) FROM halves),
+       (SELECT min(decided_at) FROM old) >= clock_timestamp() - make_interval(secs => %(retention)s),
+       (SELECT {last} LIMIT 1)
 """
+)
+
+
+def _delete_settled(old: str, last: str) -> Template:
+    """Return what deletes those of some halves that are settled; ``last`` selects where to go on, from ``old``."""
+    return Template(_DELETE_SETTLED.replace("{old}", old).replace("{last}", last))
+
+
+# Ids begin with the client's time, which only bounds the scan; what decides is the database's own time of the decision.
+#: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
+#: Those stay that are younger than ``undelivered`` seconds, and that a known group has yet to consume.
+#: Rows: ``(looked at, deleted, all of them are too young, last id looked at)``.
+settled_halves: Template = _delete_settled(
+    """
+    SELECT h.id, o.resolution, o.decided_at
+      FROM {s}.half_message h JOIN {s}.op_message o ON o.half_id = h.id
+     WHERE h.id > %(after)s AND h.id < %(end)s
+     ORDER BY h.id LIMIT %(limit)s
+""",
+    last="id FROM old ORDER BY id DESC",
+)
+
+# Transactions are numbered about in the order of their decisions. The id is written out, so that the planner reads the
+# DEFAULT partition alone.
+#: Do the same with halves of business strings, which are looked at by the transactions that decided them, and by their
+#: ids. Rows: ``(looked at, deleted, all of them are too young, the last transaction and id, as texts)``.
+settled_business_halves: Template = _delete_settled(
+    f"""
+    SELECT h.id, o.resolution, o.decided_at, o.xid
+      FROM {{s}}.op_message o JOIN {{s}}.half_message h ON h.id = o.half_id
+     WHERE o.half_id >= '{FIRST_BUSINESS_ID}'
+       AND (o.xid, o.half_id) > (%(xid)s::text::xid8, %(after)s::text::uuid)
+     ORDER BY o.xid, o.half_id LIMIT %(limit)s
+""",
+    last="ARRAY[xid::text, id::text] FROM old ORDER BY xid DESC, id DESC",
 )
 
 # The queues that have messages in a segment: jumps from queue to queue in the index.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.prune.segments_sql import of_segment
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
@@ -72,8 +73,22 @@ DELETE FROM {s}.consumer_offset
 RETURNING 1
 """)
 
+#: Delete claims that newer ones have replaced. Rows: one for each.
+old_claims: Template = Template("""
+DELETE FROM {s}.consumer_claim
+ WHERE ctid = ANY (ARRAY(
+       SELECT o.ctid FROM {s}.consumer_claim o
+        WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+          AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_claim n
+                                      WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
+                                        AND n.queue = o.queue
+                                      ORDER BY n.term DESC, n.renewal DESC LIMIT 1)
+        LIMIT %(limit)s))
+RETURNING 1
+""")
+
 # Settled is what nobody waits for any more; what was discarded is, from then on.
-_SETTLED = """(status IN ('consumed', 'quarantined') OR discarded_at IS NOT NULL)
+_SETTLED = """(status IN ('consumed', 'quarantined', 'expired') OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
 #: Read the next inbox rows after an id and before another one. Rows: ``(id, settled and old)``.
@@ -82,6 +97,17 @@ SELECT message_id, {_SETTLED}
   FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND message_id > %(after)s AND message_id < %(end)s AND topic = %(topic)s
  ORDER BY message_id LIMIT %(limit)s
+""")
+
+# The id is written out, so that the planner takes the index that only these ids have, of the DEFAULT partition.
+#: Read the next settled and old inbox rows of business strings' ids, by the time of their last change.
+#: Rows: ``(id, settled and old, last change)``.
+old_business_inbox: Template = Template(f"""
+SELECT message_id, {_SETTLED}, changed_at
+  FROM {{s}}.consumer_message
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id >= '{FIRST_BUSINESS_ID}'
+   AND changed_at < now() - make_interval(secs => %(retention)s) AND (changed_at, message_id) > (%(since)s, %(after)s)
+ ORDER BY changed_at, message_id LIMIT %(limit)s
 """)
 
 #: Read, in the producer's database, which messages could still be delivered or resent. Rows: ``(id,)``.
@@ -185,6 +211,16 @@ DELETE FROM {s}.dead_letter_note n
 RETURNING 1
 """)
 
+#: Delete grants of a group's rate that ended so long ago that none looks at them. Rows: one for each.
+old_grants: Template = Template("""
+DELETE FROM {s}.rate_grant
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM {s}.rate_grant
+        WHERE consumer_group = %(group)s AND topic = %(topic)s AND ends_at < clock_timestamp() - interval '1 minute'
+        LIMIT %(limit)s))
+RETURNING 1
+""")
+
 #: Delete failed attempts that are ``retention`` seconds old. Rows: one for each.
 old_attempts: Template = Template("""
 DELETE FROM {s}.attempt_history
@@ -192,6 +228,20 @@ DELETE FROM {s}.attempt_history
        SELECT ctid FROM {s}.attempt_history
         WHERE failed_at < clock_timestamp() - make_interval(secs => %(retention)s)
         ORDER BY failed_at LIMIT %(limit)s))
+RETURNING 1
+""")
+
+# While a message may yet be compensated, it counts that an earlier reading has consumed it.
+#: Delete inbox rows of earlier readings that were written over ``retention`` seconds ago. Rows: one for each.
+old_earlier_rows: Template = Template("""
+DELETE FROM {s}.reread_message
+ WHERE ctid = ANY (ARRAY(
+       SELECT e.ctid FROM {s}.reread_message e
+        WHERE e.replaced_at < clock_timestamp() - make_interval(secs => %(retention)s)
+          AND NOT EXISTS (SELECT FROM {s}.consumer_message c
+                           WHERE c.consumer_group = e.consumer_group AND c.message_id = e.message_id
+                             AND c.status <> 'consumed')
+        ORDER BY e.replaced_at LIMIT %(limit)s))
 RETURNING 1
 """)
 

@@ -6,6 +6,8 @@ Three kinds of hooks, all of the whole process, as loggers are:
 - an `Observer` is around each call of the application's functions: handlers, checkers, compensations;
 - a `SendHook` sees each message when it is sent, and may add headers.
 
+A `Middleware` is all three, for what one `Outbox` does. Workers say for which one they work (`work_for`).
+
 They run in the thread of whatever they are told, so they must not block. What succeeds all the time is told only while
 there is a hook: a batch of messages costs nothing more where nothing listens.
 """
@@ -14,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -108,6 +111,28 @@ class SendHook(Protocol):
         """Return what to add. The message may yet be rolled back: then ``committed`` is never called."""
 
 
+class Middleware:
+    """What an application puts around all that one `Outbox` sends and handles (`Outbox.use`): override what you need.
+
+    The methods are called in the thread of whatever they are about, so they must not block. What they raise is logged,
+    and goes no further: no message is lost or delayed by it, and none is handled twice.
+    """
+
+    def on_send(self, half: HalfMessage, /) -> Sending | None:
+        """See a message when it is sent or prepared; return what to add to it, as a `SendHook`."""
+
+    def around(self, activity: Activity, /) -> AbstractContextManager[object]:  # noqa: ARG002 - for those who override
+        """Return what is entered before a handler (or another function of the application's) is called, and left after.
+
+        As an `Observer`: it sees what the function returns and raises, and can't change that. It may be a generator
+        with `contextlib.contextmanager`.
+        """
+        return nullcontext()
+
+    def on_event(self, event: TelemetryEvent, /) -> None:
+        """Take note of an event, as a `Hook`: of what a worker does for this Outbox, or of its sends."""
+
+
 class Registry(Generic[H]):
     """Hooks of one kind, in the order in which they were added."""
 
@@ -130,6 +155,8 @@ class Registry(Generic[H]):
 listeners: Registry[Hook] = Registry()
 observers: Registry[Observer] = Registry()
 send_hooks: Registry[SendHook] = Registry()
+#: The middlewares of the Outbox that the calling code works for; what is looked at like ``listeners.hooks``.
+middlewares_here: ContextVar[tuple[Middleware, ...]] = ContextVar("outbox_middlewares", default=())
 #: Hooks whose last call failed: a hook that fails with each message is one line in the log.
 _failing: set[tuple[int, str]] = set()
 
@@ -149,11 +176,23 @@ def add_send_hook(hook: SendHook) -> Callable[[], None]:
     return send_hooks.add(hook)
 
 
+@contextmanager
+def work_for(middlewares: Registry[Middleware]) -> Iterator[None]:
+    """Have the middlewares that an Outbox uses see what happens in a with block, instead of another Outbox's."""
+    token = middlewares_here.set(middlewares.hooks)
+    try:
+        yield
+    finally:
+        middlewares_here.reset(token)
+
+
 def emit(event: TelemetryEvent) -> None:
-    """Tell an event: one record, then the hooks. Never raises an Exception."""
+    """Tell an event: one record, then the hooks, then the middlewares. Never raises an Exception."""
     _guarded(record, record, event)  # filters and factories of records are the application's
     for hook in listeners.hooks:
         _guarded(hook, hook, event)
+    for middleware in middlewares_here.get():
+        _guarded(middleware, middleware.on_event, event)
 
 
 def record(event: TelemetryEvent) -> None:
@@ -167,9 +206,10 @@ def record(event: TelemetryEvent) -> None:
         log.log(event.level, event.text, *arguments, exc_info=error, extra=extra, stacklevel=4)
 
 
-def sending(half: HalfMessage) -> list[Sending]:
-    """Return what the send hooks add to a message."""
-    added = (_guarded(hook, hook, half) for hook in send_hooks.hooks)
+def sending(half: HalfMessage, middlewares: Registry[Middleware]) -> list[Sending]:
+    """Return what the send hooks, and the middlewares of its Outbox, add to a message."""
+    added = [_guarded(hook, hook, half) for hook in send_hooks.hooks]
+    added += [_guarded(middleware, middleware.on_send, half) for middleware in middlewares.hooks]
     return [each for each in added if each is not None]
 
 
@@ -183,11 +223,13 @@ def committed(added: Sequence[Sending]) -> None:
 def observed(activity: Activity, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function of the application's with all observers around it; return what it returns, raise what it raises.
 
-    An observer can't swallow what the function raises.
+    An observer can't swallow what the function raises. Those of the process are outermost, then each in its order.
     """
+    around: list[tuple[object, Observer]] = [(observer, observer) for observer in observers.hooks]
+    around += [(middleware, middleware.around) for middleware in middlewares_here.get()]
     entered = []
-    for observer in observers.hooks:
-        manager = _guarded(observer, _enter, observer, activity)
+    for observer, enter in around:
+        manager = _guarded(observer, _enter, enter, activity)
         if manager is not None:
             entered.append((observer, manager))
     raised: BaseException | None = None

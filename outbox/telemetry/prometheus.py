@@ -18,6 +18,7 @@ from outbox.telemetry.events import (
     DeliveriesConfirmed,
     DeliveryCallbackFailed,
     HalfChecked,
+    MessageExpired,
     MessageFailed,
     MessageParked,
     MessagesHandled,
@@ -66,7 +67,11 @@ OF_TOPICS = (
 OF_GROUPS = (
     GaugeOfStats("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
     GaugeOfStats("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
+    GaugeOfStats("outbox_waiting_messages", "Messages that wait for an earlier one of their key", "waiting"),
     GaugeOfStats("outbox_lag_messages", "Messages that a group has not come to", "lag"),
+    GaugeOfStats(
+        "outbox_oldest_lag_age_seconds", "Age of the oldest message that a group has not come to", "oldest_lag"
+    ),
     GaugeOfStats("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost", False),
     GaugeOfStats(
         "outbox_oldest_due_retry_age_seconds", "How long the oldest retry of a group is due", "oldest_due", False
@@ -94,12 +99,18 @@ class Meter:
         self._sent = Counter("outbox_sent_total", "Messages sent here, once committed", ("topic",), **in_registry)
         self._handled = Counter(
             "outbox_handled_total",
-            "Messages of a group, by what came of an attempt: consumed, skipped, failed, parked",
+            "Messages of a group, by what came of them: consumed, skipped, failed, parked, expired",
             ("topic", "group", "outcome"),
             **in_registry,
         )
         self._handle_seconds = Histogram(
             "outbox_handle_seconds", "How long calls of a group's handler take", ("topic", "group"), **in_registry
+        )
+        self._in_flight = Gauge(
+            "outbox_handling_messages",
+            "Messages that a group's handler has right now",
+            ("topic", "group"),
+            **in_registry,
         )
         self._checked = Counter("outbox_checked_total", "Answers of checkers", ("topic", "resolution"), **in_registry)
         self._delivered = Counter(
@@ -133,7 +144,7 @@ class Meter:
                 self._sent.labels(event.topic).inc(len(event.message_ids))
             case MessagesHandled():
                 self._handled.labels(event.topic, event.group, "consumed").inc(len(event.message_ids))
-            case MessageFailed() | MessageParked() | MessageSkipped():
+            case MessageExpired() | MessageFailed() | MessageParked() | MessageSkipped():
                 self._handled.labels(event.topic, event.group, event.code.partition(".")[2]).inc()
             case HalfChecked():
                 self._checked.labels(event.topic, event.resolution).inc()
@@ -154,13 +165,18 @@ class Meter:
 
     @contextmanager
     def observe(self, activity: Activity) -> Iterator[None]:
-        """Time a handler."""
-        began = time.perf_counter()
+        """Time a handler, and count what it has in hand."""
+        if not isinstance(activity, Handling):
+            yield
+            return
+        labels, began = (activity.topic, activity.group), time.perf_counter()
+        in_flight = self._in_flight.labels(*labels)
+        in_flight.inc(len(activity.messages))
         try:
             yield
         finally:
-            if isinstance(activity, Handling):
-                self._handle_seconds.labels(activity.topic, activity.group).observe(time.perf_counter() - began)
+            in_flight.dec(len(activity.messages))
+            self._handle_seconds.labels(*labels).observe(time.perf_counter() - began)
 
     def _set_gauges(self, statistics: Mapping[str, Any]) -> None:
         for each, gauge in self._of_topics.items():
@@ -176,5 +192,5 @@ class Meter:
             for topic, groups in statistics.get("groups", {}).items():
                 for group, numbers in groups.items():
                     # A lag that isn't known is another thing than none.
-                    if each.field != "lag" or each.field in numbers:
+                    if "lag" not in each.field or "lag" in numbers:
                         gauge.labels(group, topic).set(numbers.get(each.field, 0))

@@ -15,6 +15,7 @@ from outbox.database.decision import already
 from outbox.database.drivers import raw_connection
 from outbox.errors import HalfNotFound
 from outbox.message.model import Decision, Resolution
+from outbox.telemetry.hooks import emit
 from outbox.testing.sent import SentMessage, SentMessages, SentState
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class _Captured:
     def _add(self, carrier: Any, write: Write) -> Any:
         half = write.half
         state: SentState = "sent" if write.preparation is None else "prepared"
+        earlier = self._messages.find(half.id)
+        if write.once is not None and earlier is not None and earlier.state != "undone":
+            emit(write.once.second(half))
+            return _as_of(carrier, half.id)
         self._messages.put(SentMessage.of(half, state, self._producer.codecs))
         self._sessions.undo_with(carrier, lambda: self._messages.change(half.id, "undone"))
         return _as_of(carrier, half.id)

@@ -87,6 +87,7 @@ def killing(
     Raises:
         AssertionError: nobody came to this point.
         InvalidHandler: no such consumer, or the outbox is rolled back: with that transaction, the test's data would go.
+            Or its handler runs outside of transactions, so that a death undoes nothing.
     """
     if outbox in rolled_back:
         raise InvalidHandler("killing: what dies takes its transaction along; commit in this test, don't roll it back")
@@ -100,6 +101,12 @@ def killing(
         raise Killed(f"{topic}: {point}")
 
     def around(subscription: Subscription) -> Handler:
+        if not subscription.transactional:
+            raise InvalidHandler(
+                f"killing: group {subscription.group!r} handles {topic!r} outside of transactions, and a death undoes "
+                "nothing there; see with running_twice that its handler may be repeated"
+            )
+
         def before(session: Any) -> None:
             if point == "before_handler" and not victims:
                 die(connection_of(session))
@@ -159,20 +166,21 @@ def _surrounded(subscription: Subscription, before: _Step | None = None, after: 
     """Return a handler that does something before and after the subscription's own."""
     handler = subscription.handler
 
-    def plain_handler(message: Any, session: Any) -> Any:
+    # Outside of transactions, there is no session.
+    def plain_handler(message: Any, session: Any = None) -> Any:
         if before is not None:
             before(session)
-        answer = handler(message, session)
+        answer = handler(message, session) if subscription.transactional else handler(message)
         if after is not None:
             after(session)
         return answer
 
-    async def async_handler(message: Any, session: Any) -> Any:
+    async def async_handler(message: Any, session: Any = None) -> Any:
         from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
 
         if before is not None:
             await greenlet_spawn(before, session)
-        answer = await handler(message, session)
+        answer = await (handler(message, session) if subscription.transactional else handler(message))
         if after is not None:
             await greenlet_spawn(after, session)
         return answer

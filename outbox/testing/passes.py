@@ -16,7 +16,8 @@ from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
-from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.calls import CallContext
+from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
 from outbox.dead_letter.callback import ParkedCallback
@@ -195,7 +196,9 @@ def _produce(runners: PassRunners, outbox: Outbox, due: _Due) -> bool:
 
 
 def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, due: _Due) -> Counts:
-    what = f"the async handler of {subscription.topic!r}" if subscription.is_async else None
+    # Outside of transactions a handler runs on no connection of ours.
+    on_loop = subscription.is_async and subscription.transactional
+    what = f"the async handler of {subscription.topic!r}" if on_loop else None
     runner, schema = runners.of(outbox, what), outbox.settings.schema
     if due.failed:
         steps.age(runner, outbox, sql.age_failed)
@@ -203,14 +206,20 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
     def one_pass(connection: Connection, _: Connection) -> Counts:
         counts = Counts()
         with outbox.active(), source_connection(subscription.source, connection) as source:
-            consumer = Consumer(subscription, outbox.settings)
+            inside = isinstance(runner, TransactionRunner)
+            # The pass would wait for handlers on the loop that it runs on.
+            context = CallContext(loop=None if inside else runners.loop)
+            consumer = consumer_of(subscription, outbox.settings, context)
             consumer.start(connection, source)
-            if not isinstance(runner, TransactionRunner):
+            if not inside:
                 quarantine_group(connection, source, schema, subscription.group, subscription.topic)
-            while step := consumer.consume_once(connection, source):
-                counts += step
-            while step := consumer.retry_once(connection, source):
-                counts += step
+            try:
+                while step := consumer.consume_once(connection, source):
+                    counts += step
+                while step := consumer.retry_once(connection, source):
+                    counts += step
+            finally:
+                consumer.end()
         return counts
 
     return runner.run(one_pass)
@@ -239,11 +248,11 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
         return Counts()
 
     def new_runner(is_async: bool) -> Runner:
-        return runners.of(outbox, "an async checker" if is_async else None)
+        return runners.active(outbox, "an async checker" if is_async else None)
 
     asker = Asker(new_runner, outbox.settings.checks_in_flight)
     try:
-        return runners.of(outbox).run(
+        return runners.active(outbox).run(
             lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
         )
     finally:
@@ -260,7 +269,7 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
             runners.of(outbox, f"the async compensation of {each.topic!r}")
 
     def new_runner(is_async: bool) -> Runner:
-        return runners.of(outbox, "an async compensation" if is_async else None)
+        return runners.active(outbox, "an async compensation" if is_async else None)
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
@@ -273,7 +282,7 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
                 return replace(total, more=False)
             total += counts
 
-    return runners.of(outbox).run(one_pass)
+    return runners.active(outbox).run(one_pass)
 
 
 def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
@@ -285,7 +294,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
             runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
 
     def new_runner(is_async: bool) -> Runner:
-        return runners.of(outbox, "an async callback" if is_async else None)
+        return runners.active(outbox, "an async callback" if is_async else None)
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(
@@ -297,7 +306,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
             new_runner=new_runner,
         )
 
-    return runners.of(outbox).run(one_pass)
+    return runners.active(outbox).run(one_pass)
 
 
 def _dead_letters(runners: PassRunners, outbox: Outbox) -> Counts:

@@ -104,6 +104,31 @@ class PassRunners:
             return LoopRunner(outbox.engine, self.loop)
         return EngineRunner(outbox.engine)
 
+    def active(self, outbox: Outbox, what: str | None = None) -> ActiveRunner:
+        """Return a runner as `of` does, whose passes work for the outbox."""
+        return ActiveRunner(self.of(outbox, what), outbox)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRunner:
+    """Runs passes that work for an outbox, as a worker does: it is `active`, and its middlewares see them."""
+
+    runner: Runner
+    outbox: Outbox
+
+    def run(self, one_pass: Pass) -> Counts:
+        """Run a pass."""
+
+        def active_pass(connection: Connection, source: Connection) -> Counts:
+            with self.outbox.active():
+                return one_pass(connection, source)
+
+        return self.runner.run(active_pass)
+
+    def end(self) -> None:
+        """End the runner."""
+        self.runner.end()
+
 
 def read(runner: Runner, function: Callable[[Connection], T]) -> T:
     """Return what a function of a connection returns, which is called in a transaction."""

@@ -52,10 +52,11 @@ def running_twice(
 ) -> Iterator[None]:
     """Run each handler twice for a message until the block ends, and point out those that do more by the second run.
 
-    The first run is undone, as by a worker that dies before its COMMIT. Found is what both runs do: connections that
-    are opened, programs that are started, files that are written, as far as the interpreter tells of it (its audit
-    events); ``ignore`` has patterns of what may be repeated, such as ``"socket.connect(*, 6379))"``. And what
-    ``outside`` returns, such as the mails of a stand-in: it must be after the second run what it was after the first.
+    The first run is undone, as by a worker that dies before its COMMIT; not that of a handler outside of transactions.
+    Found is what both runs do: connections that are opened, programs that are started, files that are written, as far
+    as the interpreter tells of it (its audit events); ``ignore`` has patterns of what may be repeated, such as
+    ``"socket.connect(*, 6379))"``. And what ``outside`` returns, such as the mails of a stand-in: it must be after the
+    second run what it was after the first.
 
     Raises:
         NotIdempotent: at the end of the block, with what each handler did twice.
@@ -98,6 +99,8 @@ class _Twice:
 
     def handler(self) -> Handler:
         """Return the handler to be called in its place."""
+        if not self.subscription.transactional:
+            return self._async_outside_twice if self.subscription.is_async else self._outside_twice
         return self._async_twice if self.subscription.is_async else self._twice
 
     def _twice(self, message: Any, session: Any) -> Any:
@@ -135,6 +138,26 @@ class _Twice:
         try:
             with self._recorded(second):
                 return await self.subscription.handler(message, session)
+        finally:
+            self._compare(message, first, second)
+
+    def _outside_twice(self, message: Any) -> Any:
+        first, second = _Effects(), _Effects()
+        with self._recorded(first, raising=False):
+            self.subscription.handler(message)
+        try:
+            with self._recorded(second):
+                return self.subscription.handler(message)
+        finally:
+            self._compare(message, first, second)
+
+    async def _async_outside_twice(self, message: Any) -> Any:
+        first, second = _Effects(), _Effects()
+        with self._recorded(first, raising=False):
+            await self.subscription.handler(message)
+        try:
+            with self._recorded(second):
+                return await self.subscription.handler(message)
         finally:
             self._compare(message, first, second)
 

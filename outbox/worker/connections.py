@@ -31,6 +31,7 @@ from outbox.database.engines import (
     engine_of,
     know_engine,
     psycopg_engine,
+    start_loop,
     url_of,
 )
 from outbox.database.execute import Statement, driver_of, execute
@@ -206,6 +207,10 @@ class OwnRunner:
         """The server process behind the open connection."""
         return self._drivers[0].info.backend_pid if self._drivers else None
 
+    def active(self) -> AbstractContextManager[object]:
+        """Return what is around each pass, for those who do something else for the same Outbox."""
+        return self._context.active()
+
     def run(self, one_pass: Pass) -> Counts:
         """Run a pass; return empty counts, without running it, when the worker stops."""
         return Counts() if self._stopping.is_set() else self._occupied(one_pass)
@@ -256,7 +261,7 @@ class OwnRunner:
     def _run(self, one_pass: Pass) -> Counts:
         try:
             connection, source = self._open()
-            with self._context.active():
+            with self.active():
                 # To connect may have taken longer than the worker had left.
                 counts = Counts() if self._ended else one_pass(connection, source)
             for each in {connection, source}:
@@ -343,17 +348,8 @@ class AsyncRunner(OwnRunner):
             return error
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        # With a factory, it doesn't become the loop of the calling thread too.
-        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        loop = self._own_loop = runner.get_loop()
-
-        def serve() -> None:
-            with runner:
-                loop.run_forever()
-
-        self._thread = threading.Thread(target=serve, name="outbox-worker-loop", daemon=True)
-        self._thread.start()
-        return loop
+        self._own_loop, self._thread = start_loop("outbox-worker-loop")
+        return self._own_loop
 
     def _connect(self, database: WorkerDatabase) -> Connection:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet

@@ -21,7 +21,7 @@ from outbox.database.execute import kind_of
 from outbox.errors import ErrorKind
 from outbox.message.model import Counts
 from outbox.telemetry.events import PassCutOff, PassEnded, PassFailed, PassRecovered
-from outbox.telemetry.hooks import emit, listeners
+from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 
@@ -202,9 +202,14 @@ class Duty:
         """Have the duty run at once."""
         self._lane.wake(self)
 
+    def progressed(self) -> None:
+        """Take note that the pass which runs, for long, has just done its work in the database."""
+        self._succeeded()
+
     def run(self) -> float:
         """Run one pass; return the monotonic time of the next one, infinity for a duty that rests until it is woken."""
-        counts = self._attempt()
+        with self._lane.runner.active():  # what is told of the pass concerns its Outbox
+            counts = self._attempt()
         now = time.monotonic()
         if counts is None:
             self.not_before = now + self._backoff.next()
@@ -228,7 +233,7 @@ class Duty:
             counts = None
         else:
             self._succeeded()
-            if counts is not None and listeners.hooks:
+            if counts is not None and (listeners.hooks or middlewares_here.get()):
                 self._tell(counts, time.perf_counter() - began)
         if self._after and (counts is None or counts):
             self._after()

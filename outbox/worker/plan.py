@@ -16,6 +16,10 @@ from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.control.gate import Gate
+from outbox.consumer.meter import HandlerReport
+from outbox.consumer.outside.calls import CallContext
+from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import Pass
 from outbox.database.execute import execute
@@ -117,8 +121,11 @@ class Plan:
         self._dispatching: Duty | None = None
         self._group = outbox.group
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
-        self._consuming: dict[tuple[WorkerDatabase, str], list[Duty]] = {}
+        #: What wakes the consumers of a topic of a database.
+        self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[], None]]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
+        #: Where the groups that handle outside of transactions are pruned, by the database that they read.
+        self._prune_lanes: dict[WorkerDatabase, Lane] = {}
         self._reconciled: list[ReconciledPairs] = []
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
         if producing:
@@ -224,12 +231,23 @@ class Plan:
         self.needs[source, "producer"].add("consume")
         self.topics[source].add(topic)
         remote = None if source is self._own else source
-        kind = AsyncRunner if subscription.is_async else OwnRunner
+        # Outside of transactions, handlers run on no connection of the worker's.
+        kind = AsyncRunner if subscription.is_async and subscription.transactional else OwnRunner
         threads = subscription.threads if "consume" in self._roles else 1
         runner = partial(kind, self._own, remote, self._stopping, self._context, self._named("consume", group))
         lanes = [self._lane(runner()) for _ in range(threads)]
-        consumers = [Consumer(subscription, settings, lane.ending) for lane in lanes]
+        consumers = [self._consumer(subscription, lane) for lane in lanes]
         first, lane = consumers[0], lanes[0]
+        prune_lane, longest = lane, self._longest_wait
+        if not subscription.transactional:
+            longest = self._wait_for_retries
+            if self._roles >= {"consume", "prune"}:
+                # A pass lasts as long as a handler runs: it retries by itself, and has its lane for itself.
+                prune_lane = self._prune_lanes.get(source) or self._lane(runner())
+                self._prune_lanes[source] = prune_lane
+        report = HandlerReport(topic, group, [consumer.meter for consumer in consumers])
+        # One of the group's duties tells of the handler, for all of its threads.
+        facts = iter([lambda: {"handler": report.facts()}])
 
         def start_group(connection: Connection, producer: Connection) -> Counts:
             first.start(connection, producer)
@@ -237,20 +255,40 @@ class Plan:
             return Counts()
 
         def prune(connection: Connection, producer: Connection) -> Counts:
-            return prune_consumer_once(connection, producer, settings, group, topic, stopping=lane.ending)
+            return prune_consumer_once(connection, producer, settings, group, topic, stopping=prune_lane.ending)
 
         self.starts.append(partial(lane.runner.run, start_group))
         if "consume" in self._roles:
             for number, (each, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
-                duty = self._add(title, each, consumer.consume_once, partial(self._longest_wait, source))
-                self._consuming.setdefault((source, topic), []).append(duty)
+                wait = partial(longest, source, consumer.gate)
+                duty = self._add(title, each, consumer.consume_once, wait, facts=next(facts, dict))
+                if isinstance(consumer, OutsideConsumer):
+                    consumer.on_progress = duty.progressed
+                self._consuming.setdefault((source, topic), []).extend([duty.wake, consumer.wake])
             self._listen(source)
-        if "retry" in self._roles:
+        retries_by_itself = not subscription.transactional and "consume" in self._roles
+        if "retry" in self._roles and not retries_by_itself:
             one_pass = partial(first.retry_once, limit=_RETRIES)
-            self._add(f"retry {name}", lane, one_pass, settings.retry_interval, eager=False)
+            every = settings.retry_interval
+            self._add(f"retry {name}", lane, one_pass, every, eager=False, facts=next(facts, dict))
         if "prune" in self._roles:
-            self._add(f"prune {name}", lane, prune, settings.prune_interval, eager=False)
+            self._add(f"prune {name}", prune_lane, prune, settings.prune_interval, eager=False)
+
+    def _consumer(self, subscription: Subscription, lane: Lane) -> Consumer:
+        """Return what consumes in a lane."""
+        if subscription.transactional:
+            return Consumer(subscription, self.settings, lane.ending)
+        consumer = OutsideConsumer(
+            subscription,
+            self.settings,
+            self._stopping.is_set,
+            context=CallContext(self._context.active, self._context.loop, self._context.variables),
+            consumes="consume" in self._roles,
+            retries="retry" in self._roles,
+        )
+        self.ends.append(consumer.end)
+        return consumer
 
     def _plan_dead_letters(self, outbox: Outbox, *, producing: bool) -> None:
         """Have the application called for what is parked, by whoever parks: checks halves, retries messages.
@@ -391,9 +429,14 @@ class Plan:
             reconnect_cap=self.settings.reconnect_cap,
         )
 
-    def _longest_wait(self, source: WorkerDatabase) -> float:
+    def _longest_wait(self, source: WorkerDatabase, gate: Gate) -> float:
         listener, wait = self.listeners.get(source), self.settings.idle_wait
-        return max(LISTENING_WAIT, wait) if listener and listener.working else wait
+        # No notification tells that a group may go on.
+        return min(max(LISTENING_WAIT, wait) if listener and listener.working else wait, gate.wait)
+
+    def _wait_for_retries(self, source: WorkerDatabase, gate: Gate) -> float:
+        wait = self._longest_wait(source, gate)
+        return min(wait, self.settings.retry_interval) if "retry" in self._roles else wait
 
     def _wake(self, source: WorkerDatabase, payload: str | None) -> None:
         """Pass a notification on; None stands for all that may have been missed."""
@@ -404,7 +447,7 @@ class Plan:
 
     def _wake_consumers(self, source: WorkerDatabase, topic: str | None) -> None:
         """Wake the consumers of a topic of this database; all consumers of this database if the topic is None."""
-        for (database, name), duties in self._consuming.items():
+        for (database, name), wakes in self._consuming.items():
             if database is source and topic in {None, name}:
-                for duty in duties:
-                    duty.wake()
+                for wake in wakes:
+                    wake()

@@ -19,12 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database import migration
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
+from outbox.message.limits import rate_text
 from outbox.message.model import Counts, uuid7
 from outbox.operator.health.locks import held_locks
 from outbox.operator.health.rules import Thresholds
 from outbox.operator.health.stats import as_sample, stats
 from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
-from outbox.telemetry.hooks import emit, listeners
+from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import database_address, process_name, storable, summary_of
 from outbox.worker.connections import OwnRunner
 from outbox.worker.duty import Duty
@@ -154,7 +155,7 @@ class Reporter:
             self._id, self._name, __version__, self._roles, handlers_of(self._outbox, self._reconciled), duties
         )
         counts = report_once(connection, self._settings, facts, self._sample)
-        if listeners.hooks:
+        if listeners.hooks or middlewares_here.get():
             self._tell_statistics(connection)
         return counts
 
@@ -223,9 +224,17 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         handlers.append({"kind": kind, "topic": topic, "group": group, "name": name, "options": options})
 
     for each in list(outbox.subscriptions.values()):
-        options = _options(each, "ordered", "batch", "threads", "on_exhausted")
+        many = ("batch", "threads") if each.transactional else ("transactional", "concurrency", "timeout_seconds")
+        options = _options(each, "ordered", *many, "on_exhausted")
         source = None if each.source is None else _address(each.source)
         options |= {"retries": len(each.retry_delays), "source": source}
+        # Only what it has: rows of releases that know no such filter are the same.
+        taken = {"tags": each.tags, "keys": each.keys, "headers": each.headers}
+        options |= {name: [storable(text) for text in texts] for name, texts in taken.items() if texts is not None}
+        if each.rate is not None:
+            options["rate"] = rate_text(each.rate)
+        if each.breaker is not None:
+            options["breaker"] = str(each.breaker)
         add("consumer", each.topic, storable(each.name), each.group, **options)
     for checker in list(outbox.checkers.values()):
         options = _options(checker, "immunity", "interval", "max_checks", "timeout")

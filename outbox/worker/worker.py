@@ -27,7 +27,7 @@ from outbox.telemetry.events import (
     WorkerStopped,
     WorkerStopping,
 )
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import emit, work_for
 from outbox.text import database_address
 from outbox.worker.clock import Clock
 from outbox.worker.duty import Backoff, Duty, Health, Lane
@@ -141,7 +141,7 @@ class Worker:
                     late[title] = outbox
                     if kind_of(error) is not ErrorKind.UNAVAILABLE or len(late) == len(named):
                         raise
-                    self._failed(title, error)
+                    self._failed(title, outbox, error)
         except BaseException:
             self._stop(0)
             raise
@@ -182,7 +182,7 @@ class Worker:
                 try:
                     plan = self._prepared(title, outbox)
                 except Exception as error:  # whatever it is by now: one tenant never stops the others
-                    self._failed(title, error)
+                    self._failed(title, outbox, error)
                     continue
                 # The end of the worker waits for this lock, and then ends what has begun.
                 with self._stop_once:
@@ -192,22 +192,24 @@ class Worker:
                     self._plans.append(plan)
                     plan.begin()
                 del late[title]
-                emit(PassRecovered(duty=_start_of(title), failures=self._late.pop(title).failures))
+                with work_for(outbox.middlewares):
+                    emit(PassRecovered(duty=_start_of(title), failures=self._late.pop(title).failures))
 
-    def _failed(self, title: str, error: Exception) -> None:
+    def _failed(self, title: str, outbox: Outbox, error: Exception) -> None:
         before, text = self._late.get(title, Health()), f"{type(error).__name__}: {error}"
         lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
         self._late[title] = Health(None, text, dt.datetime.now(dt.UTC), failures, connection_lost=True)
-        emit(
-            PassFailed(
-                duty=_start_of(title),
-                failures=failures,
-                reason=text.partition("\n")[0],
-                connection_lost=lost,
-                repeated=failures > 1,
-                error=error,
+        with work_for(outbox.middlewares):
+            emit(
+                PassFailed(
+                    duty=_start_of(title),
+                    failures=failures,
+                    reason=text.partition("\n")[0],
+                    connection_lost=lost,
+                    repeated=failures > 1,
+                    error=error,
+                )
             )
-        )
 
     @property
     def _duties(self) -> list[Duty]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -14,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
-from outbox.database.migration.state import connected, read, refuse_newer, set_local, versions
+from outbox.database.migration.compare import METADATA
+from outbox.database.migration.state import connected, read, refuse_newer, set_time_limit, versions
 from outbox.errors import SchemaBusy
 from outbox.text import described
 
@@ -29,6 +31,15 @@ _PARTITIONS = text(
     "SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p"
     " ON p.oid = i.inhparent WHERE p.oid = to_regclass(:table) AND p.relkind = 'p' ORDER BY 1"
 )
+_IS_THERE = text("SELECT to_regclass(:table) IS NOT NULL")
+# Partitions are reached through their tables.
+_TABLES = text(
+    "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace(:schema) AND relname = ANY(:names)"
+    " AND relkind IN ('r', 'p') ORDER BY 1"
+)
+#: How long (seconds) one try waits for each lock: shorter than PostgreSQL's ``deadlock_timeout``, after which it would
+#: end one of those who wait for each other, and that could be a service.
+_TRY = 0.5
 # Alembic keeps what it is doing in module globals.
 _one_at_a_time = threading.Lock()
 
@@ -40,8 +51,7 @@ def upgrade(
 
     ``parts`` None: those that the database has; both, where it has none. Tables that a newer version has upgraded by
     one revision are left as they are: this code can work on them. Upgrades at the same time wait for each other.
-    ``lock_timeout`` (seconds) bounds how long a statement may wait for a lock on a table, since all INSERTs queue up
-    behind it meanwhile.
+    ``lock_timeout`` (seconds) bounds how long it waits for its locks on the tables.
 
     Returns:
         The revisions that were run; none when there was nothing to do.
@@ -52,7 +62,7 @@ def upgrade(
         InvalidSettings: a part or a schema name that isn't one.
     """
     named = None if parts is None else chain.check_parts(parts)
-    _build_indexes(bind, named or chain.PARTS, chain.check_schema(schema))
+    _build_before(bind, named or chain.PARTS, chain.check_schema(schema), lock_timeout)
     with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         which = named or tuple(part for part in chain.PARTS if installed[part]) or chain.PARTS
@@ -64,6 +74,8 @@ def upgrade(
         # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
         if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+        if any(installed[branch] not in {None, chain.head(branch)} for branch in branches):
+            _lock_tables(connection, schema, lock_timeout)
         for branch in branches:
             _alembic().upgrade(config, f"{branch}@head")
     return done
@@ -87,6 +99,7 @@ def downgrade(
     with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         refuse_newer(connection, installed, schema)
+        _lock_tables(connection, schema, lock_timeout)
         for part in reversed(parts):
             if installed[part]:
                 _alembic().downgrade(config, f"{part}@base")
@@ -111,32 +124,66 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     return written.getvalue()
 
 
-def _indexes_before(branch: str, revision: str) -> list[tuple[str, str]]:
-    """Return the indexes, as name and target, that a branch's revisions after this one want built beforehand."""
+def _lock_tables(connection: Connection, schema: str, patience: float) -> None:
+    """Lock all tables that are there, before the first of them is altered.
+
+    A revision that has altered one table and waits for the next would meet a service that has the next one and waits
+    for the first. Nobody's order is that of all others, so a try gives back what it has got as soon as it must wait,
+    and those who wait for that go on before the next one.
+
+    Raises:
+        DBAPIError: the locks couldn't be had within ``patience`` seconds.
+    """
+    names = [table.name for make in METADATA.values() for table in make(schema).tables.values()]
+    there = connection.scalars(_TABLES, {"schema": f'"{schema}"', "names": names}).all()
+    if not there:
+        return
+    tables = ", ".join(f'ONLY "{schema}".{name}' for name in there)
+    lock, gives_up = text(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE"), time.monotonic() + patience
+    set_time_limit(connection, "lock_timeout", min(_TRY, patience))
+    while True:
+        try:
+            with connection.begin_nested():
+                connection.execute(lock)
+            break
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE or time.monotonic() >= gives_up:
+                raise
+    set_time_limit(connection, "lock_timeout", patience)
+
+
+def _before(what: str, branch: str, revision: str) -> list[tuple[str, str]]:
+    """Return what a branch's revisions after this one want to be there beforehand.
+
+    ``BEFORE``: indexes, as name and target. ``COLUMNS_BEFORE``: the columns of these, as table and definition.
+    """
     from alembic.script import ScriptDirectory  # noqa: PLC0415 - slow to import
 
     scripts = ScriptDirectory(chain.folder())
     newer = reversed(list(takewhile(lambda each: each != revision, chain.history(branch))))
     modules = [script.module for each in newer if (script := scripts.get_revision(each))]
-    return [index for module in modules for index in getattr(module, "BEFORE", ())]
+    return [each for module in modules for each in getattr(module, what, ())]
 
 
-def _build_indexes(bind: Bind, parts: tuple[str, ...], schema: str) -> None:
+def _build_before(bind: Bind, parts: tuple[str, ...], schema: str, lock_timeout: float) -> None:
     """Build the indexes for which the next revisions look, in tables that have rows, without keeping anybody out.
 
     One that was interrupted is built again.
     """
     with connected(bind) as connection:
-        installed = read(connection, schema)
-        missing = [
-            index
-            for branch, revision in installed.items()
+        known = {
+            branch: revision
+            for branch, revision in read(connection, schema).items()
             if branch in ("common", *parts) and revision and chain.known(revision)
-            for index in _indexes_before(branch, revision)
-        ]
+        }
+        missing = [index for installed in known.items() for index in _before("BEFORE", *installed)]
         if not missing:
             return
         connection.rollback()
+        if columns := [column for installed in known.items() for column in _before("COLUMNS_BEFORE", *installed)]:
+            with _turn(bind, schema, lock_timeout) as (altering, _, _):
+                for table, column in columns:
+                    altering.execute(text(f'ALTER TABLE "{schema}".{table} ADD COLUMN IF NOT EXISTS {column}'))
         connection.execution_options(isolation_level="AUTOCOMMIT")
         for name, target in [leaf for index in missing for leaf in _on_partitions(connection, schema, *index)]:
             valid = connection.scalar(_IS_VALID, {"name": f'"{schema}".{name}'})
@@ -149,9 +196,12 @@ def _build_indexes(bind: Bind, parts: tuple[str, ...], schema: str) -> None:
 def _on_partitions(connection: Connection, schema: str, name: str, target: str) -> list[tuple[str, str]]:
     """Return an index as it is, or those on the partitions of its table, which none can be built for at once.
 
-    The index of the table, which a revision makes, takes them over.
+    The index of the table, which a revision makes, takes them over. That of a partition which a revision before it is
+    yet to make is built by its own revision.
     """
     table = target.partition(" ")[0]
+    if not connection.scalar(_IS_THERE, {"table": f'"{schema}".{table}'}):
+        return []
     leaves = connection.scalars(_PARTITIONS, {"table": f'"{schema}".{table}'}).all()
     what = name.removeprefix(f"ix_{table}_")
     return [(f"{leaf}_{what}", target.replace(table, leaf, 1)) for leaf in leaves] or [(name, target)]
@@ -168,10 +218,10 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
     with connected(bind) as connection:
         try:
             with connection.begin():
-                set_local(connection, "lock_timeout", f"{int(_TURN_TIMEOUT * 1000)}ms")
+                set_time_limit(connection, "lock_timeout", _TURN_TIMEOUT)
                 turn = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
                 connection.execute(turn, {"name": f"outbox migration {schema}"})
-                set_local(connection, "lock_timeout", f"{int(lock_timeout * 1000)}ms")
+                set_time_limit(connection, "lock_timeout", lock_timeout)
                 with _one_at_a_time:
                     yield connection, _config(connection=connection, schema=schema, on_version_apply=note), done
         except DBAPIError as error:

@@ -59,6 +59,11 @@ def set_local(connection: Connection, name: str, value: str) -> None:
     connection.execute(text("SELECT set_config(:name, :value, true)"), {"name": name, "value": value})
 
 
+def set_time_limit(connection: Connection, name: str, seconds: float) -> None:
+    """Set a configuration parameter that is a time limit for this transaction."""
+    set_local(connection, name, f"{max(int(seconds * 1000), 1)}ms")
+
+
 def current(bind: Bind | Connection, schema: str = "outbox") -> dict[str, str | None]:
     """Return the revision of ``common``, ``producer`` and ``consumer`` in a database; None where not installed."""
     with nullcontext(bind) if isinstance(bind, Connection) else connected(bind) as connection:

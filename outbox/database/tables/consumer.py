@@ -52,13 +52,26 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
             Column("quarantined_by", Uuid),
             Column("quarantined_from", Text),
-            CheckConstraint("status IN ('consumed', 'failed', 'parked', 'quarantined')", name="status"),
+            # In which of the group's readings of the queue (consumer_reading) this row was written.
+            Column("reading", SmallInteger, nullable=False, server_default=text("0")),
+            # Of a group that is ordered by key: the key whose later messages this row holds back, its number among the
+            # rows of that key, and whether it may not be tried before it is the first of them.
+            Column("order_key", NAME),
+            Column("turn", BigInteger),
+            Column("follows", Boolean, nullable=False, server_default=text("false")),
+            CheckConstraint(
+                "status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')", name="status"
+            ),
             CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
             CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
             CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
-            CheckConstraint("quarantined_from IN ('unconsumed', 'failed', 'parked')", name="quarantined_from"),
+            CheckConstraint(
+                "quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')", name="quarantined_from"
+            ),
             CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
             CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
+            CheckConstraint("(order_key IS NULL) = (turn IS NULL)", name="turn"),
+            CheckConstraint("status <> 'waiting' OR (follows AND order_key IS NOT NULL)", name="waiting"),
             # Serves the retry pass: the next due failures of a group.
             Index(
                 "ix_consumer_message_due",
@@ -66,6 +79,19 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "topic",
                 "next_attempt_at",
                 postgresql_where=text("status = 'failed'"),
+            ),
+            # Serves consumers and the retry pass: which keys are held back, and by which message first.
+            Index(
+                "ix_consumer_message_held",
+                "consumer_group",
+                "topic",
+                "order_key",
+                "turn",
+                "position",
+                "message_id",
+                postgresql_where=text(
+                    "order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL"
+                ),
             ),
             # Serves operators: what is parked.
             Index(
@@ -142,7 +168,24 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", TIME, nullable=False, server_default=NOW),
             # Of the message at this position, as far as the group has read one: by it a log that went back is known.
             Column("message_id", Uuid),
+            # In which of its readings the group is: 0 is the first, consumer_reading has the others.
+            Column("reading", SmallInteger, nullable=False, server_default=text("0")),
             CheckConstraint("position >= 0", name="position"),
+        ],
+        # Appended; the newest (greatest term, then renewal) counts. Whoever handles a queue outside of transactions
+        # claims it until a time by this database's clock. Each take-over is a newer term, and a claim that was given up
+        # a newer one without a worker. ``started``: what lies after it was not begun under this claim; 0 where nothing
+        # is in doubt.
+        "consumer_claim": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("term", BigInteger, primary_key=True, autoincrement=False),
+            Column("renewal", Integer, primary_key=True, autoincrement=False),
+            Column("worker", Text),
+            Column("started", BigInteger, nullable=False),
+            Column("until", TIME, nullable=False),
+            Column("written_at", TIME, nullable=False, server_default=NOW),
         ],
         # What a group had read of a log that went back: the offset, the last position that both sides agreed on, and
         # which messages the producer doesn't have any more, as far as the inbox knows them.
@@ -165,6 +208,64 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("queue", Integer, primary_key=True, autoincrement=False),
             Column("position", BigInteger, nullable=False),
             Column("started_at", TIME, nullable=False, server_default=NOW),
+        ],
+        # That an operator has moved a group in a queue: back, to read again what lies up to ``former``, or ahead, to
+        # never read what lies between. Written once, and deleted with the group.
+        "consumer_reading": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("queue", Integer, primary_key=True, autoincrement=False),
+            Column("reading", SmallInteger, primary_key=True, autoincrement=False),
+            Column("former", BigInteger, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("began_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("reading > 0 AND position <> former", name="moved"),
+        ],
+        # The inbox row that a message had in an earlier reading: kept in the transaction that writes over it.
+        "reread_message": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("message_id", Uuid, primary_key=True),
+            Column("reading", SmallInteger, primary_key=True, autoincrement=False),
+            Column("topic", NAME, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("attempts", Integer, nullable=False),
+            Column("body_digest", LargeBinary),
+            Column("last_error", Text),
+            Column("error_kind", Text),
+            Column("received_at", TIME, nullable=False),
+            Column("changed_at", TIME, nullable=False),
+            Column("replaced_at", TIME, nullable=False, server_default=NOW),
+            CheckConstraint("status IN ('consumed', 'failed', 'parked')", name="status"),
+            # Serves prune.
+            Index(None, "replaced_at"),
+        ],
+        # What holds a group back, as operators and its breaker have it; without a row, nothing does. ``rate`` is
+        # messages a second, NULL as declared. The breaker is open since ``opened_at``; failures before ``healthy_at``
+        # don't count.
+        "group_control": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("paused_at", TIME),
+            Column("paused_by", Text),
+            Column("pause_reason", Text),
+            Column("rate", Double),
+            Column("opened_at", TIME),
+            Column("probe_at", TIME),
+            Column("opened_because", Text),
+            Column("healthy_at", TIME),
+            Column("openings", Integer, nullable=False, server_default=text("0")),
+            CheckConstraint("(paused_at IS NULL) = (paused_by IS NULL)", name="paused"),
+            CheckConstraint("rate > 0", name="rate"),
+            CheckConstraint("(opened_at IS NULL) = (probe_at IS NULL)", name="opened"),
+        ],
+        # Appended; of a group that has a rate, who handles how many messages up to when. The last one counts.
+        "rate_grant": [
+            Column("consumer_group", NAME, primary_key=True),
+            Column("topic", NAME, primary_key=True),
+            Column("ends_at", TIME, primary_key=True),
+            Column("messages", Integer, nullable=False),
         ],
         # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
         # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.

@@ -21,6 +21,23 @@ class MessagesSent(TelemetryEvent):
 
 
 @event(
+    "message.duplicate",
+    "producer",
+    logging.INFO,
+    "message %(message_id)s to topic %(topic)r was not sent again: there is one of %(dedupe)r already",
+)
+class DuplicateIgnored(TelemetryEvent):
+    """A transaction has sent a message that its topic had already, which did nothing (``on_duplicate="ignore"``).
+
+    Through a driver's own connection it is told before the COMMIT.
+    """
+
+    topic: str
+    message_id: UUID
+    dedupe: str
+
+
+@event(
     "message.refused",
     "producer",
     logging.WARNING,
@@ -185,6 +202,23 @@ class MessageSkipped(_Settled):
 
 
 @event(
+    "message.expired",
+    "consumer",
+    logging.INFO,
+    "message %(message_id)s of topic %(topic)r was too old when group %(group)r came to it: it is not handled",
+)
+class MessageExpired(TelemetryEvent):
+    """A message had expired when its group came to it, or to its retry after so many ``attempts``."""
+
+    group: str
+    topic: str
+    queue: int
+    position: int
+    message_id: UUID
+    attempts: int
+
+
+@event(
     "batch.undone",
     "consumer",
     logging.WARNING,
@@ -198,6 +232,43 @@ class BatchUndone(TelemetryEvent):
     queue: int
     size: int
     reason: str
+
+
+@event(
+    "breaker.opened",
+    "consumer",
+    logging.ERROR,
+    "group %(group)r handles nothing more of topic %(topic)r for the moment: %(failures)d attempts failed and none"
+    " succeeded; the last one: %(reason)s",
+)
+class BreakerOpened(TelemetryEvent):
+    """Everything has failed lately, so the group stops, over all workers; told by the one that found it out."""
+
+    group: str
+    topic: str
+    failures: int
+    reason: str
+
+
+@event(
+    "breaker.probed",
+    "consumer",
+    logging.INFO,
+    "group %(group)r, whose breaker is open, tries one message of topic %(topic)r",
+)
+class BreakerProbed(TelemetryEvent):
+    """A group that had stopped tries one message (half-open); the breaker is closed if that succeeds."""
+
+    group: str
+    topic: str
+
+
+@event("breaker.closed", "consumer", logging.INFO, "group %(group)r handles messages of topic %(topic)r again")
+class BreakerClosed(TelemetryEvent):
+    """The message that was tried has succeeded, or the handler has no breaker any more: the group goes on."""
+
+    group: str
+    topic: str
 
 
 @event(
@@ -223,6 +294,38 @@ class CrashFound(TelemetryEvent):
     def level(self) -> int:
         """WARNING from the second one on."""
         return logging.WARNING if self.claims > 1 else logging.INFO
+
+
+@event(
+    "queue.claim_lost",
+    "consumer",
+    logging.WARNING,
+    "group %(group)r, topic %(topic)r, queue %(queue)d: another worker has taken the queue over; %(calls)d handlers"
+    " that run are given up, and what came of %(results)d messages is dropped: they are handled again",
+)
+class ClaimLost(TelemetryEvent):
+    """This worker couldn't renew its claim in time, and another one has the queue: messages are handled twice."""
+
+    group: str
+    topic: str
+    queue: int
+    calls: int
+    results: int
+
+
+@event(
+    "handler.hangs",
+    "consumer",
+    logging.ERROR,
+    "group %(group)r, topic %(topic)r: %(count)d calls of the handler were given up and haven't ended; nothing more is"
+    " begun until one does",
+)
+class HandlerHangs(TelemetryEvent):
+    """As many calls as may run at once hang beyond their time: the handler takes no heed of its time limit."""
+
+    group: str
+    topic: str
+    count: int
 
 
 @event(

@@ -1,0 +1,245 @@
+"""Whether a consuming thread may handle messages now, and how many: a group can be paused, slowed down, or broken.
+
+What holds a group back are rows of its database, which each thread looks at every `READ_EVERY` seconds, between two
+transactions: what runs goes on to its end. A message on its way writes none of them.
+
+**Rate.** Threads share a group's rate by grants, which are appended one behind the other in time: a thread that has one
+may handle so many messages at once, the next grant begins when they would have taken their time. A grant is for as
+many messages as the thread needed before, for a quarter of a second at most, and lapses with the time that it is for.
+A thread that dies takes its grant with it.
+
+**Breaker.** Whoever counts the failure that is one too many opens it, and all see it at their next look. When a probe
+is due, one thread claims it by a commit, so that a thread which dies over it is followed by another one after
+``probe_after``. The transaction that handles the probe's message also holds a lock, so that no second probe runs beside
+one which takes longer than that; and it closes the breaker, so that the success and what follows from it are one. A
+handler outside of transactions has no such lock: the next probe is due after its time limit at the earliest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outbox.consumer.control import sql
+from outbox.database.at_commit import after_commit, at_commit
+from outbox.database.execute import execute, lock_key, read_source
+from outbox.database.session import begin
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, take_lock, try_lock
+from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerProbed
+from outbox.telemetry.hooks import emit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.consumer.subscription import Subscription
+    from outbox.message.model import Counts
+    from outbox.settings import Settings
+
+#: How often (seconds) a thread looks at what holds its group back.
+READ_EVERY = 0.5
+#: The time (seconds) that one grant is for, and that a group may make up after a delay.
+_GRANT_SECONDS = 0.25
+_CREDIT_SECONDS = 0.1
+
+_NEVER = float("inf")
+
+
+class Gate:
+    """What one consuming thread of a group may do; not thread-safe. Connections are on the consumer's database.
+
+    ``queues`` are those of the topic that the thread knows of, also those that it comes to know later. ``clock``
+    returns seconds that only go forward: by it the thread knows when to look again, and that a grant or a probe of its
+    own has lapsed. Everything else goes by the database's clock.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        settings: Settings,
+        queues: Collection[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._subscription = subscription
+        self._schema = settings.schema
+        self._pair = subscription.group, subscription.topic
+        self._queues = queues
+        self._clock = clock
+        self._read_at = -_NEVER
+        self._paused = self._open = False
+        self._rate = subscription.rate
+        self._probe_at = self._probe_until = -_NEVER
+        self._grant_at = self._grant_until = -_NEVER
+        self._granted = self._used = 0
+        self._needs = 1
+        self._succeeded_at = -_NEVER
+
+    @property
+    def limited(self) -> bool:
+        """Does it have a rate, or an open breaker? Then nobody should ask to be admitted without a message."""
+        return self._open or self._rate is not None
+
+    @property
+    def probing(self) -> bool:
+        """Is the message that was admitted a probe?"""
+        return self._open
+
+    @property
+    def wait(self) -> float:
+        """Seconds until it may open, or until somebody has to look; infinity where it is open."""
+        now = self._clock()
+        opens_at = self._opens_at(now)
+        return _NEVER if opens_at <= now else max(min(opens_at, self._read_at) - now, 0.0)
+
+    def shut(self, connection: Connection) -> bool:
+        """Tell whether nothing may be handled now, without taking anything of what threads share.
+
+        ``connection`` must not be in a transaction, here and below, unless that is one which is rolled back anyway.
+        """
+        now = self._clock()
+        if now >= self._read_at:
+            self._read(connection, now)
+        return self._opens_at(now) > now
+
+    def admitted(self, connection: Connection) -> int | None:
+        """Return how many messages may be handled by the next transaction: 0, none now; None, any number."""
+        if self.shut(connection):
+            return 0
+        if self._open:
+            return 1 if self._has_probe(connection) else 0
+        return None if self._rate is None else self._left_of_grant(connection, self._rate)
+
+    def handled(self, counts: Counts) -> None:
+        """Take notice of what came of a transaction."""
+        if messages := counts.done + counts.failed + counts.parked:
+            self.began(messages)
+            if counts.done:
+                self.succeeded()
+            if self._open:
+                self.probed()
+
+    def began(self, messages: int) -> None:
+        """Take notice that so many messages are handled of those that were admitted."""
+        self._used += messages
+
+    def probed(self) -> None:
+        """Take notice that the probe has ended; the row knows how."""
+        self._probe_until = self._read_at = -_NEVER
+
+    def succeeded(self) -> None:
+        """Take notice of a success.
+
+        The offset may not show it: other messages ended with it, or came after it that expired, or wait for others.
+        """
+        self._succeeded_at = self._clock()
+
+    def failed(self, connection: Connection, because: str) -> None:
+        """Open the breaker if this failure, which has been committed, is one too many.
+
+        Another thread may have opened it meanwhile, which this one sees before its next message.
+        """
+        breaker = self._subscription.breaker
+        if breaker is None or self._open:
+            return
+        window, probe_after = breaker.seconds
+        group, topic = self._pair
+        values = {"group": group, "topic": topic, "queues": sorted(self._queues), "because": because}
+        limits = {
+            "failures": breaker.failures,
+            "window": min(window, self._clock() - self._succeeded_at),
+            "probe_after": probe_after,
+        }
+        with begin(connection):
+            _, opened = execute(connection, COMMIT_SYNCHRONOUSLY, sql.trip(self._schema, **values, **limits))
+        self._read_at = -_NEVER
+        if opened:
+            emit(BreakerOpened(group=group, topic=topic, failures=breaker.failures, reason=because))
+
+    def begins_probe(self, connection: Connection) -> bool:
+        """Take the lock that no two probes hold, in the transaction that is to handle the message of this one.
+
+        If that transaction commits, the breaker is closed with it.
+        """
+        group, topic = self._pair
+        ((taken, *_),) = execute(connection, try_lock(lock_key("probe", group, topic, self._schema), "true"))[0]
+        if taken:
+            self.close(connection)
+        return bool(taken)
+
+    def close(self, connection: Connection) -> None:
+        """Close the breaker with the running transaction, in which the probe has succeeded."""
+        group, topic = self._pair
+        at_commit(connection, sql.close(self._schema, group, topic))
+        after_commit(connection, partial(emit, BreakerClosed(group=group, topic=topic)))
+
+    def _opens_at(self, now: float) -> float:
+        """Return when something may be handled, as far as this thread knows."""
+        if self._paused:
+            return _NEVER
+        if self._open:
+            return now if now < self._probe_until else self._probe_at
+        return now if self._has_left(now) else self._grant_at
+
+    def _has_left(self, now: float) -> bool:
+        return self._rate is None or (self._used < self._granted and now < self._grant_until)
+
+    def _read(self, connection: Connection, now: float) -> None:
+        self._read_at = now + READ_EVERY
+        (rows,) = read_source(connection, sql.control(self._schema, *self._pair))
+        self._paused, rate, is_open, probe_in = rows[0] if rows else (False, None, False, None)
+        if is_open and self._subscription.breaker is None:
+            self._close_undeclared(connection)
+            is_open = False
+        self._open = is_open
+        self._probe_at = now + probe_in if self._open else -_NEVER
+        rate = self._subscription.rate if rate is None else rate
+        if rate != self._rate:
+            self._rate, self._grant_at = rate, -_NEVER
+
+    def _close_undeclared(self, connection: Connection) -> None:
+        """Close a breaker that this release doesn't declare any more: nobody would probe it."""
+        group, topic = self._pair
+        with begin(connection):
+            (closed,) = execute(connection, sql.close(self._schema, group, topic))
+        if closed:
+            emit(BreakerClosed(group=group, topic=topic))
+
+    def _has_probe(self, connection: Connection) -> bool:
+        """Tell whether this thread has the probe, which it claims if it is due."""
+        now, breaker = self._clock(), self._subscription.breaker
+        if now < self._probe_until:
+            return True
+        if breaker is None:
+            return False
+        group, topic = self._pair
+        _, probe_after = breaker.seconds
+        if not self._subscription.transactional:  # no lock keeps a rival away as long as it runs
+            probe_after = max(probe_after, self._subscription.timeout_seconds)
+        with begin(connection):
+            claim = sql.claim_probe(self._schema, group=group, topic=topic, probe_after=probe_after)
+            _, claimed = execute(connection, COMMIT_SYNCHRONOUSLY, claim)
+        self._probe_at = now + probe_after
+        if claimed:
+            self._probe_until = now + probe_after
+            emit(BreakerProbed(group=group, topic=topic))
+        return bool(claimed)
+
+    def _left_of_grant(self, connection: Connection, rate: float) -> int:
+        """Return how many messages of this thread's grant are left; of a new one if it is used or has lapsed."""
+        now = self._clock()
+        if not self._has_left(now):
+            if self._granted:
+                # One that was used up was too small; of one that has lapsed, so many were needed.
+                self._needs = self._granted * 2 if self._used >= self._granted else self._used
+            messages = max(min(self._needs, int(rate * _GRANT_SECONDS)), 1)
+            group, topic = self._pair
+            values = {"group": group, "topic": topic, "messages": messages, "rate": rate, "credit": _CREDIT_SECONDS}
+            lock = take_lock(lock_key("rate", group, topic, self._schema))
+            with begin(connection):
+                longest = 2 * max(_GRANT_SECONDS, 1 / rate)
+                _, ((granted, seconds),) = execute(connection, lock, sql.grant(self._schema, **values, longest=longest))
+            self._granted, self._used = (messages if granted else 0), 0
+            self._grant_until = now + max(messages / rate, _GRANT_SECONDS)
+            self._grant_at = -_NEVER if granted else now + seconds
+        return self._granted - self._used

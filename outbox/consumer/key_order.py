@@ -1,0 +1,188 @@
+"""Order per key: a message that isn't settled holds back the later messages of its key, and no others.
+
+A group with ``ordered="key"`` passes a message that failed, as an unordered one does, and its row remembers the key. It
+holds the key until it is consumed, discarded, skipped or quarantined. The later messages of the key that the group
+comes to meanwhile are written into the inbox as `waiting`, without a call of the handler.
+
+All follows from the rows, and nobody has to be told: each retry pass looks which row is the first of each key, and has
+it due if it was waiting for others. So it doesn't matter by what the message before it was settled: a retry, an
+operator, a compensation. What two workers do at the same time:
+
+- A consumer sees that the key is held, while a retry settles the row that holds it. The message waits, is the first of
+  its key, and due by the next pass.
+- A consumer sees that the key isn't held. Rows of the key are inserted by whoever holds the lock of its queue, which is
+  this consumer; what others inserted before they gave that lock away is seen by the statements after it. Over a growth
+  of the topic, the old queue has been consumed before (`outbox.consumer.growth`).
+- Two workers retry. The second one sees the first row of the key as unsettled until the first worker has committed.
+
+``turn`` is the order of the rows of one key: positions of different queues can't be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox.consumer.sql import HOLDS_KEY, MARKED_TRANSACTION, keep_earlier, last_turn, of_earlier_reading
+from outbox.database.execute import Row, Statement, Template, execute
+from outbox.database.session import begin
+from outbox.database.sql import GroupQueue, plan_by_index
+from outbox.telemetry.events import MessageParked
+from outbox.telemetry.hooks import emit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.consumer.subscription import Entry, Subscription
+
+#: The condition that an inbox row ``m`` holds back the later messages of its key, as far as its group has read.
+_HOLDS = f"{HOLDS_KEY} AND NOT {of_earlier_reading('m')}"
+
+# As in `outbox.consumer.sql.known`: a probe of the index for each key, whatever the statistics say. The first condition
+# is one probe for all, where nothing is held.
+_HELD = Template(f"""
+SELECT k FROM unnest((SELECT %(keys)s::text[])) k CROSS JOIN LATERAL (
+    SELECT FROM {{s}}.consumer_message m
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND order_key = k AND {_HOLDS}
+     LIMIT 1) h
+ WHERE EXISTS (SELECT FROM {{s}}.consumer_message
+                WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY})
+""")
+
+# A row that came in between (a quarantine, the same message in another queue) stays: there is no effect to undo. One of
+# an earlier reading is that of a message which is to be handled again.
+_WAIT = Template(f"""
+INSERT INTO {{s}}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
+                                       body_digest, reading, order_key, turn, follows)
+SELECT %(group)s, id, %(topic)s, %(queue)s, position, 'waiting', 0, digest, %(reading)s, key,
+       {last_turn("m.key")} + row_number() OVER (PARTITION BY key ORDER BY position), true
+  FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[], %(keys)s::text[])
+       AS m (id, position, digest, key)
+ WHERE {MARKED_TRANSACTION}
+ON CONFLICT (consumer_group, message_id) DO UPDATE
+   SET status = 'waiting', attempts = 0, claims = 0, next_attempt_at = NULL, queue = excluded.queue,
+       position = excluded.position, body_digest = excluded.body_digest, last_error = NULL, error_kind = NULL,
+       reading = excluded.reading, order_key = excluded.order_key, turn = excluded.turn, follows = true,
+       changed_at = clock_timestamp()
+ WHERE c.message_id = ANY (%(again)s::uuid[]) AND c.reading < excluded.reading
+   AND c.status IN ('consumed', 'failed', 'waiting', 'parked') AND c.discarded_at IS NULL
+""")
+
+# Jumps from key to key in the index: of a key that is held long, thousands may wait.
+_FIRST_OF_EACH_KEY = f"""
+WITH RECURSIVE held AS (
+    (SELECT order_key FROM {{s}}.consumer_message
+      WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY} ORDER BY order_key LIMIT 1)
+    UNION ALL
+    SELECT n.order_key FROM held CROSS JOIN LATERAL (
+        SELECT order_key FROM {{s}}.consumer_message m
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY} AND m.order_key > held.order_key
+         ORDER BY order_key LIMIT 1) n
+), first AS MATERIALIZED (
+    SELECT f.* FROM held CROSS JOIN LATERAL (
+        SELECT m.message_id, m.order_key, m.status, m.follows FROM {{s}}.consumer_message m
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND {_HOLDS} AND m.order_key = held.order_key
+         ORDER BY turn, position, message_id LIMIT 1) f
+)"""
+
+_FIRST_OF_KEY = f"""
+WITH first AS MATERIALIZED (
+    SELECT message_id, follows FROM {{s}}.consumer_message m
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND {_HOLDS} AND order_key = %(key)s
+     ORDER BY turn, position, message_id LIMIT 1
+)"""
+
+# The conditions are asked again of a row that somebody else changed meanwhile.
+_RELEASE = """
+UPDATE {s}.consumer_message m
+   SET status = 'failed', next_attempt_at = clock_timestamp(), attempts = 0, claims = 0, follows = false,
+       last_error = NULL, error_kind = NULL, changed_at = clock_timestamp()
+  FROM first
+ WHERE m.consumer_group = %(group)s AND m.message_id = first.message_id AND first.follows
+   AND m.follows AND m.status IN ('waiting', 'parked') AND m.discarded_at IS NULL
+"""
+_RELEASE_ALL = Template(_FIRST_OF_EACH_KEY + _RELEASE)
+_RELEASE_NEXT = Template(_FIRST_OF_KEY + _RELEASE)
+
+#: What the messages have in common that were parked because of one before them.
+SEQUENCE_KIND = "an earlier message of its key is parked"
+
+_PARK_SEQUENCE = Template(f"""{_FIRST_OF_EACH_KEY}
+UPDATE {{s}}.consumer_message m
+   SET status = 'parked', last_error = concat('message ', first.message_id, ' of its key, before it, is parked'),
+       error_kind = %(kind)s, changed_at = clock_timestamp()
+  FROM first
+ WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.order_key = first.order_key
+   AND first.status = 'parked' AND m.status = 'waiting' AND NOT {of_earlier_reading("m")}
+RETURNING m.message_id, m.queue, m.position, m.last_error
+""")
+
+
+def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
+    """Read which of these keys are held back in a group, whatever the queue. Rows: ``(key,)``."""
+    return _HELD(of.schema, group=of.group, topic=of.topic, keys=list(keys))
+
+
+def wait(of: GroupQueue, entries: Sequence[Entry], reading: int, again: Collection[UUID]) -> list[Statement]:
+    """Write the inbox rows of messages whose key is held back, in the transaction that was marked.
+
+    ``again``: what this reading handles again; what the earlier one had of it is kept.
+    """
+    earlier = [entry.id for entry in entries if entry.id in again]
+    waiting = _WAIT(
+        of.schema,
+        group=of.group,
+        topic=of.topic,
+        queue=of.queue,
+        ids=[entry.id for entry in entries],
+        positions=[entry.position for entry in entries],
+        digests=[entry.digest() for entry in entries],
+        keys=[entry.key for entry in entries],
+        reading=reading,
+        again=earlier,
+    )
+    return [keep_earlier(of.schema, group=of.group, ids=earlier, reading=reading), waiting] if earlier else [waiting]
+
+
+def keys_of(entries: Sequence[Entry]) -> list[str]:
+    """Return the keys of the messages that the group takes, each once."""
+    return list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
+
+
+def release(connection: Connection, subscription: Subscription, schema: str) -> None:
+    """Make each message due that waits and is the first of its key now, in a transaction of its own.
+
+    Where a parked message takes its whole sequence with it, what waits for one is parked. A group that isn't ordered by
+    key any more releases what is left of the time when it was.
+    """
+    of_group: dict[str, Any] = {"group": subscription.group, "topic": subscription.topic}
+    parked: list[Row] = []
+    with begin(connection):
+        execute(connection, plan_by_index(), _RELEASE_ALL(schema, **of_group))
+        if subscription.on_exhausted == "park_sequence":
+            (parked,) = execute(connection, _PARK_SEQUENCE(schema, **of_group, kind=SEQUENCE_KIND))
+    for message_id, queue, position, reason in parked:
+        _tell_parked(subscription, message_id, queue, position, reason)
+
+
+def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> list[Statement]:
+    """Make the next message of a key due, in the transaction that settles the one before it: a key is soon done."""
+    if not subscription.by_key or entry.key is None:
+        return []
+    return [_RELEASE_NEXT(of.schema, group=of.group, topic=of.topic, key=entry.key)]
+
+
+def _tell_parked(subscription: Subscription, message_id: UUID, queue: int, position: int, reason: str) -> None:
+    emit(
+        MessageParked(
+            group=subscription.group,
+            topic=subscription.topic,
+            queue=queue,
+            position=position,
+            message_id=message_id,
+            attempt=0,
+            reason=reason,
+            error=None,
+        )
+    )

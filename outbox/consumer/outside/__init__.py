@@ -1,0 +1,1 @@
+"""Handle messages outside of transactions: queues claimed by commits, and many handlers at a time."""

@@ -1,0 +1,354 @@
+"""Consume outside of transactions: many handlers at a time, none of them inside a transaction or under a lock.
+
+For effects that no rollback undoes: a call to a payment provider, a mail. A worker claims queues by commits
+(`ClaimedQueue`), begins handlers in threads or as tasks (`Calls`), and writes what came of them in short transactions.
+Nothing is held open in the database while a handler runs.
+
+One thread does all that touches the database: it writes the results that there are, renews claims, begins what may
+begin, and waits. A worker keeps as few claims as it can use, so that others have the remaining queues: it reads a queue
+on only when there is no other one to go to, and gives up the claim of one in which it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outbox.consumer import key_order
+from outbox.consumer.consumer import Consumer, QueueConsumer
+from outbox.consumer.outside import sql
+from outbox.consumer.outside.calls import Call, CallContext, Calls
+from outbox.consumer.outside.claimed_queue import ClaimedQueue, ClaimLapsed
+from outbox.consumer.subscription import Subscription
+from outbox.database.execute import Row, is_lost, read_source
+from outbox.errors import MessagesPruned
+from outbox.message.model import Counts
+from outbox.settings import Settings
+from outbox.telemetry.events import ClaimLost, HandlerHangs
+from outbox.telemetry.hooks import emit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: How often (seconds) a waiting pass asks whether it is to stop.
+_POLL = 0.05
+#: How often (seconds) a pass that goes on and on tells that it works.
+_PROGRESS = 1.0
+#: How many failed messages are begun at a time.
+_RETRIES = 100
+#: After how long (seconds) a pass asks again for a queue that another worker had.
+_REFUSED = 0.2
+
+
+def consumer_of(subscription: Subscription, settings: Settings, context: CallContext | None = None) -> Consumer:
+    """Return the consuming side of a subscription, for one thread that runs its passes by hand, and ends it."""
+    if subscription.transactional:
+        return Consumer(subscription, settings)
+    return OutsideConsumer(subscription, settings, context=context)
+
+
+class OutsideConsumer(Consumer):
+    """The consuming side of one `Subscription` without transactions; one for each worker, used by one thread.
+
+    A pass ends when nothing runs and nothing can be begun; when ``stopping`` says so, it begins nothing, and waits for
+    what runs. ``consumes``: it begins messages that are new, ``retries``: those that are due again.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        settings: Settings,
+        stopping: Callable[[], bool] = lambda: False,
+        *,
+        context: CallContext | None = None,
+        consumes: bool = True,
+        retries: bool = False,
+    ) -> None:
+        super().__init__(subscription, settings, stopping)
+        self._consumes = consumes
+        self._retries = retries
+        self._calls = Calls(subscription, self.meter, context)
+        self._claimed: dict[int, ClaimedQueue] = {}
+        # Until when not to ask for the claim of a queue that another worker has.
+        self._refused: dict[int, float] = {}
+        # Set when there may be new messages. Else, when to look for them, and for what is due again, by the clock that
+        # only goes forward.
+        self._news = threading.Event()
+        self._next_read = 0.0
+        self._next_retries = 0.0 if retries else math.inf
+        self._all_hang = False
+        self._is_cut = False
+        # What is tried while the group's breaker is open: nothing else is begun as long as it runs.
+        self._probe: Call | None = None
+        #: Called now and then while a pass runs, when it has written to the database.
+        self.on_progress: Callable[[], None] = lambda: None
+        self._has_progressed = False
+        self._next_progress = 0.0
+
+    def wake(self) -> None:
+        """Have a pass that waits look for new messages; from any thread."""
+        self._news.set()
+        self._calls.wake()
+
+    def end(self) -> None:
+        """Give up what runs, since the worker ends; from any thread.
+
+        What came of it is never written: another worker handles it again.
+        """
+        self._is_cut = True
+        self._calls.end()
+
+    def consume_once(self, connection: Connection, source: Connection) -> Counts:
+        """Handle what is there, until nothing runs and nothing can be begun.
+
+        Raises:
+            MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
+        """
+        return self._work(connection, source, _RETRIES)
+
+    def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
+        """Begin what is due to be retried, at most ``limit`` messages at a time, and go on like `consume_once`."""
+        self._next_retries = 0.0
+        return self._work(connection, source, limit)
+
+    # --- a pass ---------------------------------------------------------------------------------------------
+
+    def _work(self, connection: Connection, source: Connection, retries: int) -> Counts:
+        counts = Counts()
+        failure: Exception | None = None
+        pruned: MessagesPruned | None = None
+        self._news.set()
+        self._refused.clear()
+        try:
+            self._resume(connection)
+            while not self._is_cut:
+                counts += self._write_results(connection)
+                self._renew(connection)
+                self._tell_progress()
+                if failure is None and not self._stopping():
+                    try:
+                        self._begin(connection, source, retries)
+                    except MessagesPruned as error:
+                        pruned = error
+                    except Exception as error:
+                        if is_lost(connection):
+                            raise
+                        failure = error  # what runs has nothing to do with it
+                if not self._in_flight():
+                    if not any(queue.has_news for queue in self._claimed.values()):
+                        break
+                    self._news.set()
+                    continue
+                self._collect(_POLL)
+            else:
+                self._calls.give_up([call for queue in self._claimed.values() for call in queue.in_flight])
+                return counts
+            self._leave(connection, list(self._claimed.values()))
+        except Exception:
+            # The next pass goes on with what runs. If it comes too late, another worker may have the queues by then.
+            for queue in self._claimed.values():
+                self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
+            raise
+        if failure is None and not counts:
+            failure = pruned
+        if failure is not None:
+            raise failure
+        return counts
+
+    def _in_flight(self) -> bool:
+        return any(queue.in_flight for queue in self._claimed.values())
+
+    def _collect(self, timeout: float) -> None:
+        """Wait for calls to end, at most so many seconds, and hand them to their queues."""
+        for call in self._calls.wait(timeout):
+            if (queue := self._claimed.get(call.queue)) is not None:
+                queue.ended(call)
+        self._tell_hanging()
+
+    def _resume(self, connection: Connection) -> None:
+        """Go on with what runs since a pass that failed, in those queues that no other worker has taken over."""
+        for queue in list(self._claimed.values()):
+            with self._unless_lost(queue):
+                queue.renew(connection)
+                self._has_progressed = True
+                self._calls.expire(queue.in_flight, None)
+        self._collect(0.0)
+
+    def _tell_progress(self) -> None:
+        """Tell that the pass works: under a steady load it has no end that would."""
+        if self._has_progressed and time.monotonic() >= self._next_progress:
+            self._has_progressed, self._next_progress = False, time.monotonic() + _PROGRESS
+            self.on_progress()
+
+    def _tell_hanging(self) -> None:
+        hang = self._calls.hanging >= self.subscription.concurrency
+        if hang and not self._all_hang:
+            group, topic = self.subscription.group, self.subscription.topic
+            emit(HandlerHangs(group=group, topic=topic, count=self._calls.hanging))
+        self._all_hang = hang
+
+    # --- claims ---------------------------------------------------------------------------------------------
+
+    def _write_results(self, connection: Connection) -> Counts:
+        counts = Counts()
+        for queue in list(self._claimed.values()):
+            with self._unless_lost(queue):
+                counts += queue.write_results(connection)
+        self._has_progressed |= bool(counts)
+        return counts
+
+    def _renew(self, connection: Connection) -> None:
+        for queue in list(self._claimed.values()):
+            if queue.renew_at <= time.monotonic():
+                with self._unless_lost(queue):
+                    queue.renew(connection)
+                    self._has_progressed = True
+
+    def _leave(self, connection: Connection, queues: list[ClaimedQueue]) -> None:
+        """Give up the claims of queues in which nothing is to be done."""
+        for queue in queues:
+            with self._unless_lost(queue):
+                queue.give_up(connection)
+                del self._claimed[queue.number]
+
+    @contextmanager
+    def _unless_lost(self, queue: ClaimedQueue) -> Iterator[None]:
+        """End the block where another worker turns out to have the queue."""
+        try:
+            yield
+        except ClaimLapsed:  # what that means for its messages is told
+            self._lose(queue)
+
+    def _lose(self, queue: ClaimedQueue) -> None:
+        del self._claimed[queue.number]
+        calls, results = queue.in_flight, len(queue.running) - len(queue.in_flight)
+        self._calls.give_up(calls)
+        if calls or results:
+            group, topic = self.subscription.group, self.subscription.topic
+            emit(ClaimLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
+
+    def _claim(
+        self, connection: Connection, source: Connection, number: int, *, end: int | None, reads: bool = True
+    ) -> bool:
+        """Claim a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
+        # What is read may have been begun, as far as others know: so not much more than runs at once.
+        window = min(self._settings.read_ahead, 2 * self.subscription.concurrency)
+        settings = replace(self._settings, read_ahead=window)
+        reader = QueueConsumer(self.subscription, settings, number, self.meter, self.gate)
+        reader.end, reader.reach = end, self.reach_of(number)
+        queue = ClaimedQueue(self.subscription, self._settings, reader, number, self.gate)
+        if queue.take(connection, source, reads=reads):
+            self._claimed[number] = queue
+            return True
+        return False
+
+    # --- what is begun --------------------------------------------------------------------------------------
+
+    def _begin(self, connection: Connection, source: Connection, retries: int) -> None:
+        if self._probe is not None and not any(self._probe.entry.id in each.running for each in self._claimed.values()):
+            self._probe = None
+            self.gate.probed()
+        is_shut = self._probe is not None or self.gate.shut(connection)
+        if not is_shut and time.monotonic() >= self._next_retries and self._calls.free > 0:
+            self._next_retries = time.monotonic() + self._settings.retry_interval if self._retries else math.inf
+            self._begin_due(connection, source, min(retries, self._calls.free))
+        self._begin_read(connection)
+        if not self._consumes or self._calls.free <= 0 or self._probe is not None:
+            return
+        if time.monotonic() < self._next_read and not self._news.is_set():
+            return
+        # Before what there is is read: what comes after that sets it again.
+        self._news.clear()
+        self._next_read = time.monotonic() + min(_REFUSED, self._settings.idle_wait)
+        waiting = self.waiting_queues(connection, source)
+        self.measure_lag(waiting, [queue.waiting_since for queue in self._claimed.values()])
+        if is_shut:
+            return
+        random.shuffle(waiting)
+        for _ in self._read_more(connection, source, {number: last for number, _, _, last in waiting}):
+            self._begin_read(connection)
+            if self._calls.free <= 0 or self._probe is not None or self.gate.shut(connection):
+                self._news.set()
+                return
+        if any(self._has_more(number, last) for number, _, _, last in waiting):
+            self._news.set()
+
+    def _begin_read(self, connection: Connection) -> None:
+        """Begin what was read and may be begun."""
+        for queue in self._claimed.values():
+            # What workers share is asked for only where there is a message.
+            while (
+                self._calls.free > 0 and self._probe is None and queue.has_call and self.gate.admitted(connection) != 0
+            ):
+                if (call := queue.next_call()) is not None:
+                    self._start(call)
+
+    def _start(self, call: Call) -> None:
+        self.gate.began(1)
+        if self.gate.probing:
+            call.is_probe, self._probe = True, call
+        self._calls.start(call)
+
+    def _has_more(self, number: int, last: int) -> bool:
+        """Tell whether there is more to read in a queue that this worker may have."""
+        if (queue := self._claimed.get(number)) is not None:
+            return queue.has_space and queue.read_position < last
+        return self._refused.get(number, 0.0) <= time.monotonic()
+
+    def _read_more(self, connection: Connection, source: Connection, last_of: dict[int, int]) -> Iterator[None]:
+        """Read from queues, one after the other, those first of which this worker has no claim.
+
+        Raises:
+            MessagesPruned: a queue is stuck by that; the others were read.
+        """
+        more = [number for number, last in last_of.items() if self._has_more(number, last)]
+        others = [number for number in more if number not in self._claimed]
+        if others:
+            self._leave(connection, [queue for queue in self._claimed.values() if queue.is_idle])
+        pruned: MessagesPruned | None = None
+        for number in [*others, *(number for number in more if number not in others)]:
+            try:
+                if (queue := self._claimed.get(number)) is None:
+                    if not self._claim(connection, source, number, end=last_of[number]):
+                        self._refused[number] = time.monotonic() + _REFUSED
+                else:
+                    with self._unless_lost(queue):
+                        queue.read_on(connection, source, last_of[number], self.reach_of(number))
+            except MessagesPruned as error:
+                pruned = error  # the other queues have nothing to do with it
+            yield
+        if pruned is not None:
+            raise pruned
+
+    def _begin_due(self, connection: Connection, source: Connection, limit: int) -> None:
+        """Begin to retry failed messages that are due."""
+        subscription = self.subscription
+        key_order.release(connection, subscription, self._settings.schema)
+        running = [message_id for queue in self._claimed.values() for message_id in queue.running]
+        due_rows = sql.due(
+            self._settings.schema,
+            group=subscription.group,
+            topic=subscription.topic,
+            ordered=subscription.blocks_queue,
+            running=running,
+            limit=limit,
+        )
+        (rows,) = read_source(connection, due_rows)
+        if rows and (most := self.gate.admitted(connection)) is not None:
+            rows = rows[:most]
+        by_queue: dict[int, list[Row]] = {}
+        for row in rows:
+            by_queue.setdefault(row[0], []).append(row)
+        for number, due in by_queue.items():
+            if number not in self._claimed and not self._claim(connection, source, number, end=None, reads=False):
+                continue
+            queue = self._claimed[number]
+            with self._unless_lost(queue):
+                for call in queue.start_due(connection, source, due):
+                    self._start(call)

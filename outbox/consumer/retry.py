@@ -1,0 +1,139 @@
+"""Retry failed messages that their queue has left behind, one at a time.
+
+An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind only
+when it is parked; what an operator retries then is retried here. Each retry is two transactions: the first counts a
+start and commits, so that a message which kills its worker is found out; the second locks the row, runs the handler and
+writes the result. Two workers that counted the same row meet at the lock, and one of them goes on to the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.consumer import key_order, sql
+from outbox.consumer.control.gate import Gate
+from outbox.consumer.expiry import expired_of, record_expiry
+from outbox.consumer.meter import HandlerMeter
+from outbox.consumer.subscription import (
+    EVERYTHING,
+    AttemptFailed,
+    Entry,
+    HandlerFailure,
+    Subscription,
+    TransactionEnded,
+    count_attempt,
+    counts_of,
+    crashed,
+    event_of,
+    failure_from,
+    filter_of,
+    handled,
+    run_handler,
+    settle,
+    to_entry,
+)
+from outbox.database.at_commit import at_commit
+from outbox.database.execute import execute, is_lost, read_source
+from outbox.database.session import begin, commit
+from outbox.database.sql import GroupQueue
+from outbox.message.model import Counts, Status
+from outbox.settings import Settings
+from outbox.telemetry.hooks import emit
+from outbox.text import process_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: What is said of a message that the producer has no more.
+PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
+
+
+def retry_next(
+    connection: Connection,
+    source: Connection,
+    subscription: Subscription,
+    settings: Settings,
+    meter: HandlerMeter,
+    gate: Gate,
+) -> Counts:
+    """Retry the group's failed message that is due first; nothing if none is due."""
+    schema, group, topic = settings.schema, subscription.group, subscription.topic
+    claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.blocks_queue)
+    with begin(connection):
+        (due,) = execute(connection, claim)
+        if not due:
+            return Counts()
+    message_id, queue, position, attempts, claims, reading = due[0]
+    queue_of_group = GroupQueue(schema, group, topic, queue)
+    entry = Entry(position, message_id, None)
+    try:
+        if claims > settings.max_claims:
+            raise AttemptFailed(entry, *crashed(subscription, attempts, claims))
+        with begin(connection):
+            _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
+            if not locked:
+                return Counts(more=True)
+            # The row lock is held: nobody else runs this message until this transaction ends. One that was never
+            # attempted (its quarantine was released) hasn't been through the group's filter.
+            taken = filter_of(subscription) if locked[0][1] else EVERYTHING
+            (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
+            if not rows:
+                raise AttemptFailed(entry, attempts + 1, PRUNED)
+            entry = to_entry(rows[0], subscription, queue)
+            if (ended := _without_handler(connection, queue_of_group, entry, attempts, reading, gate)) is not None:
+                if ended.taken:
+                    at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
+                return ended
+            run_handler(connection, subscription, [entry], attempts + 1, meter, locked[0][2])
+            counts = _close_retry(connection, subscription, queue_of_group, entry, attempts + 1, reading)
+            meter.done += 1
+            return counts
+    except AttemptFailed as failed:
+        row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
+        with begin(connection):
+            at_commit(connection, *sql.settle_failure(queue_of_group, row, reading, process_name()))
+            if not row.holds:
+                at_commit(connection, *key_order.release_next(subscription, queue_of_group, failed.entry))
+            if row.status == Status.CONSUMED and gate.probing:  # skipped: the handler works
+                gate.close(connection)
+        count_attempt(meter, row)
+        emit(event_of(subscription, queue, row, failed.__cause__))
+        if row.status != Status.CONSUMED:
+            gate.failed(connection, failed.failure.reason)
+        return counts_of(row)
+
+
+def _without_handler(
+    connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempts: int, reading: int, gate: Gate
+) -> Counts | None:
+    """Return how a retry ends whose message isn't to be handled, or not now; None where it is."""
+    if entry.message is None:
+        execute(connection, sql.forget(queue_of_group.schema, queue_of_group.group, entry.id))
+        return Counts(taken=1, more=True)
+    if entry.can_expire and expired_of(connection, [entry]):
+        record_expiry(connection, queue_of_group, entry, attempts, reading)
+        return Counts(taken=1, more=True)
+    return Counts() if gate.probing and not gate.begins_probe(connection) else None
+
+
+def _close_retry(
+    connection: Connection,
+    subscription: Subscription,
+    queue_of_group: GroupQueue,
+    entry: Entry,
+    attempt: int,
+    reading: int,
+) -> Counts:
+    row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+    at_commit(connection, sql.MARKED, *sql.settle(queue_of_group, row, reading))
+    at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
+    try:
+        commit(connection)
+    except Exception as error:
+        if is_lost(connection):
+            raise
+        if sql.ENDED in str(error):
+            raise TransactionEnded([entry], attempt) from error
+        raise AttemptFailed(entry, attempt, failure_from(error)) from error
+    emit(handled(queue_of_group, [entry], attempt))
+    return Counts(taken=1, done=1, more=True)

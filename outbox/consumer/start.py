@@ -1,0 +1,95 @@
+"""Where a group begins to read a topic, or goes on: in each queue, behind which position.
+
+A time is looked for by position: the messages of a queue became visible in the order of their positions, so that some
+twenty looks into the primary key find the first one of a time, however many messages there are.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, cast
+from uuid import UUID
+
+from outbox.consumer import sql
+from outbox.database.execute import read_source
+from outbox.database.sql import number_of
+from outbox.errors import InvalidRequest
+from outbox.message.model import Start
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_PAIR = re.compile(r"(\d+):(\d+)")
+_BY_QUEUE = re.compile(r"\d+:\d+(,\d+:\d+)*")
+#: The values of a `Start`, as errors name them.
+STARTS = "'first' or 'now', a datetime with a time zone, a position (1 or more), or positions by queue"
+
+
+class StartPosition(NamedTuple):
+    """Behind which position of a queue a group begins, and the id of the message there, as far as there is one.
+
+    ``missing`` is how many messages were pruned that were numbered before the first one that is there, and that may
+    have been meant.
+    """
+
+    queue: int
+    position: int
+    message_id: UUID | None
+    missing: int = 0
+
+
+def is_start(value: object) -> bool:
+    """Tell whether a value says where a group begins."""
+    if isinstance(value, Mapping):
+        return all(_is_number(queue, 0) and _is_number(position, 1) for queue, position in value.items())
+    if isinstance(value, dt.datetime):
+        return value.tzinfo is not None
+    return _is_number(value, 1) or (isinstance(value, str) and value in {"first", "now"})
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def start_from_text(text: str) -> Start:
+    """Return the start that a text is: ``first``, ``now``, a position, ``QUEUE:POSITION,…``, or a time in ISO 8601.
+
+    Raises:
+        InvalidRequest: it is none of these.
+    """
+    try:
+        if text in {"first", "now"}:
+            start: object = text
+        elif _BY_QUEUE.fullmatch(text):
+            start = {int(queue): int(position) for queue, position in _PAIR.findall(text)}
+        else:
+            start = int(text) if text.isdecimal() else dt.datetime.fromisoformat(text)
+    except ValueError:
+        start = None
+    if not is_start(start):
+        raise InvalidRequest(f"{text!r} must be {STARTS} (QUEUE:POSITION,…), or how long ago (3d, 1h30m)", field="to")
+    return cast("Start", start)
+
+
+def start_positions(source: Connection, schema: str, topic: str, start: Start) -> list[StartPosition]:
+    """Return where a group begins in each queue; nothing while the topic doesn't exist.
+
+    ``source`` is on the producer's database.
+    """
+    if start == "now":
+        (heads,) = read_source(source, sql.heads(schema, topic=topic))
+        return [StartPosition(queue, last, last_id) for queue, last, last_id, *_ in heads]
+    (firsts,) = read_source(source, sql.beginnings(schema, topic=topic))
+    if start == "first":
+        return [StartPosition(queue, first - 1, None) for queue, first in firsts]
+    if isinstance(start, dt.datetime):
+        (rows,) = read_source(source, sql.start_at_time(schema, topic=topic, since=start))
+        return [StartPosition(*row) for row in rows]
+    positions = [start.get(queue, first) if isinstance(start, Mapping) else start for queue, first in firsts]
+    (rows,) = read_source(source, sql.start_at_position(schema, topic=topic, positions=positions))
+    return [
+        StartPosition(queue, max(before, first - 1), message_id, max(number_of(first) - number_of(position), 0))
+        for (queue, first), position, (_, before, message_id) in zip(firsts, positions, rows, strict=True)
+    ]
