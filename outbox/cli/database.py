@@ -242,9 +242,7 @@ PartOption = Annotated[
 ]
 LockTimeoutOption = Annotated[
     float,
-    typer.Option(
-        min=0.001, metavar="SECONDS", help="How long to wait for a lock on a table. All INSERTs queue up behind it."
-    ),
+    typer.Option(min=0.001, metavar="SECONDS", help="How long to wait for the locks on the tables."),
 ]
 
 

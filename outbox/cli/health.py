@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -172,6 +172,7 @@ def show_stats(
       consumed      messages up to where the group has come
       lag           messages after that (unknown where the producer is in another database)
       failed        will be retried; due: how long the oldest one waits although its time has come
+      waiting       for an earlier message of their key
       parked        waiting for an operator
     """
     shown = _watched(database, watch)
@@ -206,14 +207,14 @@ def _watched(database: DatabaseOptions, seconds: float | None) -> Iterator[Stats
 
 
 def _stats_tables(stats: Stats) -> list[Table]:
-    names = ("undecided", "undispatched", "scheduled", "exhausted", "failed", "parked")
+    names = ("undecided", "undispatched", "scheduled", "exhausted", "failed", "waiting", "parked")
     counts = {
         name: lambda row, name=name: f"{getattr(row, name)}{'+' if name in row.capped else ''}"
         for name in (*names, "open", "compensating", "overdue")
     }
     ages = {
         name: lambda row, name=name: output.age(getattr(row, name))
-        for name in ("oldest_undecided", "oldest_undispatched", "oldest_due", "oldest_overdue")
+        for name in ("oldest_undecided", "oldest_undispatched", "oldest_lag", "oldest_due", "oldest_overdue")
     }
     topics = (
         "topic undecided> parked>=parked_halves orphans> unasked> oldest>=oldest_undecided undispatched> "
@@ -223,7 +224,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked
     sagas = "saga open> compensating> overdue> oldest>=oldest_overdue first=overdue_id"
-    groups = "group topic consumed> lag> failed> due>=oldest_due parked> lost>"
+    groups = "group topic consumed> lag> oldest>=oldest_lag failed> due>=oldest_due waiting> parked> lost>"
     return [
         output.rows_table(topics, stats.topics, f"Topics at {output.cell(stats.at)}", **shown),
         output.rows_table(groups, stats.groups, "Groups", **shown),
@@ -237,8 +238,29 @@ _WORKERS = RowShape(
     WorkerRow, "id name version alive started_at seen_at roles", {"roles": lambda row: ", ".join(row.roles)}
 )
 _PRODUCERS = RowShape(ProducerRow, "producer_group instances> name id version active started_at seen_at")
+
+
+def _number_of(name: str, shown: Callable[[Any], object] = str) -> Callable[[HandlerRow], object]:
+    """Return what shows a number of a handler; nothing where it isn't known."""
+
+    def show(row: HandlerRow) -> object:
+        value = getattr(row.numbers, name, None)
+        return "" if value is None else shown(value)
+
+    return show
+
+
 _HANDLERS = RowShape(
-    HandlerRow, "kind topic group name workers", {"workers": lambda row: ", ".join(row.workers)}, attrgetter("name")
+    HandlerRow,
+    "kind topic group name state rate> p50> p95> failures> in_flight> lag> oldest>=oldest_lag workers",
+    {
+        "workers": lambda row: ", ".join(row.workers),
+        "rate": _number_of("rate", "{:.1f}/s".format),
+        **{name: _number_of(name, "{:.3f}s".format) for name in ("p50", "p95")},
+        **{name: _number_of(name) for name in ("failures", "in_flight", "lag")},
+        "oldest_lag": _number_of("oldest_lag", output.age),
+    },
+    attrgetter("name"),
 )
 
 
@@ -276,7 +298,9 @@ def show_handlers(
 ) -> None:
     """List what is registered on the workers that run: consumers, checkers, compensations.
 
-    A topic without a compensation can't be compensated; one without a checker or fence can't be checked.
+    A topic without a compensation can't be compensated; one without a checker or fence can't be checked. Of consumers:
+    how many messages a second they consumed in the last five minutes, within what time half of the calls and nearly
+    all of them ended, how many failed, how many run; and how far behind the group is, in messages and in time.
 
     \b
     Example:

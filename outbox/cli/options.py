@@ -12,18 +12,24 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
+from rich.table import Table
 
 from outbox.cli.exits import Failure
-from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
+from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output, print_as, say
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
 from outbox.text import duration
+
+if TYPE_CHECKING:
+    from outbox.cli.database import DatabasesOptions
+    from outbox.operator.acts import Declaration
+    from outbox.operator.operator import Operator
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
@@ -100,13 +106,32 @@ class PageOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ActorOptions:
-    """Who acts and why, and how sure the operator is."""
+class DecidedOptions:
+    """Who acts and why, and whether the operator is asked once more."""
 
     reason: str = option("", "Why; recorded in the audit.")
     actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
-    dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
     yes: bool = option(False, "Don't ask.")
+
+    @property
+    def by(self) -> Actor:
+        """Who acts, for the audit."""
+        return cli_actor(self.actor)
+
+    def perform(self, act: Declaration, databases: DatabasesOptions, do: Callable[[Operator], str]) -> None:
+        """Ask, do an act that isn't one on messages, and say what ``do`` tells of it."""
+        if act.needs_reason and not self.reason.strip():
+            raise Failure(f"give --reason: the audit must tell why ({act.name})")
+        with databases.opened() as operator:
+            confirm(f"{act.consequence} Go on?", f"nothing was done ({act.name})", yes=self.yes)
+            say(do(operator))
+
+
+@dataclass(frozen=True, slots=True)
+class ActorOptions(DecidedOptions):
+    """Who acts and why, and how sure the operator is."""
+
+    dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
     output: Output = option(Output.TABLE, FORM_HELP)
 
 
@@ -248,3 +273,24 @@ def cli_actor(actor: str | None) -> Actor:
         # In a container, a user may have no more than a number.
         user = f"uid {os.getuid()}"
     return Actor((actor or f"{user}@{socket.gethostname()}").strip(), {"via": "cli"})
+
+
+# --- acts on a group or a topic as a whole ---------------------------------------------------------------------------
+
+
+def act_after_preview(
+    act: Declaration, acting: ActorOptions, what: str, preview: object, tables: Sequence[Table], do: Callable[[], str]
+) -> None:
+    """Show what an act on ``what`` is about to do, ask, and do it; ``tables`` are the preview for people."""
+    refusal = f"{what} was left as it is"
+    if not acting.dry_run:
+        need_terminal(refusal, yes=acting.yes)
+    print_as(acting.output, preview, *tables)
+    if not acting.dry_run:
+        confirm(f"{act.consequence} {act.button}?", refusal, yes=acting.yes)
+        say(do())
+
+
+def help_of(act: Declaration, example: str) -> str:
+    """Return the help of the command of an act; ``example`` is what is typed, but for the reason."""
+    return f'{act.summary}.\n\n{act.details}\n\n\b\nExample:\n  outbox {example} --reason "{act.why}"'

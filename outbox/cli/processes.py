@@ -365,8 +365,8 @@ def serve(
     )
     _set_up_log(log_format, log_level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    say("Ctrl-C ends it.")
-    with contextlib.suppress(KeyboardInterrupt):  # as was said
+    with contextlib.suppress(KeyboardInterrupt):  # as is said
+        say("Ctrl-C ends it.")
         standalone.serve(config, settings=databases.settings, codecs=codecs_of(app), announce=say)
     say("the console has stopped")
 

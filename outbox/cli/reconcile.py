@@ -122,7 +122,7 @@ class PairOptions:
                 )
             names += [pair.names for pair in chosen]
         if not names and filters:
-            raise Failure("--tag, --key and --effect are of a pair: name its topic and group")
+            raise Failure("--tag, --key, --header and --effect are of a pair: name its topic and group")
         return tuple(Pair(topic, group, **filters) for topic, group in names) or None
 
 

@@ -11,7 +11,7 @@ import typer
 
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.groups import EXAMPLE_ID, CommandGroup, add_list
-from outbox.cli.options import ActorOption, YesOption, as_id, cli_actor, command, confirm, gathered
+from outbox.cli.options import ActorOption, YesOption, as_id, cli_actor, command, confirm, gathered, help_of
 from outbox.cli.output import Output, OutputOption, RowShape, facts_table, first_line, print_as, rows_table, say
 from outbox.flow.saga import CommandAnswer
 from outbox.flow.views import FlowFilter, FlowRow, Sagas
@@ -100,5 +100,4 @@ def answer_command(
         say(Sagas(operator.databases).answer(message_id, answer, by=by, why=reason, result=result))
 
 
-_EXAMPLE = f'\b\nExample:\n  outbox sagas answer {EXAMPLE_ID} done --reason "{ANSWER.why}"'
-sagas_app.command(ANSWER.name, help=f"{ANSWER.summary}.\n\n{ANSWER.details}\n\n{_EXAMPLE}")(answer_command)
+sagas_app.command(ANSWER.name, help=help_of(ANSWER, f"sagas answer {EXAMPLE_ID} done"))(answer_command)

@@ -1,4 +1,7 @@
-"""``outbox topics``: what an application declares of its topics, for people, for CI, and for other services."""
+"""``outbox topics``: what an application declares of its topics, for people, for CI, and for other services.
+
+And the acts on a topic as a whole: its dispatch is paused and resumed, and one that is gone is deleted.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Code, Failure
-from outbox.cli.options import AppOption
-from outbox.cli.output import Output, OutputOption, print_as, print_json, say, table
+from outbox.cli.options import ActorOptions, AppOption, DecidedOptions, act_after_preview, command, gathered, help_of
+from outbox.cli.output import (
+    ListForm,
+    ListFormOption,
+    Output,
+    OutputOption,
+    RowShape,
+    facts_table,
+    first_line,
+    print_as,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
 from outbox.message.topic import Topic
+from outbox.operator.acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
+from outbox.operator.topic_control import TopicPause
 from outbox.text import counted, write_whole
 
 if TYPE_CHECKING:
@@ -24,7 +43,7 @@ if TYPE_CHECKING:
 topics_app: typer.Typer = typer.Typer(
     name="topics",
     help="Topics as your application declares them: models, versions, and whether releases understand each other.\n\n"
-    "No database is needed.",
+    "No database is needed but to pause the dispatch of a topic, and to delete one that is gone.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -113,6 +132,80 @@ def asyncapi(
     topics = outbox.topics
     remote = {topic for (topic, _), subscription in outbox.subscriptions.items() if subscription.source is not None}
     print_json(document(topics, topics.keys() - remote, outbox.subscriptions, title=outbox.group, version=version))
+
+
+# --- a topic as a whole, in its producer's database ------------------------------------------------------------------
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+
+_PAUSES = RowShape(
+    TopicPause,
+    "topic held> paused=paused_at by=paused_by because=pause_reason resumed=resumed_at",
+    {"because": lambda row: first_line(row.pause_reason)},
+    lambda row: row.topic,
+)
+
+
+@command(topics_app, "paused")
+def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the topics whose dispatch is paused, and how many messages each holds.
+
+    \b
+    Example:
+      outbox topics paused
+    """
+    with databases.opened() as operator:
+        print_rows(operator.topic_pauses(databases.only), _PAUSES, form, databases=len(operator.databases) > 1)
+
+
+@gathered
+def pause(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
+    """Pause a topic."""
+    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
+    decided.perform(PAUSE_TOPIC, databases, lambda operator: operator.pause_topic(topic, **facts))
+
+
+@gathered
+def resume(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
+    """Resume a topic."""
+    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
+    decided.perform(RESUME_TOPIC, databases, lambda operator: operator.resume_topic(topic, **facts))
+
+
+topics_app.command("pause", help=help_of(PAUSE_TOPIC, "topics pause orders"))(pause)
+topics_app.command("resume", help=help_of(RESUME_TOPIC, "topics resume orders"))(resume)
+
+
+@gathered
+def delete(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, as `outbox stats` names it.")],
+    databases: DatabasesOptions,
+    acting: ActorOptions,
+) -> None:
+    """Delete a topic."""
+    with databases.opened() as operator:
+        preview = operator.preview_delete_topic(topic, database=databases.only)
+        facts = {
+            "queues": preview.queues,
+            "last messages": preview.last_messages,
+            "groups": ", ".join(f"{group} ({database})" for group, database in preview.groups) or "none",
+            "workers": ", ".join(preview.workers) or "none",
+            "left": "; ".join(preview.living) or "nothing",
+        }
+        act_after_preview(
+            DELETE_TOPIC,
+            acting,
+            f"topic {topic}",
+            preview,
+            [facts_table(f"Topic {topic}", facts)],
+            lambda: operator.delete_topic(topic, by=acting.by, why=acting.reason, database=databases.only),
+        )
+
+
+topics_app.command("delete", help=help_of(DELETE_TOPIC, "topics delete order-created"))(delete)
+
+
+# --- what an application declares ------------------------------------------------------------------------------------
 
 
 def _load(path: str | None) -> Outbox:

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, document, lists, probes, reconciliations, sagas
+from outbox.console.api import acts, document, groups, lists, probes, reconciliations, sagas
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -63,6 +63,8 @@ _API = (
     reconciliations.router,
     reconciliations.exports,
     sagas.router,
+    groups.router,
+    groups.topics,
     probes.document,
 )
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

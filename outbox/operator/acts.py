@@ -39,9 +39,11 @@ STATES: Mapping[str, str] = {
     "unknown": "no half message has this id",
     "consumed": "it is consumed: it took effect in this group",
     "failed": "it failed and will be retried by itself",
+    "waiting": "it waits for an earlier message of its key, which is to be settled first",
     "parked": "it is parked",
     "quarantined": "it is quarantined in this group: its local transaction was or will be compensated, or a copy was "
     "sent instead of it",
+    "expired": "it had expired when this group came to it",
     "discarded": "it is discarded",
     "unconsumed": "this group's inbox has no row of it",
 }
@@ -333,8 +335,10 @@ _TABLE = (
         needs_reason=False,
         mends={
             "consumed": "there is nothing to retry",
+            "expired": "it is too old; send it anew",
             "discarded": "restore it first",
             "quarantined": "it must not take effect any more",
+            "waiting": "retry that one, or discard it",
             "unconsumed": "it comes by itself when the group has come so far; if it was left out, send it again",
         },
     ),
@@ -352,9 +356,11 @@ _TABLE = (
         permission="dead:retry",
         mends={
             "consumed": "there is nothing to set aside",
+            "expired": "it will not be tried anyway",
             "parked": "retry it, or discard it",
             "discarded": "it is set aside already",
             "quarantined": "it will not be tried anyway",
+            "waiting": "retry or discard that one",
             "unconsumed": "only what has failed can be parked",
         },
     ),
@@ -374,9 +380,11 @@ _TABLE = (
         grave=True,
         mends={
             "consumed": "there is nothing to discard",
+            "expired": "it will not be tried anyway",
             "failed": "park it first",
             "discarded": "restore it if that was wrong",
             "quarantined": "it will not be tried anyway",
+            "waiting": "retry or discard that one",
             "unconsumed": "only what is parked can be discarded",
         },
     ),
@@ -395,7 +403,7 @@ _TABLE = (
         needs_reason=False,
         mends={
             "parked": "it was not discarded; retry it, or discard it",
-            **dict.fromkeys(("failed", "consumed", "quarantined"), "it was not discarded"),
+            **dict.fromkeys(("failed", "waiting", "consumed", "quarantined", "expired"), "it was not discarded"),
             "unconsumed": "only what was discarded can be restored",
         },
     ),
@@ -496,8 +504,134 @@ ANSWER = Declaration(
     grave=True,
 )
 
+#: The acts on a group of a topic as a whole; `outbox.operator.groups` does them.
+RESET_GROUP = Declaration(
+    name="reset_group",
+    summary="Have a group read a topic again, from a time or a position on",
+    details="It handles again what it had consumed, failed or parked there, in order and with all attempts. What the "
+    "inbox said of each message before is kept. What is quarantined, discarded, compensated or expired is not handled "
+    "again. Refused where messages of then were pruned, unless that is accepted, and while a handler holds a queue.",
+    why="the handler of Friday rounded the amounts",
+    consequence="The group handles these messages once more: each effect of its handler comes a second time, unless "
+    "the handler sees to that.",
+    happened="Reset: the group reads on from there.",
+    permission="group:reset",
+    role="admin",
+    button="Reset",
+    grave=True,
+)
+SKIP_GROUP = Declaration(
+    name="skip_group",
+    summary="Have a group leave out what it hasn't read yet",
+    details="It reads on from now, or from a time or position ahead of it. What it leaves out is never handled, unless "
+    "the group is reset. What has failed or is parked stays so.",
+    why="the backlog is of a load test",
+    consequence="The group never handles these messages.",
+    happened="Skipped: the group reads on from there.",
+    permission="group:skip",
+    role="admin",
+    button="Skip",
+    grave=True,
+)
+DELETE_GROUP = Declaration(
+    name="delete_group",
+    summary="Delete a group of a topic that is gone, with its inbox",
+    details="It holds no messages of its producer any more, and is in no list and no statistics. Refused while a "
+    "worker consumes for it. Should it come back, it begins anew, and handles again what its producer still has.",
+    why="the statistics service was shut down in May",
+    consequence="What the group has handled is forgotten. Should it come back, it handles again what its producer "
+    "still has.",
+    happened="Deleted.",
+    permission="group:delete",
+    role="admin",
+    button="Delete",
+    grave=True,
+)
+
+#: The act on a topic as a whole; `outbox.operator.topics` does it.
+DELETE_TOPIC = Declaration(
+    name="delete_topic",
+    summary="Delete a topic that is gone",
+    details="Its last messages, its number of queues and its counts are forgotten; it is in no list and no statistics. "
+    "Refused while it has groups, handlers of living workers, undecided halves, scheduled messages, or messages that "
+    "prune has yet to delete. Whoever sends to it again makes it anew.",
+    why="nothing is sent to it since May",
+    consequence="The topic is forgotten. Whoever sends to it again makes it anew, with the default number of queues.",
+    happened="Deleted.",
+    permission="topic:delete",
+    role="admin",
+    button="Delete",
+    grave=True,
+)
+
+#: What holds a group or a topic back; `outbox.operator.control` and `.topic_control` do these.
+PAUSE_GROUP = Declaration(
+    name="pause_group",
+    summary="Pause a group: its workers handle nothing until it is resumed",
+    details="Of one topic, or of all that it consumes. Each worker sees it within a second; a transaction that runs "
+    "goes on to its end. Nothing is lost: messages wait in their queues, and retries until the group goes on. It holds "
+    "over restarts and for workers that start later.",
+    why="the mail provider is being moved",
+    consequence="Workers begin no message of this group until it is resumed; what runs goes on to its end. Messages "
+    "wait in their queues.",
+    happened="Paused: workers begin nothing more of it within a second.",
+    permission="group:control",
+    button="Pause",
+)
+RESUME_GROUP = Declaration(
+    name="resume_group",
+    summary="Have a paused group go on; one that its breaker has stopped tries a message at once",
+    details="Each worker sees it within a second. What has come meanwhile is handled in order; a rate stays.",
+    why="the mail provider is back",
+    consequence="Workers go on where the group stopped. If its breaker is open, one message is tried at once.",
+    happened="Resumed: workers go on within a second.",
+    permission="group:control",
+    button="Resume",
+    needs_reason=False,
+)
+SET_RATE = Declaration(
+    name="set_rate",
+    summary="Have a group handle only so many messages a second, over all workers",
+    details="It replaces the rate that the group's handler declares, until it is lifted again; then the declared one "
+    "counts, if there is one. Each worker sees it within a second.",
+    why="the provider allows 50 calls a second",
+    consequence="All workers together begin no more messages of this group in a second than that.",
+    happened="Written down: workers keep to it within a second.",
+    permission="group:control",
+    button="Set the rate",
+    needs_reason=False,
+)
+PAUSE_TOPIC = Declaration(
+    name="pause_topic",
+    summary="Pause the dispatch of a topic: nothing more of it reaches any group until it is resumed",
+    details="Producers go on: what they send commits, and waits in the schedule, from where it can be recalled. What "
+    "is in the queues already is still consumed; pause the groups to stop that. A message that is sent again "
+    "by an operator goes out at once.",
+    why="orders are being sent twice since the release",
+    consequence="What is sent to this topic is held: no group gets it until the topic is resumed.",
+    happened="Paused: what is sent to it is held.",
+    permission="topic:control",
+    button="Pause",
+)
+RESUME_TOPIC = Declaration(
+    name="resume_topic",
+    summary="Have the dispatch of a paused topic go on",
+    details="What was held goes out in the order in which it was committed, and nothing new of the topic before that.",
+    why="the release was taken back",
+    consequence="What was held goes out, in the order in which it was committed.",
+    happened="Resumed: what was held goes out within a second.",
+    permission="topic:control",
+    button="Resume",
+    needs_reason=False,
+)
+
+_WHOLE = (
+    *(RESET_GROUP, SKIP_GROUP, DELETE_GROUP, DELETE_TOPIC),
+    *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, PAUSE_TOPIC, RESUME_TOPIC),
+)
+
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR, ANSWER)
+DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR, ANSWER, *_WHOLE)
 
 #: The word under which the audit has the end of a session of the console.
 LOG_OUT = "log_out"

@@ -27,14 +27,14 @@ from outbox.dispatch import once as dispatch
 from outbox.dispatch import sql as dispatch_sql
 from outbox.errors import InvalidRequest
 from outbox.message.model import Resolution
-from outbox.operator.model import Actor, Target
+from outbox.operator.model import Actor, Target, as_actor
 from outbox.settings import Settings
 from outbox.text import process_name, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.acts import Act
+    from outbox.operator.acts import Act, Declaration
 
 _LONGEST = 4_000
 BUSY = "another transaction is working on it at this moment"
@@ -57,11 +57,18 @@ class ActRequest:
 
 def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActRequest:
     """Return an act as it is asked for; raise InvalidRequest if a reason, an option or the actor's name isn't one."""
-    if act.needs_reason and not why.strip():
-        raise InvalidRequest(f"give a reason: the audit must tell why ({act.name})", field="reason")
-    check_audited(by, why)
+    checked_actor(act, by, why)
     act.check_options(options)
     return ActRequest(act, by.name, why.strip(), dict(by.origin), dict(options))
+
+
+def checked_actor(act: Declaration, by: str | Actor, why: str) -> Actor:
+    """Return who does an act; raise InvalidRequest if it needs a reason and has none, or the audit can't record it."""
+    actor = as_actor(by)
+    if act.needs_reason and not why.strip():
+        raise InvalidRequest(f"give a reason: the audit must tell why ({act.name})", field="reason")
+    check_audited(actor, why)
+    return actor
 
 
 def check_audited(by: Actor, why: str) -> None:

@@ -16,7 +16,7 @@ from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlst
 from outbox.database.sql import audit, take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
 from outbox.message.compression import compress
-from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, ENCODING_HEADER, is_json, kind_of
+from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
 from outbox.message.model import HalfMessage, Status, uuid7
 from outbox.operator.acts import ACTS, EDIT, STATES
 from outbox.operator.changes import apply, check_audited, lock, requested
@@ -111,7 +111,8 @@ class Edits(MessageViews):
     def _new_half(self, found: MessageFacts, half: Mapping[str, Any], body: str) -> tuple[HalfMessage, bytes]:
         """Return the copy, and its body as it is before it is compressed."""
         content_type, headers, home = half["content_type"], dict(half["headers"] or {}), found.home
-        headers.pop(ENCODING_HEADER, None)
+        for of_original in (ENCODING_HEADER, DEDUPE_HEADER):
+            headers.pop(of_original, None)
         raw = self._raw(body, content_type)
         if raw == found.raw:
             raise InvalidRequest("the body is the same; change it, or resend the message as it is", field="body")
@@ -244,7 +245,7 @@ def _check_states(found: MessageFacts, edit: _Edit) -> None:
     _check_state(found.id, found.state or "unknown", edit)
     if (consumed := [row.group for row in found.inbox if row.status == Status.CONSUMED]) and not edit.acknowledged:
         raise _took_effect(found.id, consumed)
-    open_in = sorted(row.group for row in found.inbox if row.status in {Status.FAILED, "unconsumed"})
+    open_in = sorted(row.group for row in found.inbox if row.status in {Status.FAILED, Status.WAITING, "unconsumed"})
     if edit.original == "discard" and open_in:
         raise ActRefused(
             f"{Target(found.id)} can't be edited and discarded: it may still take effect in {', '.join(open_in)}; have "

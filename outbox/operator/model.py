@@ -117,13 +117,15 @@ class MessageFate(enum.StrEnum):
     """What became of a dispatched message in the groups that its producer knows (`Outbox.known_group`).
 
     ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it. ``failed``,
-    ``parked``, ``resend_exhausted``: so it is in at least one. ``compensated``: its local transaction was undone.
+    ``parked``, ``expired``, ``resend_exhausted``: so it is in at least one. ``compensated``: its local transaction was
+    undone.
     """
 
     CONSUMED = "consumed"
     UNCONSUMED = "unconsumed"
     FAILED = "failed"
     PARKED = "parked"
+    EXPIRED = "expired"
     RESEND_EXHAUSTED = "resend_exhausted"
     COMPENSATED = "compensated"
 
@@ -185,7 +187,10 @@ class ScheduledFilter:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """A message that waits for its time, or was recalled."""
+    """A message that waits for its time, or was recalled.
+
+    One that is ``held`` goes out when its topic is resumed, whose dispatch is paused; ``deliver_at`` says nothing then.
+    """
 
     database: str
     id: UUID
@@ -194,6 +199,7 @@ class ScheduledRow:
     deliver_at: dt.datetime
     recalled_at: dt.datetime | None
     recalled_by: str | None
+    held: bool
 
 
 class HalfStatus(enum.StrEnum):
@@ -271,7 +277,8 @@ class InboxRow:
     """A message in the inbox of a group; ``last_error`` is its first line in lists, all of it in `MessageView`.
 
     Beside the statuses of a row, ``status`` may be ``unconsumed`` (the group hasn't come so far) or ``left_out`` (it
-    has, and there is no row: its filter left the message out, or the row was pruned).
+    has, and there is no row: its filter left the message out, or the row was pruned). ``waits_for`` is the message
+    that holds back the key of this one in a group that is ordered by key.
     """
 
     database: str
@@ -289,6 +296,7 @@ class InboxRow:
     changed_at: dt.datetime | None
     discarded_at: dt.datetime | None = None
     quarantined_by: UUID | None = None
+    waits_for: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

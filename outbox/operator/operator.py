@@ -28,10 +28,10 @@ from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
+from outbox.operator.control import GroupControls
 from outbox.operator.databases import PATIENCE, Database, Databases
 from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
-from outbox.operator.health.overview import HealthViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import Lists
@@ -39,6 +39,8 @@ from outbox.operator.look.message import gather
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 from outbox.operator.notes import Notes
+from outbox.operator.topic_control import TopicControls
+from outbox.operator.topics import Topics
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -55,7 +57,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, HealthViews, LockViews):
+class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls, TopicControls):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

@@ -22,7 +22,7 @@ def _inbox(name: str, help_: str, listing: str, **more: Any) -> CommandGroup[mod
     shape = RowShape(
         model.InboxRow,
         "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
-        "changed=changed_at",
+        "waits_for changed=changed_at",
         {"status": lambda row: "discarded" if row.discarded_at else row.status},
         lambda row: f"{row.group}/{row.message_id}",
     )
@@ -42,6 +42,7 @@ inbox_app: typer.Typer = commands_of(
     Statuses:
       consumed     handled
       failed       will be retried, at its next attempt
+      waiting      an earlier message of its key is to be settled first (see waits_for)
       parked       a dead letter: waits for an operator (see `outbox dead`)
       quarantined  kept out of the group for ever: its local transaction was compensated
     \b

@@ -220,7 +220,11 @@ _SCHEDULED = CommandGroup(
       outbox messages scheduled --topic reminders
     """,
     model.ScheduledFilter,
-    RowShape(model.ScheduledRow, "id topic key deliver_at recalled_at recalled_by"),
+    RowShape(
+        model.ScheduledRow,
+        "id topic key deliver_at recalled_at recalled_by",
+        {"deliver_at": lambda row: "(held: its topic is paused)" if row.held else row.deliver_at},
+    ),
     "scheduled",
     "producer",
 )

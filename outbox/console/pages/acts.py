@@ -159,7 +159,7 @@ def badges_of(message: MessageView) -> list[str]:
     """Return the statuses that a message's page begins with: what is wrong with it first, then how far it has come."""
     rows = {row.status for row in message.inbox if not row.discarded_at}
     is_parked = "parked" in rows or bool(message.check and message.check["parked_at"])
-    first = "parked" if is_parked else "failed" if "failed" in rows else None
+    first = "parked" if is_parked else next((status for status in ("failed", "waiting") if status in rows), None)
     return [status for status in (first, message.status) if status]
 
 

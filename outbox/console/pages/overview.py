@@ -55,6 +55,7 @@ _TO_DO = {
     "halves": "See and decide",
     "handlers": "See the workers",
     "locks": "See who holds it",
+    "groups": "See what is stopped",
     "bulk-jobs": "See the jobs",
     "reconciliations": "See the runs",
     "system": "See the system",

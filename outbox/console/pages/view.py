@@ -41,6 +41,7 @@ NAVIGATION = (
     ("halves", "Halves & checks", "half", "h"),
     ("scheduled", "Scheduled", "clock", "s"),
     ("inbox", "Inbox", "inbox", "i"),
+    ("groups", "Groups", "person", "u"),
     ("bulk-jobs", "Bulk jobs", "list", "p"),
     ("sagas", "Sagas", "flow", "f"),
     ("reconciliations", "Reconciliation", "scales", "c"),
@@ -92,6 +93,7 @@ _CHIPS = {
     "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
     "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
     "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),
+    "expired": Chip("clock", "", "expired", "too old when the group came to it: not handled"),
     "unconsumed": Chip("hourglass", "info", "unconsumed", "the group doesn't have it"),
     "left_out": Chip("dash", "", "left out", "the group's filter left it out, or the row was pruned"),
     "resend_exhausted": Chip("stop", "bad", "given up", "a group has lost it as often as it was sent"),
@@ -115,6 +117,10 @@ _CHIPS = {
     "run_failed": Chip("x", "bad", "failed", "it came to no result"),
     "unended": Chip("question", "warn", "no end", "it has had no end for over an hour: its process must have died"),
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
+    # A group.
+    "paused": Chip("hourglass", "warn", "paused", "an operator has paused it: workers begin nothing of it"),
+    "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next probe"),
+    "half_open": Chip("half", "warn", "half open", "its breaker is open, and one message is tried, or about to be"),
     # A saga's flow and its commands.
     "compensating": Chip("undo", "warn", "compensating", "what was done is being undone"),
     "completed": Chip("check", "good", "completed", "every step was done"),

@@ -175,6 +175,16 @@ def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
             yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
 
 
+def stopped_groups(subject: Subject) -> Iterator[Diagnosis]:
+    """Groups that an operator has paused, and those that their breaker has stopped."""
+    yield from subject.judge(("group.paused", "breaker.open"), sql.STOPPED.named(subject.rows(sql.STOPPED)))
+
+
+def paused_topics(subject: Subject) -> Iterator[Diagnosis]:
+    """Topics whose dispatch an operator has paused."""
+    yield from subject.judge(["topic.paused"], sql.PAUSED_TOPICS.named(subject.rows(sql.PAUSED_TOPICS)))
+
+
 # --- halves, messages and groups ---------------------------------------------------------------------------------
 
 
@@ -350,7 +360,10 @@ def connections(examination: Examination) -> Iterator[Diagnosis]:
     ((most, reserved, of_role, of_database, used, used_by_role, used_in),) = examination.rows(sql.CONNECTIONS)
     needed = examination.thresholds.connections
     if needed is None:
-        consuming = sum(each.threads for each in examination.subscriptions or ())
+        subscriptions = examination.subscriptions or ()
+        consuming = sum(each.threads for each in subscriptions)
+        # What such groups leave behind is pruned on connections of its own, one for each database that they read.
+        consuming += len({each.source for each in subscriptions if not each.transactional})
         needed = _OF_A_WORKER + examination.settings.checks_in_flight + consuming
     role, database = examination.server.role, examination.server.database
     limits = [

@@ -23,7 +23,7 @@ from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
-from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerReport, WorkerRow
+from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.text import database_address
 
 if TYPE_CHECKING:
@@ -117,10 +117,12 @@ class DatabaseHealth(Subject):
         if "producer" in self.parts:
             yield from inspections.checks(self)
             yield from inspections.confirming(self)
+            yield from inspections.paused_topics(self)
             yield from self.judge(["saga.overdue"], map(dataclasses.asdict, self.numbers.sagas))
         yield from inspections.bulk_jobs(self)
         yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
         if "consumer" in self.parts:
+            yield from inspections.stopped_groups(self)
             yield from inspections.reconciliations(self)
 
 
@@ -296,6 +298,14 @@ def _reports_in(database: Database) -> list[WorkerReport]:
         return workers.workers_in(connection, database)
 
 
+def _group_states(connection: Connection, database: Database) -> dict[tuple[str | None, str], GroupState]:
+    """Return whether groups go on, by group and topic; those that nothing was ever done to are left out."""
+    if "consumer" not in database.parts:
+        return {}
+    rows = sql.GROUP_STATES.read(connection, database.schema)
+    return {(row["group"], row["topic"]): row["state"] for row in rows}
+
+
 def why_unreachable(error: BaseException) -> str:
     """Return in one line why a database can't be reached; there is no password in it."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
@@ -384,7 +394,18 @@ class HealthViews(OverDatabases):
 
     def handlers(self) -> list[HandlerRow]:
         """Return what is registered on the living workers, by kind and topic."""
-        return [row for database in self.databases.values() for row in workers.merged(_reports_in(database))]
+        rows = []
+        for database in self.databases.values():
+            with database.reading() as connection:
+                found = workers.merged(workers.workers_in(connection, database))
+                states = _group_states(connection, database)
+            rows += [
+                dataclasses.replace(row, state=states.get((row.group, row.topic), "running"))
+                if row.kind == "consumer"
+                else row
+                for row in found
+            ]
+        return rows
 
     def system(self) -> System:
         """Return what all of this runs on; a database that is away hides no other."""

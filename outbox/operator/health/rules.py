@@ -333,6 +333,31 @@ RULES: Mapping[str, Rule] = {
         details="group topic behind retention",
         page="inbox?group&topic",
     ),
+    "group.paused": Rule(
+        "Group {group!r} of topic {topic!r} has been paused for {age:duration} by {by}: {why}",
+        "when that is over: outbox group resume {group:quoted} --topic {topic:quoted} {at}",
+        Severity.NOTE,
+        value="paused",
+        details="group topic age=paused by why",
+        page="groups",
+    ),
+    "breaker.open": Rule(
+        "Group {group!r} of topic {topic!r} has handled nothing for {age:duration}: its breaker is open, since "
+        "everything failed: {because}",
+        "mend what the error names; a message is tried from time to time, and the group goes on when that succeeds\n"
+        "to have one tried at once: outbox group resume {group:quoted} --topic {topic:quoted} {at}",
+        value="opened",
+        details="group topic age=opened because",
+        page="groups",
+    ),
+    "topic.paused": Rule(
+        "The dispatch of topic {topic!r} has been paused for {age:duration} by {by}: {why}",
+        "when that is over: outbox topics resume {topic:quoted} {at}",
+        Severity.NOTE,
+        value="paused",
+        details="topic age=paused by why",
+        page="groups",
+    ),
     "group.unconsumed": Rule(
         "Group {group!r} is {lag:message|messages} behind in topic {topic!r}: no living worker consumes for it.",
         _WORKER + " --roles consume,retry",

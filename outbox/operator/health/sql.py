@@ -85,9 +85,10 @@ SELECT topic, sum(checks)::int8 FROM {s}.check_total GROUP BY topic
 #: Counts of scheduled messages, ``limit`` at most: a part of `TopicStats`.
 SCHEDULED = Query("""
 -- topic scheduled next_due overdue oldest_overdue
-SELECT h.topic, count(*), min(d.deliver_at), count(*) FILTER (WHERE late),
+SELECT h.topic, count(*), min(d.deliver_at) FILTER (WHERE d.held_topic IS NULL), count(*) FILTER (WHERE late),
        extract(epoch FROM clock_timestamp() - min(d.deliver_at) FILTER (WHERE late))::float8
-  FROM (SELECT half_id, deliver_at, deliver_at < clock_timestamp() - make_interval(secs => %(undispatched)s) AS late
+  FROM (SELECT half_id, held_topic, deliver_at,
+               deliver_at < clock_timestamp() - make_interval(secs => %(undispatched)s) AS late
           FROM {s}.scheduled_message
          WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
   JOIN {s}.half_message h ON h.id = d.half_id
@@ -262,19 +263,41 @@ SELECT p.consumer_group, p.topic, p.queue,
  ORDER BY 1, 2, 3
 """)
 
-#: Counts of failed messages, and parked ones that aren't discarded; ``limit`` of each at most: a part of `GroupStats`.
+#: How long (seconds) the first message after an offset has waited, of queues that have one: a part of `GroupStats`.
+WAITING = Query("""
+-- group topic oldest_lag
+SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.visible_at))::float8
+  FROM unnest(%(groups)s::text[], %(topics)s::text[], %(queues)s::int[], %(positions)s::bigint[])
+       AS p (consumer_group, topic, queue, position)
+ CROSS JOIN LATERAL (SELECT visible_at FROM {s}.message m
+                      WHERE m.topic = p.topic AND m.queue = p.queue AND m.position > p.position
+                      ORDER BY m.position LIMIT 1) n
+ GROUP BY 1, 2
+""")
+
+#: Counts of failed messages, of those that wait for an earlier one of their key, and of parked ones that aren't
+#: discarded; ``limit`` of each at most: a part of `GroupStats`.
 FAILURES = Query(f"""
--- group topic failed oldest_due overdue parked oldest_parked parked_id
+-- group topic failed oldest_due overdue waiting parked oldest_parked parked_id
 {GROUP_QUEUES}
-SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
+SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+ CROSS JOIN LATERAL (
+       SELECT EXISTS (SELECT FROM {{s}}.group_control c
+                       WHERE c.consumer_group = g.consumer_group AND c.topic = g.topic
+                         AND (c.paused_at IS NOT NULL OR c.opened_at IS NOT NULL))) h (held)
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
-              count(*) FILTER (WHERE due < statement_timestamp() - make_interval(secs => %(retry)s))
+              count(*) FILTER (WHERE NOT h.held AND due < statement_timestamp() - make_interval(secs => %(retry)s))
          FROM (SELECT next_attempt_at FROM {{s}}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
+ CROSS JOIN LATERAL (
+       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'waiting'
+           AND order_key IS NOT NULL AND discarded_at IS NULL
+         LIMIT %(limit)s) f) w (waiting)
  CROSS JOIN LATERAL (
        SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
@@ -286,6 +309,32 @@ SELECT g.consumer_group, g.topic, f.*, n.parked, p.age, p.message_id
           AND discarded_at IS NULL
         ORDER BY message_id LIMIT 1) p ON true
  ORDER BY 1, 2
+""")
+
+#: Whether a group goes on, by its row ``c`` of ``group_control``, which it may not have.
+GROUP_STATE = """CASE WHEN c.paused_at IS NOT NULL THEN 'paused' WHEN c.opened_at IS NULL THEN 'running'
+            WHEN c.probe_at > clock_timestamp() THEN 'open' ELSE 'half_open' END"""
+
+#: The state of each group that anything was ever done to: the others are running.
+GROUP_STATES = Query(f"""
+-- group topic state
+SELECT consumer_group, topic, {GROUP_STATE} FROM {{s}}.group_control c
+""")
+
+#: Groups that are stopped, by an operator or by their breaker: for how long (s) either, by whom and why.
+STOPPED = Query("""
+-- group topic paused by why opened because
+SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason,
+       extract(epoch FROM clock_timestamp() - opened_at)::float8, opened_because
+  FROM {s}.group_control WHERE paused_at IS NOT NULL OR opened_at IS NOT NULL
+ ORDER BY 1, 2
+""")
+
+#: Topics of which nothing is dispatched: for how long (s), by whom and why.
+PAUSED_TOPICS = Query("""
+-- topic paused by why
+SELECT topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason
+  FROM {s}.topic_pause WHERE resumed_at IS NULL ORDER BY 1
 """)
 
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues

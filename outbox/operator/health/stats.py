@@ -34,7 +34,7 @@ _IN_SAMPLE_OF_TOPIC = (
     "oldest_undispatched", "scheduled", "exhausted", "capped",
 )  # fmt: skip
 _IN_SAMPLE_OF_SAGA = ("open", "compensating", "overdue", "oldest_overdue", "capped")
-_IN_SAMPLE_OF_GROUP = ("consumed", "lag", "failed", "parked", "capped")
+_IN_SAMPLE_OF_GROUP = ("consumed", "lag", "oldest_lag", "failed", "parked", "capped")
 
 
 @dataclass(slots=True)
@@ -44,11 +44,12 @@ class TopicStats:
     ``undecided``: halves without a decision; of them ``parked`` are over their checks, the first of them ``parked_id``
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
     far. ``undispatched``: committed, but not a message yet. ``scheduled``: committed for later, the next at
-    ``next_due``; ``overdue`` of them should have been released, the first ``oldest_overdue`` seconds ago. ``messages``:
-    all there ever were. ``committed`` and ``rolled_back``: halves that were decided so, as far as dispatch has come;
-    ``checks``: how often a checker or a fence was asked. These three only grow, and are counted from the upgrade on
-    that brought them. ``exhausted``: sent again as often as the settings say, and still not in a group's inbox; the
-    first of them, ``exhausted_id``, in ``exhausted_group``, since ``oldest_exhausted`` seconds.
+    ``next_due``, or held by a pause of their topic; ``overdue`` of them should have been released, the first
+    ``oldest_overdue`` seconds ago. ``messages``: all there ever were. ``committed`` and ``rolled_back``: halves that
+    were decided so, as far as dispatch has come; ``checks``: how often a checker or a fence was asked. These three only
+    grow, and are counted from the upgrade on that brought them. ``exhausted``: sent again as often as the settings say,
+    and still not in a group's inbox; the first of them, ``exhausted_id``, in ``exhausted_group``, since
+    ``oldest_exhausted`` seconds.
     """
 
     topic: str
@@ -81,20 +82,23 @@ class GroupStats:
     """One group of a topic on the consumer's side.
 
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
-    topic's producer is in another database. ``failed``: will be retried, the oldest due one since
-    ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``parked``: waiting for an operator,
-    and not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds. ``lost``: messages
-    that the group had read and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds
-    ago.
+    topic's producer is in another database. ``oldest_lag``: for how many seconds the first of them has been in its
+    queue. ``failed``: will be retried, the oldest due one since
+    ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``waiting``: for an earlier message
+    of their key. ``parked``: waiting for an operator, and not discarded; the oldest message of them, ``parked_id``,
+    since ``oldest_parked`` seconds. ``lost``: messages that the group had read and the producer has lost; ``lost_id``
+    is one, found with the others ``newest_loss`` seconds ago.
     """
 
     group: str
     topic: str
     consumed: int = 0
     lag: int | None = None
+    oldest_lag: float | None = None
     failed: int = 0
     oldest_due: float | None = None
     overdue: int = 0
+    waiting: int = 0
     parked: int = 0
     oldest_parked: float | None = None
     parked_id: UUID | None = None
@@ -189,11 +193,17 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             groups = [
                 GroupStats(
                     **row | losses.get((row["group"], row["topic"]), {}),
-                    capped=[count for count in ("failed", "parked") if row[count] >= LIMIT],
+                    capped=[count for count in ("failed", "waiting", "parked") if row[count] >= LIMIT],
                 )
                 for row in sql.FAILURES.named(failed)
             ]
-            _add_lags(groups, offsets, heads)
+            if behind_at := _add_lags(groups, offsets, heads):
+                names = ("groups", "topics", "queues", "positions")
+                columns = dict(zip(names, map(list, zip(*behind_at, strict=True)), strict=True))
+                rows = sql.WAITING.named(execute(connection, sql.WAITING(schema, **columns))[0])
+                ages = {(row["group"], row["topic"]): row["oldest_lag"] for row in rows}
+                for group in groups:
+                    group.oldest_lag = ages.get((group.group, group.topic))
     return Stats(at, [topics[name] for name in sorted(topics)], groups, sagas)
 
 
@@ -215,6 +225,10 @@ def _known(row: object, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(row, name)) or (name == "lag" and value is not None)}
 
 
+#: Where a group stands in a queue that has more: group, topic, queue, position.
+_Behind = tuple[str, str, int, int]
+
+
 def undispatched(connection: Connection, schema: str) -> list[dict[str, Any]]:
     """Return the rows of `sql.undispatched` after the newest cursor."""
     (cursors,) = execute(connection, newest_cursor(schema))
@@ -224,7 +238,9 @@ def undispatched(connection: Connection, schema: str) -> list[dict[str, Any]]:
     return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
 
-def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row]) -> None:
+def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row]) -> list[_Behind]:
+    """Set how far behind the groups are; return where they stand in the queues that have more."""
+    short_of: list[_Behind] = []
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     ends: dict[str, dict[int, int]] = defaultdict(dict)
     for group, topic, queue, position in offsets:
@@ -235,7 +251,11 @@ def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Itera
         positions = reached[each.group, each.topic]
         each.consumed = sum(map(number_of, positions.values()))
         if each.topic in ends:
-            each.lag = sum(behind(positions.get(queue, 0), end) for queue, end in ends[each.topic].items())
+            lags = {queue: behind(positions.get(queue, 0), end) for queue, end in ends[each.topic].items()}
+            each.lag = sum(lags.values())
+            at = ((each.group, each.topic, queue, positions.get(queue, 0)) for queue, lag in lags.items() if lag)
+            short_of.extend(at)
+    return short_of
 
 
 # --- over time ---------------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
+from outbox.consumer.meter import percentile
 from outbox.database.execute import execute
 from outbox.operator.health.sql import WORKERS
 
@@ -62,11 +64,16 @@ class WorkerReport:
     seconds: float
 
 
+#: Whether a group goes on: ``open`` is one that its breaker has stopped, ``half_open`` one that tries a message.
+GroupState = Literal["running", "paused", "open", "half_open"]
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerRow:
     """What is registered for a topic on the living workers; ``kind``: consumer, checker, compensation, reconciliation.
 
-    ``workers`` are the names of those that have it.
+    ``workers`` are the names of those that have it, ``numbers`` what a consumer's handler does there. ``state`` tells
+    of it whether its group goes on.
     """
 
     database: str
@@ -76,6 +83,29 @@ class HandlerRow:
     group: str | None
     options: dict[str, Any]
     workers: list[str]
+    numbers: HandlerNumbers | None = None
+    state: GroupState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerNumbers:
+    """What a group's handler has done lately on the living workers, as they reported it last.
+
+    ``rate``: messages a second that were consumed. ``p50`` and ``p95``: within how many seconds half of its calls
+    ended, and nearly all (95 %); None if there were none. ``failures``: attempts that failed. All of that in the last
+    ``seconds``: five minutes, or since the workers started. ``in_flight``: messages that it had just then. ``lag``:
+    messages that the group had not come to when a worker looked last, the oldest of them for ``oldest_lag`` seconds;
+    None where none has looked.
+    """
+
+    seconds: float
+    rate: float
+    p50: float | None
+    p95: float | None
+    failures: int
+    in_flight: int
+    lag: int | None
+    oldest_lag: float | None
 
 
 def workers_in(connection: Connection, database: Database) -> list[WorkerReport]:
@@ -94,13 +124,51 @@ def reports(database: str, rows: Iterable[Row]) -> list[WorkerReport]:
 def merged(reports: Iterable[WorkerReport]) -> list[HandlerRow]:
     """Return each handler once, with the living workers that have it; one that differs between them more than once."""
     found: dict[str, HandlerRow] = {}
+    work: defaultdict[str, list[tuple[WorkerReport, Mapping[str, Any]]]] = defaultdict(list)
     for worker in reports:
         for handler in worker.handlers if worker.row.alive else ():
             kind, topic, name, group = (handler.get(key) for key in ("kind", "topic", "name", "group"))
-            options = handler.get("options", {})
+            options, identity = handler.get("options", {}), json.dumps(handler, sort_keys=True)
             row = HandlerRow(worker.row.database, str(kind), str(topic), str(name), group, options, [])
-            found.setdefault(json.dumps(handler, sort_keys=True), row).workers.append(worker.row.name)
-    return sorted(found.values(), key=lambda row: (row.kind, row.topic, row.group or "", row.name))
+            found.setdefault(identity, row).workers.append(worker.row.name)
+            if kind == "consumer":
+                work[identity] += [(worker, each) for each in _work_of(worker, topic, group)]
+    rows = [replace(row, numbers=_numbers(work[identity])) for identity, row in found.items()]
+    return sorted(rows, key=lambda row: (row.kind, row.topic, row.group or "", row.name))
+
+
+def _work_of(worker: WorkerReport, topic: object, group: object) -> list[Mapping[str, Any]]:
+    """Return what one worker reports of a handler, in whichever of its duties; workers of before report nothing."""
+    reported = (duty.get("handler") for duty in worker.row.duties.values())
+    return [each for each in reported if each and (each["topic"], each["group"]) == (topic, group)]
+
+
+def _numbers(work: Sequence[tuple[WorkerReport, Mapping[str, Any]]]) -> HandlerNumbers | None:
+    """Add up what workers report of a handler; None where none does."""
+    if not work:
+        return None
+    calls: Counter[str] = Counter()
+    for _, each in work:
+        calls.update(each["calls"])
+    measured = [(worker, each) for worker, each in work if each["looked"] is not None]
+    lag, oldest = None, None
+    if measured:
+        worker, each = min(measured, key=lambda one: one[0].seconds + one[1]["looked"])
+        lag, since = each["lag"], each["waiting_since"]
+        if since is not None:
+            # By the clock of the workers' database, as far as the producer's goes by the same time.
+            now = worker.row.seen_at + dt.timedelta(seconds=worker.seconds)
+            oldest = max((now - dt.datetime.fromisoformat(since)).total_seconds(), 0.0)
+    return HandlerNumbers(
+        seconds=max(each["seconds"] for _, each in work),
+        rate=sum(each["done"] / max(each["seconds"], 1.0) for _, each in work),
+        p50=percentile(calls, 0.5),
+        p95=percentile(calls, 0.95),
+        failures=sum(each["failed"] for _, each in work),
+        in_flight=sum(each["in_flight"] for _, each in work),
+        lag=lag,
+        oldest_lag=oldest,
+    )
 
 
 def source_of(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
+from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import GROUP_QUEUES
 from outbox.message.model import Status
@@ -31,8 +32,8 @@ FEW_ROWS = 5_000
 UNCLASSIFIED = "unclassified"
 
 #: Which index leads to the rows: that of the parked ones, place by place or (where they are few) all of them; that of
-#: the failed or the discarded ones, all of them; the primary key, group by group.
-Source = Literal["parked", "parked_few", "failed", "discarded", "all"]
+#: the failed, the waiting or the discarded ones, all of them; the primary key, group by group.
+Source = Literal["parked", "parked_few", "failed", "waiting", "discarded", "all"]
 
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=(1 << 128) - 1)
 
@@ -46,8 +47,14 @@ _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 # Only ASCII letters are alike in both cases: by the rules of a language it would take five times as long.
 _HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
 
-_ROW = """m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.status, m.attempts, m.next_attempt_at,
-       m.error_kind, {error}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by"""
+# The first message of the key, as it is now: the one before it may wait itself.
+_WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN ('waiting', 'parked') AND m.discarded_at IS NULL THEN (
+           SELECT h.message_id FROM {{s}}.consumer_message h
+            WHERE h.consumer_group = m.consumer_group AND h.topic = m.topic AND h.order_key = m.order_key
+              AND {HOLDS_KEY}
+            ORDER BY h.turn, h.position, h.message_id LIMIT 1) END"""
+_ROW = f"""m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.status, m.attempts, m.next_attempt_at,
+       m.error_kind, {{error}}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by, {_WAITS_FOR}"""
 #: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
 SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
 FULL_ROW = _ROW.replace("{error}", "m.last_error")
@@ -132,6 +139,7 @@ _IN_SOURCE = {"parked": "m.topic = p.topic AND m.status = 'parked'", "all": "tru
 _ONLY = {
     "parked_few": "m.status = 'parked'",
     "failed": "m.status = 'failed'",
+    "waiting": "m.status = 'waiting' AND m.order_key IS NOT NULL AND m.discarded_at IS NULL",
     "discarded": "m.discarded_at IS NOT NULL",
 }
 
@@ -378,12 +386,12 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
 #: The groups of each topic. Rows: ``(topic, group)``.
 GROUPS_OF_TOPICS = f"{GROUP_QUEUES} SELECT DISTINCT topic, consumer_group FROM place ORDER BY 1, 2"
 
-#: Which of these messages a group is done with, or has failed and will retry. Rows: ``(id,)``.
+#: Which of these messages a group is done with, or will try by itself: they failed, or wait. Rows: ``(id,)``.
 met: Template = Template("""
 SELECT w.id FROM unnest(%(ids)s::uuid[]) w (id)
  CROSS JOIN LATERAL (SELECT status FROM {s}.consumer_message
                       WHERE consumer_group = %(group)s AND message_id = w.id LIMIT 1) m
- WHERE m.status IN ('consumed', 'quarantined', 'failed')
+ WHERE m.status IN ('consumed', 'quarantined', 'expired', 'failed', 'waiting')
 """)
 
 #: What became of messages in groups since acts, each at its time.
@@ -394,7 +402,7 @@ since: Template = Template("""
 SELECT w.number::int - 1, w.consumer_group,
        CASE WHEN m.message_id IS NULL THEN 'unconsumed'
             WHEN m.discarded_at IS NOT NULL THEN 'discarded'
-            WHEN m.status IN ('consumed', 'quarantined') THEN m.status
+            WHEN m.status IN ('consumed', 'quarantined', 'expired') THEN m.status
             WHEN a.failed_at IS NOT NULL THEN m.status
             WHEN m.status = 'parked' AND m.changed_at > w.acted_at THEN 'parked'
             ELSE 'pending' END,

@@ -60,9 +60,8 @@ class Lists(OverDatabases):
         """Return a page of the producers' messages that fit, the newest first.
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages) at most, unless an index finds what
-        fits: undecided and scheduled messages, and a key where there is an index on ``half_message (key)`` or
-        ``(topic, key)``. Bodies are compared here, `lists_sql.BODIES` of them at a time. With a group, see
-        `outbox.operator.look.unconsumed`.
+        fits: undecided and scheduled messages, and a key, unless somebody has dropped its index. Bodies are compared
+        here, `lists_sql.BODIES` of them at a time. With a group, see `outbox.operator.look.unconsumed`.
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:
@@ -320,6 +319,7 @@ def _sources(connection: Connection, schema: str, query: InboxQuery) -> list[tup
     by_status: dict[Status, tuple[Source | None, Source]] = {
         Status.PARKED: (few, "parked"),
         Status.FAILED: ("failed", "all"),
+        Status.WAITING: ("waiting", "all"),
         Status.QUARANTINED: (None, "all"),
     }
     statuses = set(query.status)

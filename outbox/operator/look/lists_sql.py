@@ -408,7 +408,7 @@ def list_scheduled(schema: str, criteria: ScheduledFilter, after: tuple[Any, ...
         schema,
         {"topic": criteria.topic, "time": time, "id": half_id, "limit": limit, "window": window},
         table="scheduled_message",
-        row="c.half_id, h.topic, h.key, c.deliver_at, c.recalled_at, c.recalled_by",
+        row="c.half_id, h.topic, h.key, c.deliver_at, c.recalled_at, c.recalled_by, c.held_topic IS NOT NULL",
         join=_OF_HALF.replace("{kind}", "INNER"),
         **(_RECALLED if criteria.recalled else _DUE),
     )

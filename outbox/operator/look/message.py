@@ -57,7 +57,8 @@ class MessageFacts(MessageRecord):
     """What the databases know of one message; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
-    living workers have for its topic. ``unseen`` are databases that couldn't be read, and why.
+    living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
+    databases that couldn't be read, and why.
     """
 
     home: Database | None = None
@@ -65,6 +66,7 @@ class MessageFacts(MessageRecord):
     raw: bytes = b""
     workers: int = 0
     handlers: list[HandlerRow] = field(default_factory=list)
+    earlier: list[dict[str, Any]] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
 
     @property
@@ -149,6 +151,9 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
         found.attempts += [FailedAttempt(database.name, *attempt) for attempt in attempts]
         rows = [InboxRow(database.name, *row[2:]) for row in inbox]
         found.inbox += rows + _groups_without_row(connection, database, found, {row.group for row in rows})
+        groups = [row.group for row in rows]
+        earlier = message_sql.EARLIER.read(connection, schema, id=message_id, groups=groups) if groups else []
+        found.earlier += [{"database": database.name, **each} for each in earlier]
         findings = message_sql.FINDINGS.read(connection, schema, id=message_id)
         found.findings += [{"database": database.name, **finding} for finding in findings]
     reported = workers_in(connection, database)
@@ -194,6 +199,8 @@ def _next_at_producer(found: MessageFacts) -> Iterator[str]:
         yield f"rolled back by the {op['decided_by']} on {_at(op['decided_at'])}: it is never sent"
     elif found.state == "recalled" and found.scheduled:
         yield f"recalled by {found.scheduled['recalled_by']}: it is not sent"
+    elif found.state == "scheduled" and (found.scheduled or {}).get("held_topic"):
+        yield "held: the dispatch of its topic is paused, or what was held before it is still to go out"
     elif found.state == "scheduled":
         due = (found.scheduled or found.half or {})["deliver_at"]
         yield f"scheduled for {_at(due)}"
@@ -222,9 +229,11 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
         retries = found.limit("consumer", row.group, "retries", len(databases[row.database].settings.retry_delays))
         due = f" at {_at(row.next_attempt_at)}" if row.next_attempt_at else ""
         yield f"retry {row.attempts} of {retries} by {row.group}{due}"
+    for row in rows["waiting"]:
+        yield f"waits in {_groups([row])} for message {row.waits_for}, which is before it in its key"
     if unconsumed := rows["unconsumed"]:
         yield f"comes next to {_groups(unconsumed)}"
-    for state in ("quarantined", "discarded", "consumed", "left_out"):
+    for state in ("quarantined", "discarded", "expired", "consumed", "left_out"):
         if rows[state]:
             yield f"{_IN_INBOX[state]} {_groups(rows[state])}"
     if found.state == "dispatched" and not found.inbox:
@@ -234,8 +243,10 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
 _IN_INBOX = {
     "parked": "parked by",
     "failed": "failed in",
+    "waiting": "waits in",
     "quarantined": "quarantined in",
     "discarded": "discarded in",
+    "expired": "expired in",
     "consumed": "consumed by",
     "left_out": "left out by",
 }
@@ -313,7 +324,7 @@ _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": 
 
 def timeline(found: MessageFacts) -> list[Event]:
     """Return what happened to a message; at the same moment, what is written first comes first."""
-    events = [*_at_producer(found), *_in_inboxes(found), *_by_operators(found)]
+    events = [*_at_producer(found), *_in_inboxes(found), *_in_earlier_readings(found), *_by_operators(found)]
     # One statement writes half and op, and may stamp the op first.
     born = found.half["born_at"] if found.half else None
     return sorted(events, key=lambda event: event.at if born is None else max(event.at, born))
@@ -358,7 +369,8 @@ def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
     for row in found.inbox:
         if row.received_at is None or row.changed_at is None:
             continue
-        if row.status != "consumed" or (row.attempts or 0) > 1:
+        # At the first attempt it was consumed when it was first handled; what waits or is too old had no attempt.
+        if (row.attempts or 0) > (1 if row.status == "consumed" else 0):
             yield Event(row.received_at, "received", f"First handled by group {row.group}", row.database)
         first_line = (row.last_error or "").partition("\n")[0] or None
         times = f" ({row.attempts} attempts)" if (row.attempts or 0) > 1 else ""
@@ -368,6 +380,13 @@ def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
             yield Event(row.changed_at, row.status, title, row.database, first_line)
         else:
             yield Event(row.discarded_at, "discarded", f"Discarded in group {row.group}", row.database, first_line)
+
+
+def _in_earlier_readings(found: MessageFacts) -> Iterator[Event]:
+    for each in found.earlier:
+        done = _IN_INBOX.get(each["status"], each["status"]).capitalize()
+        title = f"{done} group {each['group']}, in reading {each['reading']}"
+        yield Event(each["changed_at"], each["status"], title, each["database"], each["error"])
 
 
 def _by_operators(found: MessageFacts) -> Iterator[Event]:

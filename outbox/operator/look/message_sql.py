@@ -71,8 +71,8 @@ SELECT consumer_group, status, settled, callback, reason, recorded_at FROM {s}.d
 SELECT send_number, queue, position, visible_at FROM {s}.message WHERE half_id = %(id)s ORDER BY send_number
 """),
     "scheduled": Query("""
--- deliver_at recalled_at recalled_by
-SELECT deliver_at, recalled_at, recalled_by FROM {s}.scheduled_message WHERE half_id = %(id)s
+-- deliver_at recalled_at recalled_by held_topic
+SELECT deliver_at, recalled_at, recalled_by, held_topic FROM {s}.scheduled_message WHERE half_id = %(id)s
 """),
     "compensation": Query("""
 -- function requested_by reason result:json compensated_at
@@ -102,6 +102,14 @@ SELECT * FROM (SELECT consumer_group, failed_at, attempt, status, worker, second
                  FROM {s}.attempt_history WHERE message_id = %s
                 ORDER BY failed_at DESC LIMIT 1000) a
  ORDER BY failed_at, consumer_group
+""")
+
+#: What these groups' inboxes said of a message before they read it again.
+EARLIER = Query("""
+-- group reading status attempts error received_at changed_at
+SELECT consumer_group, reading, status, attempts, left(split_part(last_error, E'\\n', 1), 1000), received_at, changed_at
+  FROM {s}.reread_message WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+ ORDER BY consumer_group, reading
 """)
 
 #: What reconciliations found about a message, the newest first, 100 at most.

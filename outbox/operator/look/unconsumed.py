@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: How many messages of each queue one search looks at, where the filter has more conditions.
 WINDOW = 1_000
 _LAST_POSITION = 2**63 - 1
+#: What an inbox has of messages that are not consumed yet and will be by themselves; each is a part of the list.
+_UNFINISHED = (Status.FAILED, Status.WAITING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class _Search:
             for queue in range(queues[producer][topic])
             for part in [_QueuePart(name, producer, topic, queue, offsets.get(queue, 0))]
         }
-        self.parts = [*self.queue_parts, *(json.dumps([name]) for name in known)]
+        self.parts = [*self.queue_parts, *(json.dumps([name, status]) for name in known for status in _UNFINISHED)]
 
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -180,7 +182,7 @@ class _Search:
             found |= self._after_offsets(
                 producer, [each for each in going_on if each.producer == producer], after, limit
             )
-        return found | {name: self._failed(name, after[name], limit) for name in after.keys() - found.keys()}
+        return found | {name: self._unfinished(name, after[name], limit) for name in after.keys() - found.keys()}
 
     def _after_offsets(
         self, producer: str, going_on: Sequence[_QueuePart], after: Mapping[str, After], limit: int
@@ -221,14 +223,14 @@ class _Search:
 
         return read_each([self.databases[consumer]], find, away).get(consumer, set())
 
-    def _failed(self, name: str, after: After, limit: int) -> Part[_Found]:
-        """Read on in what the group has failed and will retry."""
-        (consumer,) = json.loads(name)
-        query = InboxQuery(status=(Status.FAILED,), group=self.group, topic=self.criteria.topic)
+    def _unfinished(self, name: str, after: After, limit: int) -> Part[_Found]:
+        """Read on in what the group has failed and will retry, or in what waits for that."""
+        consumer, status = json.loads(name)
+        query = InboxQuery(status=(Status(status),), group=self.group, topic=self.criteria.topic)
         below = (after[1], self.group) if after else None
 
         def list_failed(connection: Connection, database: Database) -> list[Row]:
-            return execute(connection, inbox_sql.list_inbox(database.schema, query, "failed", below, limit))[0]
+            return execute(connection, inbox_sql.list_inbox(database.schema, query, status, below, limit))[0]
 
         away: list[str] = []
         failed = [

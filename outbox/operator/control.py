@@ -1,0 +1,233 @@
+"""What holds groups back, as operators see and change it: pauses, rates over all workers, breakers.
+
+Each is a row that the group's workers look at every half second (`outbox.consumer.control.gate`); an act writes it
+together with its row in the audit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outbox.database.execute import Statement, Template, execute
+from outbox.database.sql import GROUP_QUEUES, audit
+from outbox.errors import ActRefused, DatabaseUnreached, GroupNotFound, InvalidHandler, InvalidRequest
+from outbox.message.limits import rate_of, rate_text
+from outbox.operator.acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE, Declaration
+from outbox.operator.changes import checked_actor
+from outbox.operator.databases import Database, Databases, OverDatabases, Query
+from outbox.operator.health.sql import GROUP_STATE
+from outbox.operator.health.workers import GroupState
+from outbox.operator.model import Actor
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class GroupControl:
+    """What holds a group of a topic back.
+
+    ``rate`` is messages a second, as an operator has set it; None: as its handler declares. ``opened_because`` is the
+    error at which its breaker opened, ``openings`` how often that has happened, ``probe_at`` when a message is tried.
+    """
+
+    database: str
+    group: str
+    topic: str
+    state: GroupState
+    paused_at: dt.datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    rate: float | None
+    opened_at: dt.datetime | None
+    probe_at: dt.datetime | None
+    opened_because: str | None
+    openings: int
+
+    @property
+    def because(self) -> str:
+        """Why the group stands still: the reason of its pause, or the error at which its breaker opened."""
+        return (self.pause_reason if self.paused_at else self.opened_because) or ""
+
+    @property
+    def rate_text(self) -> str:
+        """The rate as it is written; empty where no operator has set one."""
+        return "" if self.rate is None else rate_text(self.rate)
+
+
+_CONTROLS = Query(f"""
+-- group topic state paused_at paused_by pause_reason rate opened_at probe_at opened_because openings
+{GROUP_QUEUES}
+SELECT g.consumer_group, g.topic,
+       {GROUP_STATE},
+       c.paused_at, c.paused_by, c.pause_reason, c.rate, c.opened_at, c.probe_at, c.opened_because,
+       coalesce(c.openings, 0)
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+  LEFT JOIN {{s}}.group_control c ON c.consumer_group = g.consumer_group AND c.topic = g.topic
+ ORDER BY 1, 2
+""")
+
+_PAUSE = Template("""
+INSERT INTO {s}.group_control AS c (consumer_group, topic, paused_at, paused_by, pause_reason)
+SELECT %(group)s, t, clock_timestamp(), %(by)s, %(why)s FROM unnest(%(topics)s::text[]) t
+ON CONFLICT (consumer_group, topic) DO UPDATE
+   SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason
+ WHERE c.paused_at IS NULL
+RETURNING topic
+""")
+_RESUME = Template("""
+UPDATE {s}.group_control
+   SET paused_at = NULL, paused_by = NULL, pause_reason = NULL,
+       probe_at = CASE WHEN opened_at IS NOT NULL THEN clock_timestamp() END
+ WHERE consumer_group = %(group)s AND topic = ANY (%(topics)s::text[])
+   AND (paused_at IS NOT NULL OR opened_at IS NOT NULL)
+RETURNING topic
+""")
+_RATE = Template("""
+INSERT INTO {s}.group_control AS c (consumer_group, topic, rate)
+SELECT %(group)s, t, %(rate)s FROM unnest(%(topics)s::text[]) t
+ON CONFLICT (consumer_group, topic) DO UPDATE SET rate = excluded.rate
+ WHERE c.rate IS DISTINCT FROM excluded.rate
+RETURNING topic
+""")
+
+
+def controls_in(connection: Connection, database: Database) -> list[GroupControl]:
+    """Return each group of each topic that a database knows, with what holds it back."""
+    return [GroupControl(database=database.name, **row) for row in _CONTROLS.read(connection, database.schema)]
+
+
+def no_group(databases: Databases, what: str, name: str | None) -> GroupNotFound | DatabaseUnreached:
+    """Return the error that no database of this name, or none at all, ``what``: or one can't be read that may."""
+    if away := databases.away_for(name):
+        return DatabaseUnreached(away)
+    return GroupNotFound(f"no registered database ({', '.join(databases)}) {what}")
+
+
+class GroupControls(OverDatabases):
+    """What an operator sees of what holds groups back, and changes.
+
+    A ``topic`` limits an act to what the group consumes of it; without one it is done for all that the group consumes.
+
+    Raises (all of its acts):
+        GroupNotFound: no registered database has such a group.
+        ActRefused: there is nothing to change.
+        InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
+            databases have the group and none is named.
+        UnknownDatabase: no database of that name.
+    """
+
+    def controls(self, database: str | None = None) -> list[GroupControl]:
+        """Return each group of each topic with what holds it back."""
+        rows = []
+        for each in self.databases.having("consumer", database):
+            with each.reading() as connection:
+                rows += controls_in(connection, each)
+        return rows
+
+    def pause_group(
+        self, group: str, *, by: str | Actor, why: str, topic: str | None = None, database: str | None = None
+    ) -> str:
+        """Have workers handle nothing of a group until it is resumed; return a sentence."""
+        actor = checked_actor(PAUSE_GROUP, by, why)
+        found, topics = self._topics_of(group, topic, database)
+        change = _PAUSE(found.schema, group=group, topics=topics, by=actor.name, why=why.strip())
+        paused = _changed(found, PAUSE_GROUP, actor, why, group, change)
+        if not paused:
+            raise ActRefused(f"{_named(group, topics)} can't be paused: it is paused already; see outbox group list")
+        return f"{_named(group, paused)} is paused: workers begin nothing more of it within a second"
+
+    def resume_group(
+        self, group: str, *, by: str | Actor, why: str = "", topic: str | None = None, database: str | None = None
+    ) -> str:
+        """Have a paused group go on, and one that its breaker has stopped try a message at once; return a sentence."""
+        actor = checked_actor(RESUME_GROUP, by, why)
+        found, topics = self._topics_of(group, topic, database)
+        resumed = _changed(found, RESUME_GROUP, actor, why, group, _RESUME(found.schema, group=group, topics=topics))
+        if not resumed:
+            raise ActRefused(
+                f"{_named(group, topics)} can't be resumed: it isn't paused, and no breaker has stopped it"
+            )
+        return f"{_named(group, resumed)} is resumed: workers go on within a second"
+
+    def set_rate(
+        self,
+        group: str,
+        rate: str | float | None,
+        *,
+        by: str | Actor,
+        why: str = "",
+        topic: str | None = None,
+        database: str | None = None,
+    ) -> str:
+        """Have all workers together handle so many messages of a group a second, at each topic; return a sentence.
+
+        ``rate`` is as that of `Outbox.consumer`, "100/s" or a number; None: as its handler declares.
+        """
+        actor = checked_actor(SET_RATE, by, why)
+        try:
+            chosen = None if rate is None else rate_of(rate)
+        except InvalidHandler as error:
+            raise InvalidRequest(str(error), field="rate") from None
+        found, topics = self._topics_of(group, topic, database)
+        text = "as its handler declares" if chosen is None else rate_text(chosen)
+        change = _RATE(found.schema, group=group, topics=topics, rate=chosen)
+        changed = _changed(found, SET_RATE, actor, why, group, change, {"rate": text})
+        if not changed:
+            raise ActRefused(f"the rate of {_named(group, topics)} is {text} already")
+        return f"the rate of {_named(group, changed)} is {text}: workers keep to it within a second"
+
+    def control_of(self, group: str, topic: str, database: str | None = None) -> GroupControl:
+        """Return what holds one group of a topic back.
+
+        Raises:
+            GroupNotFound: there is none.
+        """
+        for row in self.controls(database):
+            if (row.group, row.topic) == (group, topic):
+                return row
+        raise self._no_group(group, topic, database)
+
+    def _topics_of(self, group: str, topic: str | None, name: str | None) -> tuple[Database, list[str]]:
+        """Return the database that has a group, and which topics it consumes there."""
+        having: dict[str, list[str]] = {}
+        for row in self.controls(name):
+            if row.group == group and topic in {None, row.topic}:
+                having.setdefault(row.database, []).append(row.topic)
+        if not having:
+            raise self._no_group(group, topic, name)
+        if len(having) > 1:
+            raise InvalidRequest(f"group {group} is in several databases; name one of: {', '.join(having)}", "database")
+        ((database, topics),) = having.items()
+        return self.databases[database], topics
+
+    def _no_group(self, group: str, topic: str | None, name: str | None) -> GroupNotFound | DatabaseUnreached:
+        of_topic = f" of topic {topic!r}" if topic else ""
+        return no_group(self.databases, f"knows group {group!r}{of_topic}; see those of: outbox group list", name)
+
+
+def _changed(
+    database: Database,
+    act: Declaration,
+    actor: Actor,
+    why: str,
+    group: str,
+    change: Statement,
+    result: dict[str, str] | None = None,
+) -> list[str]:
+    """Run what changes rows, and record it; return the topics of those that it changed."""
+    with database.acting() as connection:
+        (rows,) = execute(connection, change)
+        topics = sorted(topic for (topic,) in rows)
+        values = actor.name, act.name
+        for topic in topics:
+            record = audit(database.schema, *values, f"{group}/{topic}", why.strip(), result, actor.origin)
+            execute(connection, record)
+    return topics
+
+
+def _named(group: str, topics: Sequence[str]) -> str:
+    return f"group {group} of topic{'s' if len(topics) > 1 else ''} {', '.join(topics)}"

@@ -1,0 +1,434 @@
+"""Acts on a group as a whole: have it read again, have it skip a backlog, delete one that is gone.
+
+A **reset** moves the group back in each queue that is ahead of where it is to go on; a **skip** moves it ahead in each
+queue that is behind that. Both begin the group's next reading (`outbox.consumer.reading`): nothing in the inbox is
+changed by that. A reset is undone by a skip to where the group was, as far as it hasn't read on.
+
+**The races.** Both take the group's lock, as a worker does that starts: of two acts on a group, or an act and a start,
+one comes after the other. Then they take the locks of the queues, in order: a worker has one while it handles messages,
+so that its transaction has ended by then. How far the group is, is read after that. What the worker has read ahead it
+drops, since the offset isn't where it left it. A handler that holds a queue for `outbox.operator.databases.PATIENCE`
+seconds has the act refused, and nothing is changed.
+
+The producer is asked before: what it prunes meanwhile, a consumer finds missing, and stops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
+from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
+from outbox.database.sql import NOW, GroupQueue, audit, number_of, take_lock
+from outbox.errors import ActRefused, InvalidRequest
+from outbox.operator import groups_sql as sql
+from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
+from outbox.operator.changes import checked_actor
+from outbox.operator.control import GroupControl, controls_in, no_group
+from outbox.operator.databases import PATIENCE, Database
+from outbox.operator.health import sql as health_sql
+from outbox.operator.health.overview import HealthViews
+from outbox.operator.health.workers import merged, source_of, workers_in
+from outbox.operator.model import Actor
+from outbox.reader import DURATION, seconds_of
+from outbox.text import counted, database_address
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.message.model import Start
+
+#: How long (seconds) messages and inbox rows may be counted.
+_COUNTING = 60.0
+#: Inbox rows that are deleted in one transaction.
+_BATCH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow(GroupControl):
+    """A group of a topic, with what holds it back; ``lag`` is None where its producer's database isn't known.
+
+    ``oldest_lag`` is for how many seconds the oldest of these messages has waited; None also where the
+    producer's tables are in another database.
+
+    ``workers`` consume for it now. ``readings`` is how often operators have moved it, ``moved_at`` when last.
+    """
+
+    lag: int | None
+    oldest_lag: float | None
+    failed: int
+    parked: int
+    workers: int
+    readings: int
+    moved_at: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """How a group is moved in one queue: from the position ``former`` to ``position``, over so many messages."""
+
+    queue: int
+    former: int
+    position: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMove:
+    """What an act would do to a group: in which queues it is moved, and over how many messages in all.
+
+    ``source`` is the producer's database. ``missing`` messages were pruned, or may have been, and can't be read again.
+    """
+
+    database: str
+    source: str
+    group: str
+    topic: str
+    queues: list[QueueMove]
+    messages: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContents:
+    """What is deleted with a group: its inbox rows by status; ``workers`` are the names of those that consume."""
+
+    database: str
+    group: str
+    topic: str
+    inbox: dict[str, int]
+    workers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a group is to go on, as its producer's database says."""
+
+    act: Declaration
+    consumer: Database
+    source: Database
+    group: str
+    topic: str
+    starts: Sequence[StartPosition]
+
+    @property
+    def pair(self) -> dict[str, str]:
+        """The group and its topic, as values of statements."""
+        return {"group": self.group, "topic": self.topic}
+
+    @property
+    def name(self) -> str:
+        """The group and its topic, as a sentence names them."""
+        return f"group {self.group!r} of topic {self.topic!r}"
+
+    def moves(self, positions: Mapping[int, int]) -> list[tuple[StartPosition, QueueMove]]:
+        """Return how the group is moved in each queue in which it is, as far as it is now."""
+        found = []
+        for start in self.starts:
+            former = positions.get(start.queue, 0)
+            if start.position < former if self.act is RESET_GROUP else start.position > former:
+                over = abs(number_of(former) - number_of(start.position))
+                found.append((start, QueueMove(start.queue, former, start.position, over)))
+        return found
+
+
+class Groups(HealthViews):
+    """What an operator sees of groups, and the acts on them."""
+
+    def groups(self, database: str | None = None) -> list[GroupRow]:
+        """Return the groups of all databases, or of one: how far each is behind, what holds it back, how it was moved.
+
+        Raises:
+            UnknownDatabase: no database of that name.
+        """
+        overview = self.overview()
+        consuming: dict[tuple[str, str, str | None], int] = {}
+        moved: dict[tuple[str, str, str | None], tuple[int, dt.datetime]] = {}
+        controls: dict[tuple[str, str, str | None], GroupControl] = {}
+        for each in self.databases.having("consumer", database):
+            if each.name in overview.unreachable:
+                continue
+            with each.reading() as connection:
+                for handler in merged(workers_in(connection, each)):
+                    if handler.kind == "consumer":
+                        key = each.name, handler.topic, handler.group
+                        consuming[key] = consuming.get(key, 0) + len(handler.workers)
+                controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
+                for group, topic, readings, moved_at in execute(connection, sql.readings(each.schema))[0]:
+                    moved[each.name, topic, group] = readings, moved_at
+        rows = []
+        for lag in (lag for topic in overview.topics for lag in topic.groups):
+            key = lag.database, lag.topic, lag.group
+            # One that began since isn't among them yet.
+            if control := controls.get(key):
+                readings, moved_at = moved.get(key, (0, None))
+                row = GroupRow(
+                    **dataclasses.asdict(control),
+                    lag=lag.lag,
+                    oldest_lag=lag.oldest_lag,
+                    failed=lag.failed,
+                    parked=lag.parked,
+                    workers=consuming.get(key, 0),
+                    readings=readings,
+                    moved_at=moved_at,
+                )
+                rows.append(row)
+        return rows
+
+    def preview_reset(
+        self, group: str, topic: str, to: Start | str, *, database: str | None = None, source: str | None = None
+    ) -> GroupMove:
+        """Return what a reset would do; writes nothing. For the arguments and errors see `reset_group`."""
+        return self._preview(self._plan(RESET_GROUP, group, topic, to, database, source))
+
+    def reset_group(
+        self,
+        group: str,
+        topic: str,
+        to: Start | str,
+        *,
+        by: str | Actor,
+        why: str,
+        skip_pruned: bool = False,
+        database: str | None = None,
+        source: str | None = None,
+    ) -> str:
+        """Have a group read a topic again from ``to`` on; return a sentence about it.
+
+        It handles again what it had consumed, failed or parked there, not what is quarantined, discarded or
+        compensated. ``to`` is a `Start`, or a text (`outbox.consumer.start.start_from_text`), also of how long ago: 3d.
+        ``database`` is the group's, ``source`` that of the producer, where they can't be told.
+
+        Raises:
+            GroupNotFound: no database that can be read knows the group and the topic.
+            ActRefused: it isn't ahead of that; or it is busy; or messages of then were pruned, and that isn't accepted
+                by ``skip_pruned``.
+            InvalidRequest: no reason, something that isn't a `Start`, or several databases that it could be.
+            DatabaseUnreached: a database can't be read that may know it.
+        """
+        plan = self._plan(RESET_GROUP, group, topic, to, database, source)
+        return self._move(plan, by, why, skip_pruned=skip_pruned)
+
+    def preview_skip(
+        self, group: str, topic: str, to: Start | str = "now", *, database: str | None = None, source: str | None = None
+    ) -> GroupMove:
+        """Return what a skip would do; writes nothing. For the arguments and errors see `skip_group`."""
+        return self._preview(self._plan(SKIP_GROUP, group, topic, to, database, source))
+
+    def skip_group(
+        self,
+        group: str,
+        topic: str,
+        to: Start | str = "now",
+        *,
+        by: str | Actor,
+        why: str,
+        database: str | None = None,
+        source: str | None = None,
+    ) -> str:
+        """Have a group leave out what it hasn't read yet, up to ``to``; return a sentence about it.
+
+        It never handles that, unless it is reset; for its producer and for reconciliations it is left out. What has
+        failed or is parked stays so. For the arguments and errors see `reset_group`.
+        """
+        plan = self._plan(SKIP_GROUP, group, topic, to, database, source)
+        return self._move(plan, by, why, skip_pruned=True)
+
+    def preview_delete(self, group: str, topic: str, *, database: str | None = None) -> GroupContents:
+        """Return what would be deleted with a group; writes nothing. For errors see `delete_group`."""
+        return _contents(self._consumer_of(group, topic, database), group, topic)
+
+    def delete_group(self, group: str, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
+        """Delete a group of a topic that is gone, with its inbox; return a sentence about it.
+
+        It holds no messages of its producer any more, and is in no list and no statistics. Should it come back, it
+        begins anew, and handles again what its producer still has. One that is interrupted is done again.
+
+        Raises:
+            GroupNotFound: no database that can be read knows the group and the topic.
+            ActRefused: a worker consumes for it, or it is busy.
+            InvalidRequest: no reason, or several databases that it could be.
+        """
+        actor, pair = checked_actor(DELETE_GROUP, by, why), {"group": group, "topic": topic}
+        consumer = self._consumer_of(group, topic, database)
+        contents = _contents(consumer, group, topic)
+        if contents.workers:
+            raise ActRefused(
+                f"group {group!r} of topic {topic!r} isn't gone: {', '.join(contents.workers)} consumes for it; take "
+                "its consumer out of the application first"
+            )
+        with unless_busy(f"group {group!r} of topic {topic!r}"), consumer.acting() as connection:
+            _lock_group(connection, consumer.schema, group, topic)
+            forget = [each(consumer.schema, **pair) for each in sql.forget_group]
+            execute(connection, *forget, _record(consumer.schema, DELETE_GROUP, actor, why, pair, contents.inbox))
+        for delete in sql.delete_rows:
+            deleted = _BATCH
+            while deleted == _BATCH:
+                with consumer.acting() as connection:
+                    deleted = len(execute(connection, delete(consumer.schema, **pair, limit=_BATCH))[0])
+        for producer in self.databases.having("producer"):
+            with producer.acting() as connection:
+                execute(connection, sql.delete_delivery_cursors(producer.schema, **pair))
+        rows = counted(sum(contents.inbox.values()), "inbox row")
+        return f"group {group!r} of topic {topic!r} is deleted, with {rows}; should it come back, it begins anew"
+
+    # --- where a group is, and where it reads from -------------------------------------------------------------------
+
+    def _consumer_of(self, group: str, topic: str, name: str | None) -> Database:
+        having = []
+        for each in self.databases.having("consumer", name):
+            with each.reading() as connection:
+                (((known,),),) = execute(connection, sql.knows_group(each.schema, group=group, topic=topic))
+            having += [each] if known else []
+        if len(having) > 1:
+            names = ", ".join(each.name for each in having)
+            raise InvalidRequest(f"several databases know group {group!r}; name one of: {names}", field="database")
+        if not having:
+            what = f"knows group {group!r} of topic {topic!r}; see those of: outbox group list"
+            raise no_group(self.databases, what, name)
+        return having[0]
+
+    def _source_of(self, consumer: Database, group: str, topic: str, name: str | None) -> Database:
+        having = {}
+        for each in self.databases.having("producer", name):
+            with each.reading() as connection:
+                (topics,) = execute(connection, health_sql.TOPICS(each.schema))
+            if topic in dict(topics):
+                having[each.name] = database_address(each.engine.url)
+        with consumer.reading() as connection:
+            found = source_of(consumer.name, topic, group, having, workers_in(connection, consumer))
+        if found is not None:
+            return self.databases[found]
+        if having:
+            raise InvalidRequest(
+                f"several databases have topic {topic!r}, and no living worker tells which one group {group!r} reads "
+                f"from; name one of: {', '.join(having)}",
+                field="source",
+            )
+        what = f"has the messages of topic {topic!r}; register that of its producer"
+        raise no_group(self.databases, what, name)
+
+    # --- moving ------------------------------------------------------------------------------------------------------
+
+    def _plan(
+        self, act: Declaration, group: str, topic: str, to: Start | str, database: str | None, source: str | None
+    ) -> _Plan:
+        start = _start_of(to)
+        consumer = self._consumer_of(group, topic, database)
+        producer = self._source_of(consumer, group, topic, source)
+        with producer.reading() as connection:
+            if isinstance(start, dt.timedelta):
+                start = execute(connection, NOW)[0][0][0] - start
+            starts = start_positions(connection, producer.schema, topic, start)
+        return _Plan(act, consumer, producer, group, topic, starts)
+
+    def _preview(self, plan: _Plan) -> GroupMove:
+        with plan.consumer.reading() as connection:
+            (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
+        moves = plan.moves(dict(rows))
+        messages = sum(move.messages for _, move in moves)
+        missing = _missing(plan, moves, messages) if plan.act is RESET_GROUP else 0
+        names = plan.consumer.name, plan.source.name, plan.group, plan.topic
+        return GroupMove(*names, [move for _, move in moves], messages, missing)
+
+    def _move(self, plan: _Plan, by: str | Actor, why: str, *, skip_pruned: bool) -> str:
+        act, schema, what = plan.act, plan.consumer.schema, plan.name
+        actor, preview = checked_actor(act, by, why), self._preview(plan)
+        if preview.missing and not skip_pruned:
+            raise ActRefused(
+                f"{what} can't read all of that again: {counted(preview.missing, 'message')} of before were pruned, or "
+                "may have been; go back less far, or accept that by skip_pruned (--skip-pruned)"
+            )
+        with unless_busy(plan.name), plan.consumer.acting() as connection:
+            queues = [start.queue for start in plan.starts]
+            moves = plan.moves(_lock_group(connection, schema, plan.group, plan.topic, queues))
+            if not moves:
+                where = "behind" if act is RESET_GROUP else "ahead of"
+                raise ActRefused(f"{what} is {where} that already, in all queues")
+            values = {
+                "queues": [move.queue for _, move in moves],
+                "formers": [move.former for _, move in moves],
+                "positions": [move.position for _, move in moves],
+                "ids": [start.message_id for start, _ in moves],
+            }
+            (rows,) = execute(connection, sql.move(schema, **plan.pair, **values))
+            reading, messages = rows[0][0], sum(move.messages for _, move in moves)
+            by_queue = {move.queue: [move.former, move.position] for _, move in moves}
+            result = {"reading": reading, "messages": messages, "missing": preview.missing, "queues": by_queue}
+            execute(connection, _record(schema, act, actor, why, plan.pair, result))
+        does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
+        return f"{what} {does.format(counted(messages, 'message'))} (reading {reading})"
+
+
+def _start_of(to: Start | str) -> Start | dt.timedelta:
+    """Return where a group is to go on, or how long ago that is."""
+    if isinstance(to, str):
+        return dt.timedelta(seconds=seconds_of(to)) if DURATION.fullmatch(to) else start_from_text(to)
+    if not is_start(to):
+        raise InvalidRequest(f"to = {to!r} must be {STARTS}", field="to")
+    return to
+
+
+def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
+    with consumer.reading(_COUNTING) as connection:
+        (inbox,) = execute(connection, sql.contents(consumer.schema, group=group, topic=topic))
+        handlers = merged(workers_in(connection, consumer))
+    ours = [each for each in handlers if (each.kind, each.topic, each.group) == ("consumer", topic, group)]
+    workers = sorted({worker for each in ours for worker in each.workers})
+    return GroupContents(consumer.name, group, topic, dict(inbox), workers)
+
+
+def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], messages: int) -> int:
+    """Return how many of the messages that a reset is about were pruned, or may have been."""
+    values = {
+        "queues": [move.queue for _, move in moves],
+        "after": [move.position for _, move in moves],
+        "until": [move.former for _, move in moves],
+    }
+    with plan.source.reading(_COUNTING) as connection:
+        (rows,) = execute(connection, sql.messages_between(plan.source.schema, topic=plan.topic, **values))
+    # Numbers are dense: what is numbered and isn't there was pruned.
+    there = sum(count for _, count in rows)
+    missing: int = sum(start.missing for start, _ in moves) + max(messages - there, 0)
+    return missing
+
+
+def _record(schema: str, act: Declaration, actor: Actor, why: str, pair: Mapping[str, str], result: Any) -> Any:
+    target = f"{pair['group']}/{pair['topic']}"
+    return audit(schema, actor.name, act.name, target, why.strip(), result, actor.origin)
+
+
+def _lock_group(
+    connection: Connection, schema: str, group: str, topic: str, queues: Sequence[int] = ()
+) -> dict[int, int]:
+    """Have the group, and its queues, until the transaction ends; return how far it is in each queue.
+
+    ``queues`` are some that it may have no offset of.
+    """
+    reached = sql.positions(schema, group=group, topic=topic)
+    _, rows = execute(connection, take_lock(lock_key("group", schema, group, topic)), reached)
+    locks = {GroupQueue(schema, group, topic, queue).lock for queue in (*queues, *dict(rows))}
+    # In one order everywhere.
+    *_, rows = execute(connection, *map(take_lock, sorted(locks)), reached)
+    return dict(rows)
+
+
+@contextmanager
+def unless_busy(what: str) -> Iterator[None]:
+    """Turn a lock that couldn't be had into the refusal of an act."""
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        raise ActRefused(
+            f"{what} is busy: somebody has held a lock of it for {PATIENCE:g} s, a handler that runs for example, and "
+            "nothing was done; try again in a while, or see who it is: outbox lock list"
+        ) from error

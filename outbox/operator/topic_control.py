@@ -1,0 +1,106 @@
+"""Pauses of a topic's dispatch, as operators see and change them; dispatch and release keep to them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from outbox.database.execute import Statement, Template, execute
+from outbox.database.sql import audit
+from outbox.errors import ActRefused, InvalidRequest
+from outbox.message.content import check_topic
+from outbox.operator.acts import PAUSE_TOPIC, RESUME_TOPIC, Declaration
+from outbox.operator.changes import checked_actor
+from outbox.operator.databases import Database, OverDatabases, Query
+from outbox.operator.model import COUNT_LIMIT, Actor
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPause:
+    """A topic whose dispatch is paused, or resumed and not done with what it held.
+
+    ``held`` is how many messages wait, counted up to `COUNT_LIMIT`.
+    """
+
+    database: str
+    topic: str
+    paused_at: dt.datetime
+    paused_by: str
+    pause_reason: str
+    resumed_at: dt.datetime | None
+    held: int
+
+
+_PAUSES = Query("""
+-- topic paused_at paused_by pause_reason resumed_at held
+SELECT topic, paused_at, paused_by, pause_reason, resumed_at,
+       (SELECT count(*) FROM (SELECT FROM {s}.scheduled_message d
+                               WHERE d.held_topic = p.topic AND d.recalled_at IS NULL LIMIT %(most)s) h)
+  FROM {s}.topic_pause p ORDER BY topic
+""")
+
+#: Pause a topic, also one that is resumed and not done yet. Rows: one, or none if it is paused already.
+_PAUSE = Template("""
+INSERT INTO {s}.topic_pause AS p (topic, paused_by, pause_reason) VALUES (%(topic)s, %(by)s, %(why)s)
+ON CONFLICT (topic) DO UPDATE
+   SET paused_at = clock_timestamp(), paused_by = excluded.paused_by, pause_reason = excluded.pause_reason,
+       resumed_at = NULL
+ WHERE p.resumed_at IS NOT NULL
+RETURNING 1
+""")
+_RESUME = Template("""
+UPDATE {s}.topic_pause SET resumed_at = clock_timestamp() WHERE topic = %(topic)s AND resumed_at IS NULL RETURNING 1
+""")
+
+
+class TopicControls(OverDatabases):
+    """What an operator sees of paused topics, and changes.
+
+    Raises (both acts):
+        ActRefused: there is nothing to change.
+        InvalidMessage: the topic isn't a name.
+        InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
+            producers' databases are registered and none is named.
+        UnknownDatabase: no database of that name.
+    """
+
+    def topic_pauses(self, database: str | None = None) -> list[TopicPause]:
+        """Return the topics whose dispatch is paused, or not done with what was held."""
+        rows = []
+        for each in self.databases.having("producer", database):
+            with each.reading() as connection:
+                found = _PAUSES.read(connection, each.schema, most=COUNT_LIMIT)
+            rows += [TopicPause(database=each.name, **row) for row in found]
+        return rows
+
+    def pause_topic(self, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
+        """Have dispatch hold what is sent to a topic until it is resumed; return a sentence."""
+        actor, found = checked_actor(PAUSE_TOPIC, by, why), self._sole_producer(database)
+        change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
+        if not _changed(found, PAUSE_TOPIC, actor, why, topic, change):
+            raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
+        return f"topic {topic} is paused: what is sent to it is held"
+
+    def resume_topic(self, topic: str, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
+        """Have what a paused topic holds go out, and then all that comes; return a sentence."""
+        actor, found = checked_actor(RESUME_TOPIC, by, why), self._sole_producer(database)
+        change = _RESUME(found.schema, topic=check_topic(topic))
+        if not _changed(found, RESUME_TOPIC, actor, why, topic, change):
+            raise ActRefused(f"topic {topic} can't be resumed: its dispatch isn't paused")
+        return f"topic {topic} is resumed: what was held goes out within a second"
+
+    def _sole_producer(self, name: str | None) -> Database:
+        found = self.databases.having("producer", name)
+        if len(found) != 1:
+            names = ", ".join(each.name for each in found) or "none has the producer's tables"
+            raise InvalidRequest(f"name one of the producers' databases: {names}", field="database")
+        return found[0]
+
+
+def _changed(database: Database, act: Declaration, actor: Actor, why: str, topic: str, change: Statement) -> bool:
+    with database.acting() as connection:
+        (rows,) = execute(connection, change)
+        if rows:
+            record = audit(database.schema, actor.name, act.name, topic, why.strip(), None, actor.origin)
+            execute(connection, record)
+    return bool(rows)
