@@ -4,6 +4,7 @@ from outbox.errors import OutboxError as OutboxError
 from outbox.flow.saga import Flow as Flow
 from outbox.flow.saga import Saga as Saga
 from outbox.flow.tcc import Participant as Participant
+from outbox.message.limits import Breaker as Breaker
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
 from outbox.message.model import DeadLetter as DeadLetter
@@ -16,11 +17,13 @@ from outbox.message.model import Park as Park
 from outbox.message.model import Resolution as Resolution
 from outbox.message.model import Retry as Retry
 from outbox.message.model import Skip as Skip
+from outbox.message.model import message_id as message_id
 from outbox.message.topic import Topic as Topic
 from outbox.producer.decorators import INJECTED as INJECTED
 from outbox.producer.outcome import CallOutcome as CallOutcome
 from outbox.producer.outcome import outcomes as outcomes
 from outbox.settings import Settings as Settings
+from outbox.telemetry.hooks import Middleware as Middleware
 from outbox.worker.worker import Worker as Worker
 
 __version__: str

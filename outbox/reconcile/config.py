@@ -151,7 +151,7 @@ def merged(first: Values, over: Values) -> Values:
 
 
 def _filters_of(pair: Pair) -> Values:
-    return {name: value for name in ("tags", "keys", "effect") if (value := getattr(pair, name)) is not None}
+    return {name: value for name in ("tags", "keys", "headers", "effect") if (value := getattr(pair, name)) is not None}
 
 
 def job_of(values: Values, clock: Callable[[Access], dt.datetime] | None = None) -> Job:
@@ -208,7 +208,10 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     consumer = Access(_url(outbox.engine), outbox.settings)
     result = []
     for source, subscriptions in jobs.items():
-        pairs = {(each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys) for each in subscriptions}
+        pairs = {
+            (each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys, headers=each.headers)
+            for each in subscriptions
+        }
         own = dict(values)
         if "pairs" in own:
             own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in pairs)

@@ -239,10 +239,12 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A topic of the producer and a group of the consumer; ``tags`` and ``keys`` are the filter of its subscription.
+    """A topic of the producer and a group of the consumer; ``tags``, ``keys`` and ``headers`` are the
+    filter of its subscription.
 
     Raises:
         InvalidMessage: topic or group isn't a name.
+        InvalidSettings: one of ``headers`` has no value.
     """
 
     topic: str
@@ -255,11 +257,16 @@ class Pair:
         parse=Effect.parse,
         metavar="TABLE.COLUMN",
     )
+    headers: Collection[str] | None = option(
+        None, "The group takes only messages with one of these values of each header, as name=value."
+    )
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.group)
-        for name, texts in (("tags", self.tags), ("keys", self.keys)):
+        if wrong := [text for text in self.headers or () if "=" not in text]:
+            raise InvalidSettings(f"{self}: a filter on headers names their values: {wrong[0]!r} must be 'name=value'")
+        for name, texts in (("tags", self.tags), ("keys", self.keys), ("headers", self.headers)):
             if texts is not None:
                 object.__setattr__(self, name, frozenset(texts))
 

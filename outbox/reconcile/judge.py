@@ -6,7 +6,7 @@ The order of the rules is that of `Outcome`: the gravest that fits counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, Outcome
 from outbox.reconcile.rows import FINDING, InboxState, ProducerState, fixed_ids
 
 Array = np.ndarray[Any, Any]
+
+_FIRST_BUSINESS_ID = np.array(FIRST_BUSINESS_ID.bytes, "S16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,11 @@ class Rules:
     """What the outcome depends on besides the rows themselves.
 
     ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period, all in
-    microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer. ``offsets`` and ``starts``
-    are the group's position and its first offset by queue, ``lost`` the ids that it found the producer to have lost.
+    microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer, and so may those of business
+    strings, which have no time. ``offsets`` and ``starts`` are the group's position and its first offset by queue,
+    ``lost`` the ids that it found the producer to have lost, ``skipped`` the ranges that it will never read: queue,
+    after which position, up to which one, ``again`` the ids of what took effect in an earlier reading, and has failed
+    or is parked since the group read it again.
     """
 
     producer_now: int
@@ -36,6 +42,8 @@ class Rules:
     offsets: Mapping[int, int] = field(default_factory=dict)
     starts: Mapping[int, int] = field(default_factory=dict)
     lost: frozenset[bytes] = frozenset()
+    skipped: Sequence[tuple[int, int, int]] = ()
+    again: frozenset[bytes] = frozenset()
     max_resends: int = 3
 
 
@@ -116,17 +124,20 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     unknown = status == InboxState.NONE
     took = (effects >= 1) | (consumed & ~skipped)
     young = at > rules.producer_now - rules.grace
-    too_young = both.ids < np.array(rules.horizon, "S16")
+    may_be_pruned = (both.ids < np.array(rules.horizon, "S16")) | (both.ids >= _FIRST_BUSINESS_ID)
     lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
     received_lately = both.of_consumer("received_at", 0) > rules.consumer_now - rules.grace
     before = position <= _by_queue(rules.starts, queue)
+    for of_queue, after, end in rules.skipped:
+        before |= (queue == of_queue) & (position > after) & (position <= end)
     ahead = position > _by_queue(rules.offsets, queue)
     for_group = both.of_producer("addressed", True)
     lost = np.isin(both.ids, np.array(sorted(rules.lost), "S16")) & ~unknown
+    again = np.isin(both.ids, np.array(sorted(rules.again), "S16"))
 
     cases: list[tuple[Array, int]] = [
         (~known & unknown, -1),  # a row of the business table that is none of ours
-        (~known & too_young, Outcome.UNJUDGED),
+        (~known & may_be_pruned, Outcome.UNJUDGED),
         (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
         (effects > 1, Outcome.DUPLICATE_EFFECT),
         ((~known | (state == ProducerState.UNDECIDED)) & lost, Outcome.LOST),
@@ -138,7 +149,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
         (committed & ~unknown & ~quarantined & both.digests_differ(), Outcome.DIGEST_MISMATCH),
         (committed & consumed & ~skipped & (effects == 0), Outcome.NO_EFFECT),
         (committed & unknown & (effects == 1), Outcome.UNRECORDED),
-        (committed & (waiting | quarantined) & (effects == 1), Outcome.STATUS_MISMATCH),
+        (committed & (waiting | quarantined) & ~again & (effects == 1), Outcome.STATUS_MISMATCH),
         (withdrawn & waiting, Outcome.STATUS_MISMATCH),
         (compensated & unknown & (state == ProducerState.DISPATCHED) & for_group & ~before, Outcome.STATUS_MISMATCH),
         (withdrawn, Outcome.ROLLED_BACK),

@@ -56,7 +56,7 @@ def rules_now(job: Job, pair: Pair) -> Rules:
 
 
 def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
-    offsets, starts, lost = execute(consumer, *sql.positions(job.consumer.schema, pair))
+    offsets, starts, lost, skipped, again = execute(consumer, *sql.positions(job.consumer.schema, pair))
     return Rules(
         producer_now=producer_now,
         consumer_now=consumer_now,
@@ -65,6 +65,8 @@ def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consum
         offsets=dict(offsets),
         starts=dict(starts),
         lost=frozenset(id_.bytes for (id_,) in lost),
+        skipped=tuple(skipped),
+        again=frozenset(id_.bytes for (id_,) in again),
         max_resends=job.max_resends,
     )
 

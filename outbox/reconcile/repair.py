@@ -199,7 +199,7 @@ class LockedRow:
     def result(self, finding: Finding) -> str:
         """Return `DONE`, for what may be done to it, if it is unchanged since the finding; else what it has become."""
         found = (finding.status, finding.attempts, finding.changed_at)
-        if (InboxState[self.status.name], self.attempts, self.changed_at) == found:
+        if (InboxState.of(self.status), self.attempts, self.changed_at) == found:
             return DONE
         return f"refused: it has changed meanwhile: {self.status.value} after {self.attempts} attempts"
 

@@ -21,6 +21,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from outbox.message.model import Status
 from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Part, Repair, Tier, Window
 
 
@@ -36,7 +37,10 @@ class ProducerState(enum.IntEnum):
 
 
 class InboxState(enum.IntEnum):
-    """What the consumer's inbox says of a message; 0 where only the business table has it."""
+    """What the consumer's inbox says of a message; 0 where only the business table has it.
+
+    What has expired counts as consumed by a handler that skipped it.
+    """
 
     NONE = 0
     CONSUMED = 1
@@ -44,6 +48,14 @@ class InboxState(enum.IntEnum):
     PARKED = 3
     QUARANTINED = 4
 
+    @classmethod
+    def of(cls, status: Status) -> InboxState:
+        """Return what a status counts as."""
+        return _COUNTS_AS.get(status) or cls[status.name]
+
+
+#: What waits for an earlier message of its key will be tried again.
+_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
 
 _ID = pa.binary(16)
 _TIME = pa.timestamp("us", tz="UTC")

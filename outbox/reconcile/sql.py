@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
-from outbox.consumer.subscription import like
+from outbox.consumer.subscription import filter_of
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import message_status
+from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status
 from outbox.database.tables import SEGMENTED
 from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 
@@ -39,9 +39,10 @@ SELECT h.id,
 
 _INBOX = """
 SELECT c.message_id AS id,
-       CASE c.status WHEN 'consumed' THEN 1 WHEN 'failed' THEN 2 WHEN 'parked' THEN 3 ELSE 4 END::int2 AS status,
+       CASE c.status WHEN 'consumed' THEN 1 WHEN 'expired' THEN 1 WHEN 'failed' THEN 2 WHEN 'waiting' THEN 2
+                     WHEN 'parked' THEN 3 ELSE 4 END::int2 AS status,
        c.attempts, c.received_at, c.changed_at, c.body_digest AS digest,
-       c.status = 'consumed' AND c.last_error IS NOT NULL AS skipped
+       c.status = 'expired' OR c.status = 'consumed' AND c.last_error IS NOT NULL AS skipped
   FROM {s}.consumer_message c
  WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {c.message_id}
 """
@@ -119,6 +120,13 @@ _DIGESTS: dict[Part, list[tuple[str, str, str]]] = {
 
 _POSITIONS = """
 SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1
+"""
+
+_SKIPPED = f"WITH {SKIPPED} SELECT queue, former, position FROM skipped WHERE former < position ORDER BY 1, 2, 3"
+
+_AGAIN = f"""
+SELECT c.message_id FROM {{s}}.consumer_message c
+ WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND c.status IN ('failed', 'parked') AND {TOOK_EFFECT}
 """
 
 _LOST = "SELECT DISTINCT unnest(message_ids) FROM {s}.log_loss WHERE consumer_group = %(group)s AND topic = %(topic)s"
@@ -234,12 +242,7 @@ PROBE = Statement(
 
 def values_of(pair: Pair) -> dict[str, object]:
     """Return what the statements bind of a pair."""
-    return {
-        "topic": pair.topic,
-        "group": pair.group,
-        "tags": None if pair.tags is None else sorted(pair.tags),
-        "keys": None if pair.keys is None else [like(pattern) for pattern in sorted(pair.keys)],
-    }
+    return {"topic": pair.topic, "group": pair.group, **filter_of(pair)}
 
 
 def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
@@ -272,13 +275,13 @@ def digests(
 
 
 def positions(schema: str, pair: Pair) -> list[Statement]:
-    """Read how far a group has come, and where it began. Rows of both: ``(queue, position)``. And what was lost.
+    """Read how far a group has come, and where it began; what was lost; what it skips; what took effect, and waits now.
 
-    Rows of the last: ``(id,)``.
+    Rows of the first two: ``(queue, position)``, of the fourth: ``(queue, after, up to)``, of the others: ``(id,)``.
     """
     names = {"group": pair.group, "topic": pair.topic}
     tables = [statement(schema, _POSITIONS, names, table=table) for table in ("consumer_offset", "consumer_start")]
-    return [*tables, statement(schema, _LOST, names)]
+    return [*tables, *(statement(schema, each, names) for each in (_LOST, _SKIPPED, _AGAIN))]
 
 
 def sample(part: Part, schema: str, points: int) -> Statement:

@@ -51,7 +51,9 @@ class Content:
 
     def __str__(self) -> str:
         values = plain(self.pair)
-        rest = ", ".join(f"{name} {values[name]}" for name in ("tags", "keys", "effect") if values[name] is not None)
+        rest = ", ".join(
+            f"{name} {values[name]}" for name in ("tags", "keys", "headers", "effect") if values[name] is not None
+        )
         return f"the {self.kind} of {self.pair}" + (f" ({rest})" if rest else "")
 
 

@@ -89,14 +89,18 @@ SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
         SELECT half_id FROM {s}.compensation) t
 """
 
-# Each of the two has an index of its own.
+# Each of the three has an index of its own.
 _TOUCHED_AT_CONSUMER = """
 SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[])
   FROM (SELECT message_id FROM {s}.consumer_message
          WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
          UNION ALL
         SELECT message_id FROM {s}.consumer_message
-         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked') t
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked'
+         UNION ALL
+        SELECT message_id FROM {s}.consumer_message
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'waiting' AND order_key IS NOT NULL
+           AND discarded_at IS NULL) t
 """
 
 
@@ -133,6 +137,8 @@ def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
             snapshots.producer.connection, pair_statement(_HERE, access, pair), pair_statement(_HEADS, access, pair)
         )
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
+    if pair.headers is not None:  # without them the identity is the one of before there were any: nothing is read anew
+        filters.append(sorted(pair.headers))
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *here[:-1], access.schema, *filters, effect, access.settings.retention]
     return {"identity": identity, "snapshot": here[-1], "heads": [list(head) for head in heads]}
