@@ -136,8 +136,9 @@ def test_stats(cli: Cli, world: World) -> None:
     assert group.pop("oldest_parked") > 0
     assert group.pop("parked_id") == str(world.parked)
     assert group == {
-        "group": "till", "topic": "orders", "lag": 0, "failed": 1, "oldest_due": None, "overdue": 0, "parked": 1,
-        "lost": 0, "newest_loss": None, "lost_id": None, "capped": [],
+        "group": "till", "topic": "orders", "lag": 0, "oldest_lag": None, "failed": 1, "oldest_due": None, "overdue": 0,
+        "waiting": 0,
+        "parked": 1, "lost": 0, "newest_loss": None, "lost_id": None, "capped": [],
     }  # fmt: skip
 
 
@@ -171,6 +172,7 @@ def test_stats_lag_and_due_retries(cli: Cli, world: World, outbox: Outbox, engin
     shown = cli("stats", "-o", "json").json
     assert shown["topics"][0]["undispatched"] == 0
     assert shown["groups"][0]["lag"] == 3
+    assert shown["groups"][0]["oldest_lag"] > 0
     assert shown["groups"][0]["oldest_due"] >= 90
 
 
@@ -334,12 +336,13 @@ def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytes
     monkeypatch.setattr(groups, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):
-        page = cli("messages", "list", "--key", "b", "-o", "json", *arguments).json
+        page = cli("messages", "list", "--header", "trace=1", "-o", "json", *arguments).json
         if page["items"]:
             break
         arguments = ["--after", page["next_page_token"]]
-    assert ids(page) == [str(world.failed)]
-    assert cli("messages", "list", "--key", "b").err.startswith("searched 3 messages; to search further: --after")
+    assert ids(page) == [str(world.consumed)]
+    told = cli("messages", "list", "--header", "trace=1").err
+    assert told.startswith("searched 3 messages; to search further: --after")
 
 
 def test_list_never_steers_the_terminal(cli: Cli, world: World) -> None:

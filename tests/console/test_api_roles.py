@@ -36,6 +36,8 @@ VALUES = {
     "flow_id": ID,
     "bulk_job_id": ID,
     "group": GROUP,
+    "topic": "nothing",
+    "act": "pause",
     "session": "6564f1a2.1267",
     "fingerprint": "0123456789abcdef",
     "action": "resend",

@@ -15,7 +15,7 @@ from tests.console.web import Http, Shop
 
 DEAD = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
 LISTS = ("/messages", "/inbox", "/halves", "/scheduled", "/audit", "/bulk-jobs")
-PAGES = (*LISTS, "/dead", "/dead?tab=discarded", "/handlers", "/locks")
+PAGES = (*LISTS, "/dead", "/dead?tab=discarded", "/handlers", "/locks", "/groups")
 MISSING = "Not reached: north. What only it knows is missing here."
 
 

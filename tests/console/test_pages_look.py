@@ -18,7 +18,7 @@ from outbox.operator.model import Selector, Target
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
-from tests.operator.health import handler, report, sample
+from tests.operator.health import handler, hold_back, report, sample
 
 #: The pages, and what their first heading says.
 PAGES = {
@@ -38,6 +38,7 @@ PAGES = {
     "reconciliations": "Reconciliation",
     "reconciliations?state=in_sync": "Reconciliation",
     "handlers": "Handlers",
+    "groups": "Groups",
     "audit": "Audit",
     "system": "System",
 }
@@ -334,6 +335,33 @@ def test_the_page_of_a_bulk_job_tells_what_became_of_them(acting: Http, shop: Sh
     rows = [row for row in visitor.go("audit").rows if str(job.id)[-8:] in row or str(ids[0])[-8:] in row]
     assert ["did: end" in row for row in rows] == [True, False]
     assert any(str(ids[0])[-8:] in row for row in visitor.go("audit?each=1").rows)
+
+
+def test_handlers_show_what_they_do(acting: Http, shop: Shop) -> None:
+    """Rate, times, failures, what is in flight, and the lag in messages and in time."""
+    numbers = {"topic": TOPIC, "group": GROUP, "seconds": 300.0, "done": 600, "failed": 7, "in_flight": 3}
+    numbers |= {"calls": {"30": 19, "60": 1}, "looked": 0.5, "lag": 1234, "waiting_since": "2026-01-01T00:00:00+00:00"}
+    duty = f"consume {TOPIC} of {GROUP}"
+    report(shop.engine, [duty], [handler("consumer", TOPIC, GROUP)], health={"handler": numbers})
+    page = Visitor(acting).go("handlers")
+    for shown in ("What consumers do", "2.0", " ms", "7", "3", "1,234"):
+        assert shown in page.text
+
+
+def test_handlers_show_what_holds_them_back(acting: Http, shop: Shop) -> None:
+    """Paused, or stopped by a breaker: in the API by a word, on the page by one that leads to the groups."""
+    topics = "left", "lost", "paid", "sent"
+    report(shop.engine, handlers=[handler("consumer", topic, "mail") for topic in topics])
+    hold_back(shop.engine)
+    states = dict(zip(topics, ("running", "half_open", "paused", "open"), strict=True))
+    assert {row["topic"]: row["state"] for row in acting.get("/handlers").json()} == states
+    page = Visitor(acting).go("handlers")
+    well_made(page)
+    shown = dict(zip(topics, ("running", "half open", "paused", "breaker open"), strict=True))
+    for topic, state in shown.items():
+        assert any(row.startswith(f"{topic} consumer") and state in row for row in page.rows), state
+    to_groups = [words for href, words in page.links if href.endswith("/groups") and words in shown.values()]
+    assert sorted(to_groups) == ["breaker open", "half open", "paused"]
 
 
 def test_handlers_show_what_has_no_compensation(acting: Http, shop: Shop) -> None:

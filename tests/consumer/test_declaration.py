@@ -36,12 +36,16 @@ def test_one_handler_for_a_group_of_a_topic(app: Outbox) -> None:
     [
         ({"batch": 0}, "batch = 0"),
         ({"threads": 0}, "threads = 0"),
-        ({"on_exhausted": "skip"}, "'park' or 'block'"),
-        ({"on_exhausted": "block"}, "needs ordered=True"),
+        ({"on_exhausted": "skip"}, "needs ordered='key'"),
+        ({"on_exhausted": "block"}, "needs ordered=True or 'key'"),
         ({"start": "last"}, "'first' or 'now'"),
         ({"on_pruned": "ignore"}, "'stop' or 'skip'"),
         ({"tags": "red"}, "not the str 'red'"),
         ({"keys": "user:*"}, "not the str"),
+        ({"headers": "region=eu"}, "not the str"),
+        ({"headers": ["region"]}, "'region' must be 'name=value'"),
+        ({"headers": {"a=b": "c"}}, "can't have 'a=b'"),
+        ({"headers": {"region": []}}, "can't have 'region'"),
     ],
 )
 def test_options_that_cannot_work(app: Outbox, options: dict[str, Any], error: str) -> None:

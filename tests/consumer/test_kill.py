@@ -14,12 +14,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Settings
+from outbox.operator.operator import Operator
 from tests.consumer import workers
 from tests.consumer.support import Bench, make_ledger
 from tests.kit import wait_until
 
 ACCOUNTS = 10
 KILLS = 200
+KEY_KILLS = 12
 CREW = 3
 Spawn = Callable[[str, int], Process]
 
@@ -75,7 +77,7 @@ def unfinished(bench: Bench) -> int:
     """Return how many committed messages have no final state in the inbox yet."""
     with bench.producer.begin() as connection:
         sent = connection.execute(text("SELECT count(*) FROM outbox.op_message")).scalar_one()
-    done = bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE status <> 'failed'")[0]
+    done = bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE status NOT IN ('failed', 'waiting')")[0]
     return int(sent) - int(done)
 
 
@@ -114,6 +116,85 @@ def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
     copies = "SELECT count(*) FROM outbox.message WHERE send_number > 1"
     with banks.producer.begin() as connection:
         assert connection.execute(text(copies)).scalar_one() > 0, "nothing was resent: the test has proved too little"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_while_a_group_reads_again(banks: Bench, spawn: Spawn, seed: int) -> None:
+    """Resets while three workers work and are killed: each message takes effect once in each reading that it is in."""
+    chance = random.Random(seed)  # noqa: S311
+    operator = Operator.open({"producer": banks.producer, "consumer": banks.consumer}, banks.settings)
+    crew = [spawn("money", seed + number) for number in range(CREW)]
+    send(banks, *range(60))
+    for reading in range(1, 4):
+        wait_until(lambda: unfinished(banks) == 0, "all is consumed or parked")
+        operator.reset_group("g", "t", "first", by="ada", why=f"reading {reading}")
+        goal = chance.randint(5, 55)
+        again = "SELECT count(*) FROM outbox.consumer_message WHERE reading = :reading"
+        wait_until(lambda: banks.value(again, reading=reading) >= goal, "some of it was read again")  # noqa: B023
+        for number in range(CREW):
+            kill(crew[number])
+            crew[number] = spawn("money", 10 * reading + number)
+    wait_until(lambda: unread(banks) == 0 and unfinished(banks) == 0, "all of it was read again")
+    for worker in crew:
+        kill(worker)
+    effects = """
+        SELECT message_id FROM outbox.consumer_message WHERE status = 'consumed'
+         UNION ALL SELECT message_id FROM outbox.reread_message WHERE status = 'consumed'"""
+    assert sorted(banks.rows(effects)) == sorted(banks.rows("SELECT message_id FROM ledger"))
+    assert banks.rows("SELECT count(*) FROM outbox.consumer_message WHERE reading < 3") == [0]
+    assert banks.rows("SELECT sum(balance) FROM account") == [banks.value("SELECT count(*) FROM ledger")]
+
+
+def unread(bench: Bench) -> int:
+    """Return how many messages stand after the group's offsets."""
+    with bench.producer.begin() as connection:
+        ends = connection.execute(text("SELECT queue, max(position) FROM outbox.message GROUP BY 1")).all()
+    reached = dict(bench.rows("SELECT queue, max(position) FROM outbox.consumer_offset GROUP BY 1"))
+    return sum(end - reached.get(queue, 0) for queue, end in ends)
+
+
+def test_keys_stay_in_order_under_kills(banks: Bench, spawn: Spawn) -> None:
+    """Workers that are killed at random moments while one message in ten fails: each key in order, each effect once."""
+    chance = random.Random(3)  # noqa: S311
+    crew = [spawn("keys", seed) for seed in range(CREW)]
+    sent = 0
+    for number in range(KEY_KILLS):
+        with banks.producer.begin() as connection:
+            for _ in range(20):
+                banks.app.send(connection, "t", sent, key=f"k{sent % ACCOUNTS}")
+                sent += 1
+        goal = chance.randint(5, 20)
+        wait_until(lambda goal=goal: unfinished(banks) <= goal, "the workers get on")  # type: ignore[misc]
+        doomed = chance.randrange(CREW)
+        kill(crew[doomed])
+        crew[doomed] = spawn("keys", number)
+    wait_until(lambda: unfinished(banks) == 0, "all messages are consumed")
+    for worker in crew:
+        kill(worker)
+    ledger = [int(body) for body in banks.ledger()]
+    assert [[n for n in ledger if n % ACCOUNTS == key] for key in range(ACCOUNTS)] == [
+        list(range(key, sent, ACCOUNTS)) for key in range(ACCOUNTS)
+    ]
+
+
+def test_a_message_that_kills_its_worker_keeps_its_key(banks: Bench, spawn: Spawn) -> None:
+    """Where a key blocks rather than go past a message, one that ends its process each time is never passed."""
+    send(banks, "bomb", 1, 2)
+    send(banks, "other", key="k1")
+    settled = "SELECT count(*) FROM outbox.consumer_message WHERE status = 'failed' AND last_error IS NOT NULL"
+
+    def is_settled() -> bool:
+        return banks.rows(settled) == [1] and "other" in banks.ledger() and len(banks.inbox()) == 4
+
+    for _ in range(20):
+        worker = spawn("block", 0)
+        wait_until(lambda: worker.exitcode is not None or is_settled(), "the worker dies or is done")  # noqa: B023
+        kill(worker)
+        if is_settled():
+            break
+    assert is_settled()
+    assert banks.ledger() == ["other"]
+    assert sorted(row.status for row in banks.inbox().values()) == ["consumed", "failed", "waiting", "waiting"]
 
 
 def test_killed_inside_the_handler(banks: Bench, spawn: Spawn, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from outbox import Message
 from outbox.consumer import consumer as consumer_module
 from outbox.consumer import sql as consumer_sql
+from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.errors import MessagesPruned
 from outbox.prune.once import prune_producer_once
@@ -54,6 +55,29 @@ def test_tag_filters(bench: Bench) -> None:
         bench.send(str(tag), tag=tag)
     bench.consume(consumer)
     assert bench.ledger() == ["red", "blue", "red"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "taken"),
+    [
+        ({"region": "eu"}, ["eu card", "eu cash"]),
+        ({"region": ["eu", "us"], "kind": "card"}, ["eu card", "us card"]),
+        ({"kind": "it's 100%"}, ["it's 100%"]),
+        ({"region": "EU"}, []),
+        ({}, ["eu card", "eu cash", "us card", "it's 100%", "card", "nothing"]),
+    ],
+)
+def test_header_filters(bench: Bench, headers: dict[str, str], taken: list[str]) -> None:
+    """Of each header that the filter names, a message has one of the values; what is left out has no inbox row."""
+    consumer = bench.declare(headers=headers, batch=2)
+    for region, kind in [("eu", "card"), ("eu", "cash"), ("us", "card"), (None, "it's 100%"), (None, "card")]:
+        given = {"region": region, "kind": kind, "other": "x"}
+        body = f"{region} {kind}" if region else kind
+        bench.send(body, headers={name: value for name, value in given.items() if value})
+    bench.send("nothing")
+    bench.consume(consumer)
+    assert bench.ledger() == taken
+    assert len(bench.inbox()) == len(taken)
 
 
 def test_start_first_and_now(any_bench: Bench) -> None:
@@ -153,8 +177,8 @@ def test_big_bodies_are_read_a_few_at_a_time(bench: Bench) -> None:
     read = []
     for position in (0, 5, 6, 7):
         with bench.connection.begin():
-            bounds = {"position": position, "limit": 500, "bytes": 2_500_000}
-            statement = consumer_sql.messages_after("outbox", topic="t", queue=queue, **bounds, tags=None, keys=None)
+            bounds = {"position": position, "limit": 500, "bytes": 2_500_000, "grown": 0}
+            statement = consumer_sql.messages_after("outbox", topic="t", queue=queue, **bounds, **EVERYTHING)
             rows = [row[0] for row in execute(bench.connection, statement)[0]]
             read.append([each for each in rows if each > position])
     assert read == [[1, 2, 3], [6, 7], [7], [8]]

@@ -17,7 +17,7 @@ from tests.consumer.support import Bench
 def steps(bench: Bench, consumer: Consumer, connection: Connection, count: int) -> None:
     """Make so many steps on the only queue that has messages."""
     (queue,) = bench.rows("SELECT DISTINCT queue FROM outbox.message")
-    consumer._waiting_queues(connection, connection)
+    consumer.waiting_queues(connection, connection)
     for _ in range(count):
         consumer._queues[queue].step(connection, connection)
 

@@ -172,3 +172,33 @@ def test_python_and_sql_in_one_inbox(connection: psycopg.Connection[Any], bench:
     connection.commit()
     bench.consume(bench.declare(handle))
     assert seen == ["two"]
+
+
+def test_read_again(connection: psycopg.Connection[Any], bench: Bench) -> None:
+    """After a reset each message is to be handled once more, as one that is new since; the offset knows the reading."""
+    first, second = bench.send("one", "two")
+    queue, *positions = bench.rows("SELECT DISTINCT queue FROM outbox.message") + bench.rows(
+        "SELECT position FROM outbox.message ORDER BY 1"
+    )
+
+    def receive(message_id: UUID, position: int) -> bool:
+        receive = "SELECT outbox.receive('g', %s, 't', %s, %s)"
+        return connection.execute(receive, (message_id, queue, position)).fetchone() == (True,)
+
+    def move() -> bool:
+        move = "SELECT outbox.move_offset('g', 't', %s, %s, %s)"
+        return connection.execute(move, (queue, positions[1], second)).fetchone() == (True,)
+
+    assert (receive(first, positions[0]), receive(second, positions[1]), move()) == (True, True, True)
+    connection.commit()
+    bench.sink.operator.reset_group("g", "t", "first", by="ada", why="a test")
+    assert [receive(first, positions[0]) for _ in range(2)] == [True, False]
+    assert [receive(second, positions[1]) for _ in range(2)] == [True, False]
+    assert move()
+    connection.commit()
+    earlier = "SELECT message_id, reading, status FROM outbox.reread_message ORDER BY message_id"
+    assert connection.execute(earlier).fetchall() == [(first, 0, "consumed"), (second, 0, "consumed")]
+    readings = """
+        SELECT DISTINCT reading FROM outbox.consumer_message
+         UNION ALL SELECT max(reading) FROM outbox.consumer_offset"""
+    assert connection.execute(readings).fetchall() == [(1,), (1,)]

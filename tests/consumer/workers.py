@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as PipeConnection
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, Settings
+from outbox import Breaker, Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_once, newest_sends, resend
 from outbox.message.model import Counts
@@ -30,6 +30,13 @@ def credit(message: Message, session: Session) -> None:
     session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
     session.execute(CREDIT, {"key": message.key})
     if random.random() < 0.02:  # noqa: S311
+        raise RuntimeError("bad luck")
+
+
+def stumble(message: Message, session: Session) -> None:
+    """Write into the ledger; fail often."""
+    session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+    if random.random() < 0.1:  # noqa: S311
         raise RuntimeError("bad luck")
 
 
@@ -49,12 +56,37 @@ def hang(message: Message, session: Session) -> None:
     threading.Event().wait()
 
 
+def depend(message: Message, session: Session) -> None:
+    """Write into the ledger, if what it needs is up."""
+    if session.scalar(text("SELECT down FROM dependency")):
+        raise ConnectionError("the provider is down")
+    session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+
+
+HANDLERS: Mapping[str, Callable[..., Any]] = {
+    "money": credit,
+    "keys": stumble,
+    "crash": crash,
+    "ordered": crash,
+    "block": crash,
+    "hang": hang,
+    "limited": depend,
+    "broken": depend,
+}
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    "ordered": {"ordered": True},
+    "keys": {"ordered": "key", "on_exhausted": "block"},
+    "block": {"ordered": "key", "on_exhausted": "block"},
+    "limited": {"rate": "60/s"},
+    "broken": {"breaker": Breaker(5, 60, 0.2)},
+}
+
+
 def subscription(engine: Engine, mode: str, seed: int) -> Consumer:
     """Return the consumer of a mode."""
-    settings = LIMITS if mode == "money" else CRASHING
+    settings = LIMITS if mode in {"money", "keys"} else CRASHING
     app = Outbox(engine, settings=settings)
-    handler: Callable[..., Any] = {"money": credit, "crash": crash, "ordered": crash, "hang": hang}[mode]
-    app.consumer("t", group="g", batch=1 + seed % 3 * 4, ordered=mode == "ordered")(handler)
+    app.consumer("t", group="g", batch=1 + seed % 3 * 4, **OPTIONS.get(mode, {}))(HANDLERS[mode])
     return Consumer(app.subscriptions["t", "g"], settings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,10 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox
 from outbox.delivery.inbox_status import DatabaseInbox, InboxStatus
 from outbox.errors import InvalidHandler
+from outbox.operator.operator import Operator
 from outbox.prune.segments import prune_rows
 from tests.consumer.support import record
-from tests.delivery.support import Post, refuse
+from tests.delivery.support import Post, refuse, tell
 
 
 def test_consumed_is_known_and_not_asked_about_again(post: Post) -> None:
@@ -34,6 +36,19 @@ def test_consumed_is_known_and_not_asked_about_again(post: Post) -> None:
     post.consume(consumer)
     assert post.confirm().done == 1
     assert post.fates()[later] == ["consumed"]
+
+
+def test_expired_is_undeliverable(post: Post) -> None:
+    """What was too old for its group is settled, and its producer is told once."""
+    post.knowing.on_undeliverable("t")(tell)
+    consumer = post.declare()
+    (half_id,) = post.send(1, expires_at=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    post.consume(consumer)
+    post.confirm()
+    assert post.fates() == {half_id: ["expired"]}
+    assert post.settled(half_id)
+    assert post.told() == [(half_id, "g", "expired")]
+    assert not post.confirm()
 
 
 def test_in_one_database(village: Post) -> None:
@@ -170,6 +185,17 @@ def test_a_filter_leaves_messages_out(post: Post) -> None:
     post.confirm(app)
     assert post.fates() == {other: ["left_out"], taken: ["consumed"]}
     assert post.sends(other) == 1
+
+
+def test_a_filter_on_headers_leaves_messages_out(post: Post) -> None:
+    """As one on tags; the known group may name its headers as the consumer does, or as texts."""
+    app = post.know(headers=["region=eu"])
+    consumer = post.declare(headers={"region": "eu"})
+    (other,) = post.send(1, headers={"region": "us"})
+    (taken,) = post.send(2, headers={"region": "eu"})
+    post.consume(consumer)
+    post.confirm(app)
+    assert post.fates() == {other: ["left_out"], taken: ["consumed"]}
 
 
 def test_a_group_that_began_later_has_missed_nothing(post: Post) -> None:
@@ -384,3 +410,34 @@ def test_declarations(post: Post) -> None:
         app.known_group("t", group="h", consumer="bank b")
     with pytest.raises(InvalidHandler, match="must be an engine"):
         app.known_group("t", group="h", consumer=5)  # type: ignore[arg-type]
+
+
+def test_what_a_group_skips_is_left_out(post: Post) -> None:
+    """It isn't sent again; what the group has read since a reset to it is consumed."""
+    (first,) = post.send(1)
+    consumer = post.declare()
+    post.consume(consumer)
+    skipped, later = post.send(2, 3)
+    operator = Operator.open({"a": post.producer, "b": post.consumer}, post.settings)
+    at = "SELECT position FROM outbox.message WHERE half_id = :id"
+    operator.skip_group("g", "t", post.at_a.value(at, id=later), by="ada", why="a load test")
+    post.consume(consumer)
+    post.confirm()
+    assert dict(post.fates()) == {first: ["consumed"], skipped: ["left_out"], later: ["consumed"]}
+    assert not post.confirm()
+    assert post.sends(skipped) == 1
+    operator.reset_group("g", "t", post.at_a.value(at, id=skipped), by="ada", why="it was none")
+    post.consume(post.declare())
+    assert post.ledger() == ["1", "3", "2", "3"]
+
+
+def test_parked_when_it_was_read_again(post: Post) -> None:
+    """What was consumed in an earlier reading has taken effect: nobody is called for it as undeliverable."""
+    post.send(1)
+    post.consume(post.declare())
+    operator = Operator.open({"a": post.producer, "b": post.consumer}, post.settings)
+    operator.reset_group("g", "t", "first", by="ada", why="a test")
+    post.consume(post.declare(refuse, retry_delays=()))
+    assert post.statuses() == [("parked", 1)]
+    post.confirm()
+    assert list(post.fates().values()) == [["consumed"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from uuid import UUID
 
@@ -27,6 +28,7 @@ def fates(post: Post) -> dict[str, UUID]:
     """Messages of all fates at group ``g``, and one that it has yet to read; names and ids."""
     ids = {name: post.send("fails" if name in {"failed", "parked"} else name)[0] for name in
            ("parked", "consumed", "failed", "lost", "resend_exhausted", "compensated")}  # fmt: skip
+    (ids["expired"],) = post.send("expired", expires_at=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     post.consume(post.declare(by_body, retry_delays=(60,)))
     post.sink.operator.park(ids["parked"], group="g", by="me", why="test")
     post.lose(ids["lost"], ids["resend_exhausted"], ids["compensated"])
@@ -47,6 +49,7 @@ FOUND = {
     "unconsumed": {"lost", "compensated", "unread"},
     "failed": {"failed"},
     "parked": {"parked"},
+    "expired": {"expired"},
     "resend_exhausted": {"resend_exhausted"},
     "compensated": {"compensated"},
 }

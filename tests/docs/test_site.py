@@ -12,7 +12,7 @@ import pytest
 
 from docs import make
 from outbox.errors import ErrorKind
-from outbox.operator.acts import ACTS
+from outbox.operator.acts import DECLARATIONS
 from outbox.settings import Settings
 from tests.docs.page import ROOT
 
@@ -46,7 +46,7 @@ def test_the_reference_is_made_from_the_code(name: str, tmp_path: Path) -> None:
     if name == "settings":
         assert all(f"`{each}`" in page for each in Settings.__dataclass_fields__)
     if name == "acts":
-        assert all(f"| `{each}` |" in page for each in ACTS)
+        assert all(f"| `{each.name}` |" in page for each in DECLARATIONS)
     if name == "errors":
         assert all(f"`{kind.value}`" in page for kind in ErrorKind)
 

@@ -160,6 +160,11 @@ def test_connections_that_are_needed(engine: Engine) -> None:
         sql(engine, f"ALTER ROLE {url.username} CONNECTION LIMIT 16")
         report = examine(url, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values())
         assert the(report, "connections.few").details["needed"] == 4 + 7 + 6
+        for group in ("mail", "payments"):
+            outbox.consumer("orders", group=group, transactional=False, concurrency=50)(lambda _: None)
+        report = examine(url, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values())
+        # However many handlers run at once, such a group has one; they share one to prune.
+        assert the(report, "connections.few").details["needed"] == 4 + 7 + 6 + 2 + 1
         assert codes(examine(url, thresholds=Thresholds(connections=16))) == []
 
 

@@ -43,7 +43,7 @@ SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ],
 }
 #: Who orders has looked before.
-BEFORE = {"order": ("look",)}
+BEFORE = {"order": ("look",), "groups": ("look",)}
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.consumer.sql import messages_after
+from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import Statement, execute
 from outbox.database.grants import policy_of
 from outbox.database.sql import plan_by_index
@@ -59,8 +60,8 @@ def test_nothing_changes_for_others(town: Town, role: str, act: Callable[[Town],
 @pytest.mark.usefixtures("mailer")
 def test_messages_are_still_found_by_index(town: Town) -> None:
     """The policy's condition leaks nothing, so that it is no barrier to the planner."""
-    values = {"topic": "t", "queue": 0, "position": 0, "limit": 500, "bytes": 1_000_000, "tags": None, "keys": None}
-    reading = messages_after("outbox", **values)
+    values = {"topic": "t", "queue": 0, "position": 0, "grown": 0, "limit": 500, "bytes": 1_000_000}
+    reading = messages_after("outbox", **values, **EVERYTHING)
     with town.at["producer"].begin() as connection:
         _, lines = execute(connection, plan_by_index(), Statement("EXPLAIN " + reading.sql, reading.values))
     plan = "\n".join(line for (line,) in lines)

@@ -15,12 +15,13 @@ import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Message, Outbox, Resolution, Settings
+from outbox import INJECTED, Breaker, Message, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import PARTS, Part, statements
@@ -110,7 +111,7 @@ class Town:
         """Return a consumer of topic `t`, whose group hasn't begun."""
         app = Outbox(self.at["consumer"], settings=self.settings)
         app.consumer("t", group=group, **options)(handler)
-        return Consumer(app.subscriptions["t", group], self.settings)
+        return consumer_of(app.subscriptions["t", group], self.settings)
 
     @contextmanager
     def connections(self) -> Iterator[tuple[Connection, Connection]]:
@@ -149,7 +150,7 @@ def succeed(message: Message, session: Session) -> None:
 
 
 def send(town: Town) -> None:
-    """Send one message in a transaction, several with a prepared half, and one to a queue; and report the process."""
+    """Send one message in a transaction, several with a prepared half, one to a queue, and one once; and report."""
     app = Outbox(town.at["producer"], settings=town.settings)
     app._producer._report.due_at = 0.0
     with town.at["producer"].begin() as connection:
@@ -157,7 +158,7 @@ def send(town: Town) -> None:
     with town.at["producer"].begin() as connection:
         ids = [app.send(connection, "t", "b"), app.send(connection, "t", "b"), app.prepare(connection, "t", "b")]
     with town.at["producer"].begin() as connection:
-        ids.append(app.send(connection, "t", "b", queue=0))
+        ids += [app.send(connection, "t", "b", queue=0), app.send(connection, "t", "b", dedupe="order-4711")]
     assert set(ids) <= set(town.producer.rows("SELECT id FROM outbox.half_message"))
 
 
@@ -221,6 +222,7 @@ def dispatch(town: Town) -> None:
             pass
         town.send(topic="new")
         assert dispatch_once(connection, town.settings).done == 1
+    Outbox(town.at["producer"], settings=town.settings).declare_topic("new", 16)
 
 
 def release(town: Town) -> None:
@@ -229,6 +231,15 @@ def release(town: Town) -> None:
     make_due(town.app, failed=False, orphans=False)
     with town.at["producer"].connect() as connection:
         assert release_due_once(connection, town.settings).done >= 1
+    town.dispatched(delay=3600)
+    make_due(town.app, failed=False, orphans=False)
+    owner = Operator.open({"producer": town.owned["producer"]}, town.settings)
+    owner.pause_topic("t", by="ada", why="why")
+    with town.at["producer"].connect() as connection:
+        assert not release_due_once(connection, town.settings)
+        owner.resume_topic("t", by="ada")
+        assert release_due_once(connection, town.settings).done == 1
+    assert owner.topic_pauses() == []
 
 
 def check(town: Town) -> None:
@@ -410,7 +421,7 @@ def alert(part: Part) -> Callable[[Town], None]:
 
 
 def consume(town: Town) -> None:
-    """Begin a group; consume, fail, retry and see again; step over what is compensated; follow a log that went back."""
+    """Begin a group; consume, fail, retry, step over what is compensated; follow a log that went back; read again."""
     _, again = town.parked(2)
     compensate_of_owner(town)
     Operator.open({"producer": town.owned["producer"]}, town.settings).resend([again], by="ada")
@@ -430,8 +441,19 @@ def consume(town: Town) -> None:
         consumer = town.subscribed(succeed, tags={"x"})
         consumer.start(own, source)
         consumer.retry_once(own, source)
+        town.dispatched(2, tag="y")
+        for handler in (fail, succeed):
+            limited = town.subscribed(handler, "limited", tags={"y"}, rate="1000000/s", breaker=Breaker(failures=1))
+            limited.start(own, source)
+            consume_all(limited, own, source)
+            town.consumer.run(
+                "UPDATE outbox.group_control SET probe_at = clock_timestamp() WHERE opened_at IS NOT NULL"
+            )
         town.dispatched(2, tag="x")
         consume_all(consumer, own, source)
+        outside = town.subscribed(lambda _: None, "outside", transactional=False)
+        outside.start(own, source)
+        consume_all(outside, own, source)
     newest = town.producer.value("SELECT half_id FROM outbox.message ORDER BY position DESC LIMIT 1")
     town.producer.run("DELETE FROM outbox.message WHERE half_id = :id", id=newest)
     with town.connections() as (own, source):
@@ -439,6 +461,18 @@ def consume(town: Town) -> None:
         fresh.start(own, source)
         consume_all(fresh, own, source)
     assert town.consumer.value("SELECT count(*) FROM outbox.log_loss") == 1
+    read_again(town)
+
+
+def read_again(town: Town) -> None:
+    """Have an operator reset the group, and consume what it had."""
+    operator = Operator.open({part: town.owned[part] for part in PARTS}, town.settings)
+    operator.reset_group("g", "t", "first", by="ada", why="why", source="producer")
+    with town.connections() as (own, source):
+        consumer = town.subscribed(succeed)
+        consumer.start(own, source)
+        consume_all(consumer, own, source)
+    assert town.consumer.value("SELECT count(*) FROM outbox.reread_message") >= 1
 
 
 def compensate_of_owner(town: Town) -> None:
@@ -459,7 +493,9 @@ def prune_inbox(town: Town) -> None:
             " changed_at = now() - interval '9 days' WHERE status = 'parked'"
         )
         town.producer.run("DELETE FROM outbox.half_message")
+        town.consumer.run("INSERT INTO outbox.rate_grant VALUES ('g', 't', now() - interval '1 h', 1)")
         assert prune_consumer_once(own, source, town.settings, "g", "t").done >= 1
+        assert not town.consumer.rows("SELECT FROM outbox.rate_grant WHERE consumer_group = 'g'")
 
 
 def compare(town: Town) -> None:
@@ -516,9 +552,13 @@ def look(town: Town) -> None:
     operator.conversation(parked)
     operator.producers()
     operator.overview()
+    operator.groups()
     operator.workers()
     operator.system()
     operator.locks()
+    operator.handlers()
+    operator.controls()
+    operator.topic_pauses()
     sagas = Sagas(operator.databases)
     sagas.flow(_command(town)[0])
     sagas.flows(FlowFilter(), page)
@@ -544,10 +584,33 @@ def order(part: Part) -> Callable[[Town], None]:
                 operator.note(group.fingerprint, by="ada", note=note)
         if part == "consumer":
             _order_run(town)
+            operator.set_rate("g", "5/s", by="ada")
+            operator.pause_group("g", by="ada", why="why")
+            operator.resume_group("g", by="ada")
+            operator.set_rate("g", None, by="ada")
         else:
             Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
+            for _ in range(2):
+                operator.pause_topic("paused", by="ada", why="why")
+                operator.resume_topic("paused", by="ada")
 
     return act
+
+
+def groups(town: Town) -> None:
+    """Reset a group, have it skip that again, and delete it; then its topic."""
+    town.parked()
+    operator = town.operator(*PARTS)
+    operator.groups()
+    operator.reset_group("g", "t", "first", by="ada", why="why", source="producer")
+    operator.skip_group("g", "t", by="ada", why="why", source="producer")
+    operator.delete_group("g", "t", by="ada", why="why")
+    newer = "SELECT FROM outbox.message n WHERE (n.topic, n.queue) = (m.topic, m.queue) AND n.position > m.position"
+    town.producer.run(f"DELETE FROM outbox.message m WHERE EXISTS ({newer})")
+    town.producer.run("UPDATE outbox.message SET visible_at = visible_at - interval '99 days'")
+    town.producer.run("DELETE FROM outbox.half_check; DELETE FROM outbox.scheduled_message")
+    operator.delete_topic("t", by="ada", why="why")
+    assert not town.consumer.rows("SELECT FROM outbox.consumer_message")
 
 
 def _command(town: Town) -> tuple[UUID, UUID]:
@@ -598,4 +661,5 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     **{("report", part): report(part) for part in PARTS},
     **{("alert", part): alert(part) for part in PARTS},
     **{("order", part): order(part) for part in PARTS},
+    **{("groups", part): groups for part in PARTS},
 }

@@ -124,8 +124,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "release: one at a time, and not beside a dispatch",
         "dispatch/sql.py",
-        "deliver_at <= statement_timestamp() AND {_TURN}\n",
-        "deliver_at <= statement_timestamp()\n",
+        "deliver_at <= statement_timestamp() AND {_TURN} AND {_NOT_PAUSED}\n",
+        "deliver_at <= statement_timestamp() AND {_NOT_PAUSED}\n",
         "release,release@due:recall,release@due",
     ),
     Mutant(
@@ -187,10 +187,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "release: what was recalled stays recalled",
         "dispatch/sql.py",
-        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN}\n"
+        "            WHERE recalled_at IS NULL AND deliver_at <= statement_timestamp() AND {_TURN} AND {_NOT_PAUSED}\n"
         "            ORDER BY deliver_at, half_id LIMIT %(limit)s))\n"
         "       AND recalled_at IS NULL",
-        "            WHERE deliver_at <= statement_timestamp() AND {_TURN}\n"
+        "            WHERE deliver_at <= statement_timestamp() AND {_TURN} AND {_NOT_PAUSED}\n"
         "            ORDER BY deliver_at, half_id LIMIT %(limit)s))",
         "recall,release@due",
     ),
@@ -227,15 +227,36 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: a queue of a group has one consumer at a time",
         "consumer/consumer.py",
-        "        if not locked[0][0]:\n            self._drop_ahead()",
-        "        if False:\n            self._drop_ahead()",
+        "        if is_held or not locked[0][0]:\n            self._drop_ahead()",
+        "        if is_held:\n            self._drop_ahead()",
         "consume,consume@dispatched",
+    ),
+    Mutant(
+        "by key: a message whose key is held back waits",
+        "consumer/consumer.py",
+        "(waiting if entry.key in held else todo).setdefault",
+        "todo.setdefault",
+        "tests/consumer/test_by_key.py",
+    ),
+    Mutant(
+        "by key: whoever retries has the first of a key due, and none behind it",
+        "consumer/key_order.py",
+        "         ORDER BY turn, position, message_id LIMIT 1) f",
+        "         ORDER BY turn DESC, position, message_id LIMIT 1) f",
+        "tests/consumer/test_by_key.py",
+    ),
+    Mutant(
+        "growth: nothing is read behind a growth that isn't known to be passed",
+        "consumer/sql.py",
+        "                           AND position <= greatest(%(position)s, {_BEFORE_GROWTH})\n",
+        "",
+        "tests/consumer/test_growth.py",
     ),
     Mutant(
         "consume: an inbox row that came in between undoes the handler",
         "consumer/sql.py",
-        " WHERE {_MARKED}\n",
-        " WHERE {_MARKED}\nON CONFLICT DO NOTHING\n",
+        " WHERE {MARKED_TRANSACTION}\n",
+        " WHERE {MARKED_TRANSACTION}\nON CONFLICT DO NOTHING\n",
         "consume,compensate@dispatched",
     ),
     Mutant(
@@ -263,8 +284,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: a failure isn't recorded if another worker went on",
         "consumer/consumer.py",
-        "            if not locked[0][0] or position != self._position:",
-        "            if not locked[0][0]:",
+        "            if not locked[0][0] or is_held or position != self._position:",
+        "            if not locked[0][0] or is_held:",
         "tests/consumer/test_rivals.py",
     ),
     Mutant(
@@ -284,8 +305,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "retry: the row is locked while its handler runs",
         "consumer/sql.py",
-        "next_attempt_at <= clock_timestamp()\n   FOR UPDATE SKIP LOCKED\n",
-        "next_attempt_at <= clock_timestamp()\n",
+        '{is_held("c")} IS NOT TRUE\n   FOR UPDATE SKIP LOCKED\n',
+        '{is_held("c")} IS NOT TRUE\n',
         "retry,retry@failed",
     ),
     Mutant(
@@ -363,16 +384,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "confirm: the offset is asked first, then the inbox",
         "delivery/once.py",
-        "            id_: NewestSend(position <= self._positions.get(queue, 0), grace_over, taken, compensated)",
-        "            id_: NewestSend(position <= {each.queue: each.position for each in self._inbox.progress()}.get(\n"
-        "                queue, 0), grace_over, taken, compensated)",
+        "            progress = self._progress.get(queue, QueueProgress(queue, 0, 0))",
+        "            progress = {each.queue: each for each in self._inbox.progress()}.get(\n"
+        "                queue, QueueProgress(queue, 0, 0))",
         "confirm_again,consume@missing",
     ),
     Mutant(
         "confirm: a quarantine is settled when its compensation is written",
         "delivery/once.py",
-        "inbox.status is Status.CONSUMED or (send is not None and send.compensated)",
-        "inbox.status in {Status.CONSUMED, Status.QUARANTINED}",
+        "inbox.status in {Status.CONSUMED, Status.EXPIRED} or (send is not None and send.compensated)",
+        "inbox.status in {Status.CONSUMED, Status.EXPIRED, Status.QUARANTINED}",
         "tests/delivery/test_confirm.py",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.consumer import consumer_of
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import Counts
 
@@ -61,7 +62,7 @@ def declare(
     """Return a consumer that hasn't begun: its first pass or `Consumer.start` begins its group."""
     app = Outbox(bind, settings=settings)
     app.consumer(topic, group=group, **options)(handler)
-    return Consumer(app.subscriptions[topic, group], settings)
+    return consumer_of(app.subscriptions[topic, group], settings)
 
 
 def consume_all(consumer: Consumer, connection: Connection, source: Connection) -> Counts:

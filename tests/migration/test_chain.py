@@ -24,8 +24,8 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": [f"producer_{number:04}" for number in range(1, 13)],
-    "consumer": [f"consumer_{number:04}" for number in range(1, 7)],
+    "producer": [f"producer_{number:04}" for number in range(1, 17)],
+    "consumer": [f"consumer_{number:04}" for number in range(1, 12)],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
 COMMON, PRODUCER, CONSUMER = (
@@ -240,9 +240,9 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
             metadata.create_all(connection)
         # The metadata has tables, no functions.
         folder = chain.folder() / "versions"
-        names = ("producer_0003", "consumer_0003", "producer_0005")
-        producer, consumer, chosen = (run_path(str(folder / f"{name}.py"))["UPGRADE"] for name in names)
-        for statement in (*producer[1:], *consumer, *chosen[1:]):
+        names = ("producer_0003", "consumer_0003", "producer_0005", "consumer_0007")
+        producer, consumer, chosen, reread = (run_path(str(folder / f"{name}.py"))["UPGRADE"] for name in names)
+        for statement in (*producer[1:], *consumer, *chosen[1:], *reread[-3:]):
             connection.exec_driver_sql(cleandoc(statement).replace("{s}", '"outbox"'))
     assert "CREATE TABLE outbox.half_message" in migrated
     assert _dump(url) == migrated
@@ -349,7 +349,7 @@ def test_check_of_a_part_that_is_not_there(url: str) -> None:
         migration.check(url)
     migration.upgrade(url, ["producer"])
     found = migration.check(url, ["producer", "consumer"])
-    assert "consumer is at revision none, this code has consumer_0006" in found
+    assert "consumer is at revision none, this code has consumer_0011" in found
     assert "table consumer_message is missing" in found
 
 

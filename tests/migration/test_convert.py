@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
 import pytest
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
+from outbox.consumer import sql
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
+from outbox.database.execute import Template
 from outbox.database.migration import runner
 from outbox.database.tables import SEGMENTED
 from outbox.dispatch.once import dispatch_once
@@ -34,28 +38,51 @@ NEW = [
     "producer_0010",
     "producer_0011",
     "producer_0012",
+    "producer_0013",
+    "producer_0014",
+    "producer_0015",
+    "producer_0016",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",
     "consumer_0005",
     "consumer_0006",
+    "consumer_0007",
+    "consumer_0008",
+    "consumer_0009",
+    "consumer_0010",
+    "consumer_0011",
 ]
 # Those of the first revision.
 TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]
-# Without a column of a later revision.
-ROWS = "SELECT md5(string_agg((to_jsonb(t) - 'at_commit')::text, ',' ORDER BY t::text)), count(*) FROM outbox.{} t"
+# Without the columns of later revisions.
+LATER = "ARRAY['at_commit', 'reading', 'order_key', 'turn', 'follows']"
+ROWS = f"SELECT md5(string_agg((to_jsonb(t) - {LATER})::text, ',' ORDER BY t::text)), count(*) FROM outbox.{{}} t"
+
+
+#: Reads the newest offset as of then, without claims.
+OFFSET = Template("""
+SELECT position, claims, message_id, reading, NULL::boolean FROM {s}.consumer_offset
+ WHERE consumer_group = %s AND topic = %s AND queue = %s ORDER BY position DESC, claims DESC LIMIT 1
+""")
 
 
 @pytest.fixture
-def old(url: str, engine: Engine) -> Iterator[Engine]:
+def old(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A database at the first revisions, with messages."""
+    monkeypatch.setattr(sql, "offset", OFFSET)
     with runner._turn(url, "outbox", 5.0) as (connection, config, _):
         connection.execute(text("CREATE SCHEMA outbox"))
         command.upgrade(config, "producer_0001")
         command.upgrade(config, "consumer_0001")
-        # Dispatch of this release, which stands in for that of then, reads the columns.
+        # Dispatch and consumers of this release, which stand in for those of then, use these.
         connection.execute(text("ALTER TABLE outbox.half_message ADD COLUMN queue integer"))
         connection.execute(text("ALTER TABLE outbox.dispatch_cursor ADD COLUMN totals jsonb NOT NULL DEFAULT '{}'"))
+        for table in ("consumer_message", "consumer_offset"):
+            connection.execute(text(f"ALTER TABLE outbox.{table} ADD COLUMN reading smallint NOT NULL DEFAULT 0"))
+        for revision in ("producer_0014", "producer_0016", "consumer_0010"):
+            for statement in ScriptDirectory.from_config(config).get_revision(revision).module.UPGRADE:
+                connection.execute(text(statement.format(s="outbox")))
     app = Outbox(engine, settings=Settings())
     send_each(app, "t", *range(20), key="k")
     dispatch_all(engine)
@@ -137,13 +164,27 @@ def test_an_index_of_partitions_is_built_before(url: str, engine: Engine) -> Non
     tables = Tables(engine)
     tables.run("CREATE TABLE outbox.half_message_old PARTITION OF outbox.half_message FOR VALUES FROM (:a) TO (:b)"
                .replace(":a", f"'{UUID(int=1)}'").replace(":b", f"'{UUID(int=2)}'"))  # fmt: skip
-    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 13)]
+    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 17)]
     assert migration.check(url) == []
     sql = """SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_inherits i ON i.inhrelid = indexrelid
               WHERE i.inhparent = 'outbox.ix_half_message_conversation'::regclass ORDER BY 1"""
     assert tables.rows(sql) == [
         ("outbox.half_message_default_conversation", True), ("outbox.half_message_old_conversation", True),
     ]  # fmt: skip
+
+
+def test_an_index_of_new_columns_is_built_before(url: str, engine: Engine) -> None:
+    """So are the columns of an index that the release before doesn't have."""
+    with runner._turn(url, "outbox", 5.0) as (connection, config, _):
+        connection.execute(text("CREATE SCHEMA outbox"))
+        command.upgrade(config, "consumer_0010")
+    runner._build_before(url, ("consumer",), "outbox", 5.0)
+    tables = Tables(engine)
+    sql = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'outbox.consumer_message_default_held'::regclass"
+    assert tables.rows(sql) == [True]
+    assert migration.current(url)["consumer"] == "consumer_0010"
+    assert migration.upgrade(url, ["consumer"]) == ["consumer_0011"]
+    assert migration.check(url) == []
 
 
 @pytest.mark.parametrize("table", ["message", "consumer_message"])
@@ -162,6 +203,22 @@ def test_killed_in_the_middle(url: str, old: Engine, table: str) -> None:
     assert content(tables) == before
     assert migration.upgrade(url) == NEW
     assert content(tables) == before
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [("consumer_message", "consumer_offset"), ("consumer_offset", "consumer_message"), ("message", "half_message")],
+)
+def test_nobody_is_waited_for_in_a_circle(url: str, old: Engine, held: str, wanted: str) -> None:
+    """A service that has one table and wants another gets it while an upgrade waits for the first one."""
+    with ThreadPoolExecutor(1) as pool:
+        with old.connect() as service, service.begin():
+            service.execute(text(f"SELECT count(*) FROM outbox.{held}"))
+            upgrade = pool.submit(migration.upgrade, url, lock_timeout=60.0)
+            wait_until(Tables(old).waiting, "the upgrade waits for a table")
+            service.execute(text(f"SELECT count(*) FROM outbox.{wanted}"))
+            assert not upgrade.done()
+        assert upgrade.result() == NEW
 
 
 def test_senders_and_consumers_go_on(url: str, old: Engine) -> None:

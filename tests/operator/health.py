@@ -92,6 +92,18 @@ def sql(engine: Engine, statement: str, **values: Any) -> None:
         connection.execute(text(statement), values)
 
 
+def hold_back(engine: Engine) -> None:
+    """Have group mail be paused for topic paid, and its breaker be open for sent, and half open for lost."""
+    sql(
+        engine,
+        "INSERT INTO outbox.group_control (consumer_group, topic, paused_at, paused_by, pause_reason, opened_at,"
+        " probe_at, opened_because) VALUES"
+        " ('mail', 'paid', now(), 'ann', 'the provider moves', now(), now() + interval '1 hour', 'refused'),"
+        " ('mail', 'sent', NULL, NULL, NULL, now(), now() + interval '1 hour', 'refused'),"
+        " ('mail', 'lost', NULL, NULL, NULL, now(), now() - interval '1 hour', 'refused')",
+    )
+
+
 def sample(
     engine: Engine, minutes_ago: int, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None
 ) -> None:

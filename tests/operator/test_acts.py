@@ -16,7 +16,7 @@ from tests.operator.acting import ANN, Desk, open_desk
 
 HALF_STATES = ("undecided", "fenced", "rolled_back", "committed", "deferred", "scheduled", "dispatched", "recalled",
                "compensated", "compensating")  # fmt: skip
-INBOX_STATES = ("consumed", "failed", "parked", "discarded", "quarantined")
+INBOX_STATES = ("consumed", "failed", "parked", "discarded", "quarantined", "expired")
 
 #: What each act does, by the state in which it can be done: the state afterwards, and what is audited.
 DONE = {
@@ -50,6 +50,7 @@ SAID = {
     ("retry", "discarded"): "restore it first",
     ("retry", "consumed"): "can't be retried: it is consumed",
     ("retry", "quarantined"): "quarantined in this group",
+    ("retry", "expired"): "it had expired when this group came to it; it is too old",
     ("park", "parked"): "it is parked; retry it, or discard it",
     ("discard", "failed"): "park it first",
     ("restore", "parked"): "it was not discarded",

@@ -158,7 +158,7 @@ def test_scheduled_the_next_due_first(world: World) -> None:
     rows = world.scheduled()
     assert rows == sorted(rows, key=lambda row: (row.deliver_at, row.id))
     assert {row.id for row in rows} == {id_of(1000 + number) for number in range(24)}
-    assert rows[0] == ScheduledRow("north", id_of(1000), "t0", "key-1000", born(90_000), None, None)
+    assert rows[0] == ScheduledRow("north", id_of(1000), "t0", "key-1000", born(90_000), None, None, held=False)
 
 
 def test_recalled_the_newest_first(world: World) -> None:

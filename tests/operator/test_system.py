@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -9,10 +11,11 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings, __version__
+from outbox.consumer.meter import BOUNDS
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.rules import Subject, address
-from tests.operator.health import handler, open_databases, report, send, sql
+from tests.operator.health import handler, hold_back, open_databases, report, send, sql
 
 
 def test_workers_and_what_they_have(engine: Engine) -> None:
@@ -36,6 +39,63 @@ def test_workers_and_what_they_have(engine: Engine) -> None:
     ]
 
 
+def worked(seconds: float, done: int, calls: dict[str, int], **more: Any) -> dict[str, Any]:
+    """Return what a worker reports of a handler of group mail."""
+    least = {"failed": 0, "in_flight": 0, "looked": None, "lag": None, "waiting_since": None}
+    numbers = {"topic": "paid", "group": "mail", "seconds": seconds, "done": done, "calls": calls, **least, **more}
+    return {"handler": numbers}
+
+
+def test_what_handlers_do(engine: Engine) -> None:
+    """Numbers of all living workers are added up; the lag is the one seen last, and of the dead none counts."""
+    mail, since = handler("consumer", "paid", "mail"), "2026-01-01T00:00:00+00:00"
+    tell = partial(report, engine, ["consume paid of mail"], [mail])
+    tell(number=1, health=worked(300.0, 600, {"10": 95, "40": 5}, failed=2, looked=9.0, lag=9, waiting_since=since))
+    tell(
+        number=2,
+        health=worked(100.0, 100, {"10": 95, "40": 5}, failed=1, in_flight=3, looked=1.0, lag=7, waiting_since=since),
+    )
+    tell(number=3, health=worked(300.0, 9000, {"70": 900}, looked=0.0, lag=0))
+    tell(number=4, health={})
+    # Its report is the older one by a second, and what it saw is the newer by seven.
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 second' WHERE id = :id", id=UUID(int=2))
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 minute' WHERE id = :id", id=UUID(int=3))
+    databases = open_databases(bank=engine)
+    (row,) = HealthViews(databases).handlers()
+    assert row.workers == ["host:1", "host:2", "host:4"]
+    found = row.numbers
+    assert found is not None
+    assert (found.seconds, found.rate, found.failures, found.in_flight, found.lag) == (300.0, 3.0, 3, 3, 7)
+    assert found.p50 is not None
+    assert found.p95 is not None
+    assert BOUNDS[9] < found.p50 < found.p95 <= BOUNDS[10]
+    with engine.connect() as connection:
+        age = text("SELECT extract(epoch FROM clock_timestamp() - CAST(:since AS timestamptz))::float8")
+        assert found.oldest_lag is not None
+        assert found.oldest_lag <= connection.execute(age, {"since": since}).scalar_one()
+
+
+def test_a_handler_without_a_report_has_no_numbers(engine: Engine) -> None:
+    """Checkers have none, nor do consumers of workers that run an older release."""
+    report(engine, handlers=[handler("consumer", "paid", "mail"), handler("checker", "paid")])
+    assert [row.numbers for row in HealthViews(open_databases(bank=engine)).handlers()] == [None, None]
+
+
+def test_what_holds_a_handler_back(engine: Engine) -> None:
+    """Its group's state: by topic, of consumers alone."""
+    topics = "paid", "sent", "lost", "left"
+    report(engine, handlers=[handler("checker", "paid"), *(handler("consumer", topic, "mail") for topic in topics)])
+    hold_back(engine)
+    rows = HealthViews(open_databases(bank=engine)).handlers()
+    assert {(row.kind, row.topic): row.state for row in rows} == {
+        ("checker", "paid"): None,
+        ("consumer", "paid"): "paused",
+        ("consumer", "sent"): "open",
+        ("consumer", "lost"): "half_open",
+        ("consumer", "left"): "running",
+    }
+
+
 def test_a_real_worker(engine: Engine) -> None:
     """What a running worker reports is what is shown."""
     from outbox.worker import Worker
@@ -49,6 +109,8 @@ def test_a_real_worker(engine: Engine) -> None:
         assert (row.version, row.alive, "consume paid of mail" in row.duties) == (__version__, True, True)
         (found,) = HealthViews(databases).handlers()
         assert (found.kind, found.topic, found.group, found.workers) == ("consumer", "paid", "mail", [row.name])
+        assert found.numbers is not None
+        assert (found.numbers.failures, found.numbers.in_flight, found.numbers.p50) == (0, 0, None)
     assert HealthViews(databases).workers() == []
 
 

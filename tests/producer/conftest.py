@@ -22,7 +22,8 @@ SECOND_SCHEMA = "second"
 NODE = Path(__file__).parents[1] / "node" / "node_modules"
 
 _TABLES = [
-    *(f"outbox.{table}" for table in ("half_message", "half_check", "half_error", "op_message", "producer_process")),
+    *(f"outbox.{table}" for table in ("half_message", "half_check", "half_error", "op_message", "message")),
+    "outbox.producer_process",
     *(f"{SECOND_SCHEMA}.{table}" for table in ("half_message", "half_check", "op_message")),
     "change",
     "account",

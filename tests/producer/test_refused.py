@@ -200,7 +200,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "naive datetime": ({"deliver_at": __import__("datetime").datetime(2030, 1, 1)}, "has no time zone"),
     "negative delay": ({"delay": -1}, "delay -1 must be"),
     "unknown level": ({"delay_level": 0}, "delay_level 0 is unknown; levels are 1 to 18"),
-    "id that is text": ({"id": str(uuid.uuid4())}, "id must be a UUID, not str"),
+    "id that is the text of one": (
+        {"id": str(uuid.uuid4())},
+        "is the text of a UUID, which would stand for another id",
+    ),
 }
 
 

@@ -253,7 +253,7 @@ def test_a_segment_that_is_dropped(yard: Yard) -> None:
 def test_odd_ids(yard: Yard) -> None:
     """Ids of another kind, and of clocks that are far off, are in no segment and go row by row."""
     odd = [UUID(int=1), uuid4(), UUID(int=(1 << 128) - 2), uuid7_at(4e9)]
-    rows = consumer_sql.consumed("outbox", "g", "t", 0, odd, list(range(4)), [b"x"] * 4)
+    rows = consumer_sql.consumed("outbox", "g", "t", 0, 0, odd, list(range(4)), [b"x"] * 4)
     with yard.connection.begin():
         execute(yard.connection, consumer_sql.MARK, rows)
     assert yard.left() == set(odd)
@@ -583,7 +583,7 @@ def test_a_pass_makes_and_empties_segments(yard: Yard) -> None:
     assert yard.rows("SELECT count(*) FROM outbox.segment_hold") == [0]
     with yard.connection.begin():
         ids = [uuid7()]
-        rows = consumer_sql.consumed("outbox", "g", "t", 0, ids, [1], [b"x"])
+        rows = consumer_sql.consumed("outbox", "g", "t", 0, 0, ids, [1], [b"x"])
         execute(yard.connection, consumer_sql.MARK, rows)
     assert yard.rows("SELECT count(*) FROM outbox.consumer_message_default") == [0]
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.consumer import consumer_of
 from outbox.dispatch.once import dispatch_once
 from outbox.errors import ActRefused, MessageNotFound
 from outbox.prune.once import prune_consumer_once, prune_producer_once
@@ -272,6 +273,25 @@ def test_replaced_offsets_go_and_the_group_goes_on(app: Outbox, engine: Engine, 
         assert Consumer(app.subscriptions["t", "g"], settings).consume_once(connection, connection).done == 0
 
 
+def test_replaced_claims_go(app: Outbox, engine: Engine, settings: Settings) -> None:
+    """Only the newest claim of each queue is kept, also of one that was given up: its term goes on."""
+    app.consumer("t", group="outside", transactional=False)(lambda _: None)
+    consumer = consumer_of(app.subscriptions["t", "outside"], settings)
+    with engine.connect() as connection:
+        for _ in range(3):
+            send(app, 4)
+            dispatch(connection, settings)
+            consumer.start(connection, connection)
+            consumer.consume_once(connection, connection)
+        assert count(connection, "consumer_claim") > 8
+        prune_consumer_once(connection, connection, settings, "outside", "t")
+        with connection.begin():
+            claims = text("SELECT count(*), count(DISTINCT queue), count(worker), min(term) FROM outbox.consumer_claim")
+            kept, queues, taken, term = connection.execute(claims).one()
+    assert (kept, taken) == (queues, 0)
+    assert term > 1
+
+
 RUN = """
 INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, schedule)
 VALUES (:id, :id, 't', :group, clock_timestamp() - make_interval(days => :age), :schedule)
@@ -314,3 +334,51 @@ def test_old_records_of_reconciliations_go(engine: Engine) -> None:
             left = connection.execute(text("SELECT id FROM outbox.reconciliation_run ORDER BY id")).scalars().all()
             findings = connection.execute(text("SELECT DISTINCT run_id FROM outbox.reconciliation_finding ORDER BY 1"))
             assert (left, findings.scalars().all()) == ([nightly, young, another], [young, another])
+
+
+def send_once(app: Outbox, orders: range) -> list[UUID]:
+    """Send a message of each order, once."""
+    with app.engine.begin() as connection:  # type: ignore[union-attr]
+        return [app.send(connection, "t", {"n": n}, key="k", dedupe=f"order-{n}") for n in orders]
+
+
+def test_what_was_sent_once_can_be_sent_again_when_it_is_pruned(app: Outbox, engine: Engine) -> None:
+    """A business string is taken for as long as its message is kept, whatever ids between are young."""
+    settings, old, young = Settings(prune_batch=10), range(60), range(60, 120)
+    first = [*send_once(app, range(20)), *send_once(app, range(20, 60))]
+    with engine.connect() as connection:
+        dispatch(connection, settings)
+        age_producer(connection)
+        send_once(app, young)
+        dispatch(connection, settings)
+        assert send_once(app, old) == first
+        dispatch(connection, settings)
+        assert count(connection, "message") == 120
+        assert prune_producer_once(connection, settings).done == 60
+        assert send_once(app, old) == first
+        dispatch(connection, settings)
+        assert count(connection, "message") == 120
+
+
+def test_business_strings_that_cannot_go_hide_none_that_can(app: Outbox, engine: Engine) -> None:
+    """More unsettled old halves, and parked rows, than a batch holds don't keep the passes from what comes after."""
+    settings = Settings(prune_batch=5)
+    with engine.begin() as connection:
+        for n in range(12):
+            app.send(connection, "t", {"n": n}, dedupe=f"waits-{n}", delay=10**9)
+    parked = send_once(app, range(12))
+    send_once(app, range(12, 33))
+    consumer = Consumer(app.subscriptions["t", "g"], settings)
+    with engine.connect() as connection:
+        dispatch(connection, settings)
+        consumer.start(connection, connection)
+        assert consumer.consume_once(connection, connection).done == 33
+        with connection.begin():
+            park = text("UPDATE outbox.consumer_message SET status = 'parked' WHERE message_id = ANY (:ids)")
+            connection.execute(park, {"ids": parked})
+        age(connection, "consumer_message", "changed_at")
+        age_producer(connection)
+        # The newest message of the queue stays.
+        assert prune_producer_once(connection, settings).done == 32
+        assert prune_consumer_once(connection, connection, settings, "g", "t").done == 20
+        assert (count(connection, "scheduled_message"), count(connection, "consumer_message")) == (12, 13)

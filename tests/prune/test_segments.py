@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox
 from outbox.consumer.sql import message_by_id
+from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import execute
 from outbox.dispatch.once import release_due_once
 from outbox.message.model import uuid7_at
@@ -395,7 +396,7 @@ def test_a_reader_that_comes_while_a_segment_is_made(engine: Engine, monkeypatch
 
     def read() -> None:
         with engine.connect() as connection:
-            found.extend(execute(connection, message_by_id("outbox", id=half_id, tags=None, keys=None))[0])
+            found.extend(execute(connection, message_by_id("outbox", id=half_id, **EVERYTHING))[0])
 
     reader = threading.Thread(target=read)
 

@@ -40,6 +40,7 @@ topic = "transfer"
 group = "bank-b"
 tags = ["large"]
 keys = ["DE*"]
+headers = ["region=eu"]
 effect = "books.ledger.message_id"
 
 [window]
@@ -87,7 +88,7 @@ def at(day: int) -> dt.datetime:
 
 def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
     """Every key ends up in the job, with its type; paths begin in the file's folder."""
-    pair = Pair("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"))
+    pair = Pair("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"), {"region=eu"})
     assert job_of(read_file(write(tmp_path, WHOLE), ENVIRON)) == Job(
         producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
         consumer=Access("postgresql+psycopg://auditor:secret@b.example/bank_b", Settings()),

@@ -221,6 +221,22 @@ def test_filters_of_any_text(town: Town) -> None:
     assert near[0] in kinds(town.reconcile(Pair("t", "g", keys=["under*"])))
 
 
+def test_a_filter_on_headers(town: Town) -> None:
+    """What it leaves out isn't missed, in both tiers; a value is any text."""
+    consumer = town.declare(headers={"region": ["eu", "it's 50%"]})
+    for region in ("eu", "us", "it's 50%"):
+        town.send(region, headers={"region": region})
+    town.consume(consumer)
+    for tier in TIERS:
+        result = town.reconcile(Pair("t", "g", headers=["region=eu", "region=it's 50%"]), tier=tier)
+        assert (result.in_sync, result.counts) == (True, {Outcome.CONSUMED: 2, Outcome.LEFT_OUT: 1})
+        wider = town.reconcile(Pair("t", "g", headers=["region=us"]), window=Window(grace=0.0), tier=tier)
+        assert (
+            list(kinds(wider).values()).count(Outcome.UNCONSUMED) + list(kinds(wider).values()).count(Outcome.MISSING)
+            == 1
+        )
+
+
 # --- what the framework itself writes ---------------------------------------------------------------------
 
 
@@ -355,7 +371,7 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
     for engine in (town.producer, town.consumer):
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             name = engine.url.database
-            connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '20ms'")
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '20s'")
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET statement_timeout = '30s'")
     with snapshots_of(*town.accesses) as snapshots:
         for snapshot in (snapshots.producer, snapshots.consumer):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox import Settings
+from outbox import Settings, message_id
 from outbox.reconcile.job import Outcome, Pair, Tier, Window
 from outbox.reconcile.rows import InboxState, ProducerState, to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Place, Town, counted, fate, ids_at, ids_in, kinds
@@ -212,6 +212,23 @@ def test_what_the_producer_may_have_pruned_is_not_judged(town: Town, tier: Tier)
     assert kinds(result) == dict.fromkeys(kept, Outcome.PHANTOM)
     assert counted(result) == {Outcome.UNJUDGED: 30, Outcome.PHANTOM: 3, Outcome.CONSUMED: 2}
     assert known[0] not in kinds(result)
+
+
+@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+def test_ids_of_business_strings_say_no_time(town: Town, tier: Tier) -> None:
+    """What both sides have, or the producer alone, is judged; what only the consumer has may have been pruned."""
+    ids = [message_id("t", f"order-{number}") for number in range(5)]
+    consumed, expired, other_body, missing, pruned = town.plant(
+        [IN_SYNC, fate(), fate(same_body=False), fate(status=NONE), fate(state=None)], ids=ids
+    )
+    town.run("UPDATE {s}.consumer_message SET status = 'expired' WHERE message_id = :id", id=expired)
+
+    result = town.reconcile(tier=tier)
+
+    assert kinds(result) == {other_body: Outcome.DIGEST_MISMATCH, missing: Outcome.MISSING}
+    assert counted(result)[Outcome.CONSUMED] == 2
+    assert counted(result)[Outcome.UNJUDGED] == 1
+    assert not {consumed, pruned} & kinds(result).keys()
 
 
 def test_how_often_is_resent_is_the_policys_affair(town: Town) -> None:

@@ -98,6 +98,22 @@ def test_what_was_rolled_back_is_taken_off(books: Books) -> None:
     assert [row.unexplained for row in without.unexplained] == [1, 3]
 
 
+def test_what_has_expired_is_unexplained_until_the_producer_takes_it_back(books: Books) -> None:
+    """No message will bring its effect any more, so it isn't under way."""
+    arrived, expired = books.transfer("A", "10.00"), books.transfer("A", "0.33")
+    books.dispatch()
+    books.credit([arrived])
+    books.credit([expired], status="expired", booked=False)
+    (result,) = books.measure(money(rolled_back=SUM.format("refused")))
+    assert not row(result, "A", "EUR").in_flight
+    assert row(result, "A", "EUR").unexplained == Decimal("0.33")
+
+    taken_back = "INSERT INTO refused SELECT * FROM debit WHERE message_id = :id"
+    books.run(books.producer, taken_back, id=expired)
+    (result,) = books.measure(money(rolled_back=SUM.format("refused")))
+    assert result.in_sync
+
+
 def test_an_effect_without_a_debit_stays_unexplained(books: Books) -> None:
     """A credit of a rolled-back transfer, a phantom, and a second credit each show as money too much."""
     rolled_back, twice = books.refuse("R", "1.00"), books.transfer("T", "2.00")

@@ -191,8 +191,11 @@ def test_after_a_restore_into_another_cluster_nothing_is_trusted(town: Town, ids
 
 @pytest.mark.parametrize(
     "pair",
-    [Pair("t", "g", tags=["mine"]), Pair("t", "g", keys=["k*"]), Pair("t", "g", tags=[]), WITH_EFFECT],
-    ids=["tags", "keys", "no tags", "effect"],
+    [
+        *(Pair("t", "g", tags=["mine"]), Pair("t", "g", keys=["k*"]), Pair("t", "g", headers=["region=eu"])),
+        *(Pair("t", "g", tags=[]), WITH_EFFECT),
+    ],
+    ids=["tags", "keys", "headers", "no tags", "effect"],
 )
 def test_with_another_filter_nothing_is_trusted(town: Town, ids: list[UUID], pair: Pair) -> None:
     """A range in sync under one filter need not be under another."""

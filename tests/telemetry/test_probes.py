@@ -133,6 +133,8 @@ def test_the_gauges_are_those_of_the_newest_sample(bench: Bench, stack: ExitStac
     assert now["outbox_dead_messages", "audit", "paid"] == 0
     assert now["outbox_lag_messages", "mail", "paid"] == 0
     assert ("outbox_lag_messages", "audit", "paid") not in now
+    assert now["outbox_oldest_lag_age_seconds", "mail", "paid"] == 0
+    assert ("outbox_oldest_lag_age_seconds", "audit", "paid") not in now
 
 
 def test_readiness(bench: Bench, server: ServerLike, stack: ExitStack) -> None:

@@ -188,3 +188,30 @@ def test_in_a_transaction_that_is_rolled_back(shop: Outbox) -> None:
         assert points(connection) == ["alice"]
     with pytest.raises(InvalidHandler, match="this Outbox has no consumer"), running_twice(Outbox(shop.engine)):
         pass
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_handlers_outside_of_transactions(kind: str, shop: Outbox, engine: Engine) -> None:
+    """They fail and are run twice as others are; an effect that has an idempotency key is the same after both runs."""
+    keys: set[Any] = set()
+    charges: list[Any] = []
+
+    def charge(message: Message) -> None:
+        keys.add(message.id)
+        charges.append(message.id)
+
+    async def charge_async(message: Message) -> None:
+        charge(message)
+
+    shop.consumer("order", group="payments", transactional=False)(charge if kind == "sync" else charge_async)
+    send(shop, engine, "alice")
+    with failing(shop, "order", point="after_handler", times=1):
+        assert drain(shop).failed == 1
+    with running_twice(shop, outside=lambda: sorted(map(str, keys))):
+        assert drain(shop, failed=True).done == 1
+    assert (len(keys), len(charges)) == (1, 3)
+    send(shop, engine, "bob")
+    with pytest.raises(NotIdempotent, match="outside, the second"), running_twice(shop, outside=lambda: len(charges)):
+        drain(shop)
+    with pytest.raises(InvalidHandler, match="outside of transactions"), killing(shop, "order"):
+        pass

@@ -155,6 +155,28 @@ class Order:
     number: int
 
 
+def outside_of_transactions(outbox: Outbox) -> None:
+    """Handlers without a session, and the options that go with them."""
+
+    @outbox.consumer("t", group="a", model=Order, transactional=False, concurrency=50, timeout=30)
+    def handle(message: Message[Order]) -> Retry | None:
+        assert_type(message.body, Order)
+        return None
+
+    @outbox.consumer("t", group="b", transactional=False, ordered=False)
+    async def handle_later(message: Message) -> None: ...
+
+    def of_text(message: Message[str]) -> None: ...
+    def with_session(message: Message[Order], session: Session) -> None: ...
+
+    outside = outbox.consumer("t", group="c", model=Order, transactional=False)
+    outside(of_text)  # type: ignore[arg-type]
+    outside(with_session)  # type: ignore[arg-type]
+    outbox.consumer("t", group="d", transactional=False, batch=10)  # type: ignore[call-overload]
+    outbox.consumer("t", group="e", concurrency=10)  # type: ignore[call-overload]
+    del handle, handle_later
+
+
 def read_as(outbox: Outbox) -> None:
     """Handlers of a model: the body has its type, and a handler that doesn't fit is found."""
 

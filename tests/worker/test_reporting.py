@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 import outbox
-from outbox import Outbox, Resolution, Settings
+from outbox import Message, Outbox, Park, Resolution, Settings
 from outbox.message.model import uuid7
 from outbox.worker import Worker
 from outbox.worker.report import Facts, handlers_of, leave, report_once
@@ -52,6 +52,36 @@ def test_a_worker_reports_itself(bench: Bench) -> None:
     assert duties["dispatch"]["failures"] == 0
     worker.stop()
     assert bench.rows("SELECT id FROM outbox.worker") == []
+
+
+def test_what_handlers_do_is_reported(bench: Bench) -> None:
+    """One duty of a group tells of its handler, for all threads; a worker that only retries tells of it too."""
+
+    calls: list[UUID] = []
+
+    def handle(message: Message, session: Any) -> Park | None:
+        calls.append(message.id)
+        bench.handle(message, session)
+        return Park("for the test") if message.body["number"] == 0 else None
+
+    bench.outbox.consumer("paid", group="mail", threads=2)(handle)
+    told = "SELECT d.value -> 'handler' FROM outbox.worker, jsonb_each(duties) d WHERE d.value ? 'handler'"
+    worker = bench.work(roles=["dispatch", "consume", "retry"])
+    bench.send(count=3)
+    wait_until(lambda: len(bench.inbox()) == 3, "all are done with")
+
+    def reported() -> list[Any]:
+        worker.wake()
+        return [each for each in bench.rows(told) if each["done"] == 2 and each["failed"] == 1]
+
+    (numbers,) = wait_until(reported, "the numbers are reported")
+    assert (numbers["topic"], numbers["group"], numbers["in_flight"]) == ("paid", "mail", 0)
+    # A thread that meets the other one at a queue may undo its call, and begin it again.
+    assert sum(numbers["calls"].values()) == len(calls)
+    worker.stop()
+    bench.work(roles=["retry"])
+    (numbers,) = wait_until(lambda: bench.rows(told), "a worker without consuming threads reports")
+    assert (numbers["done"], numbers["lag"]) == (0, None)
 
 
 def test_a_worker_that_is_cut_off_stays_in_the_table(bench: Bench) -> None:

@@ -63,6 +63,7 @@ PAGES = [
     "reconciliations/{run}/repair?kind=parked&repair=retry",
     "reconciliations/{run}/repair",
     "reconciliations/order?schedule=nightly&dry_run=yes",
+    "groups",
     "handlers",
     "audit",
     "system",

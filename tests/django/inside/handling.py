@@ -87,6 +87,16 @@ def test_a_batch_is_one_transaction() -> None:
     assert CustomerPoints.objects.count() == 5
 
 
+def test_outside_of_transactions_an_effect_stays() -> None:
+    with transaction.atomic():
+        send("mail", {"customer": "a"}, key="k")
+    assert testing.drain(outbox()).failed == 1
+    assert points("a") == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'")
+        assert cursor.fetchone()[0] <= 2
+
+
 def test_a_checker_uses_the_orm_in_the_transaction_of_its_verdict() -> None:
     with transaction.atomic():
         prepare("payment", {"customer": "a"})

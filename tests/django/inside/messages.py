@@ -122,6 +122,14 @@ def keep_many(messages: list[Message]) -> None:
     CustomerPoints.objects.bulk_create(CustomerPoints(customer=each.body["customer"]) for each in messages)
 
 
+@consumer("mail", group="keeper", transactional=False)
+def mail(message: Message) -> None:
+    """Have an effect of its own, on a connection of its own thread."""
+    assert not connection.in_atomic_block
+    write(message)
+    raise ValueError("the mail is out")
+
+
 @checker("payment", immunity=0)
 def was_paid(orphan: Orphan) -> Resolution:
     """Look into the shop's tables, and write there."""

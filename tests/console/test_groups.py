@@ -1,0 +1,144 @@
+"""Groups in the console: the list, what holds a group back, previews, and acts that need an admin; paused topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.console.reading import Visitor
+from tests.console.test_pages_look import well_made
+from tests.console.web import Http, Shop
+
+WHY = {"reason": "the handler was wrong"}
+WHILE = {"reason": "the provider moves"}
+
+
+@pytest.fixture
+def visitor(acting: Http) -> Visitor:
+    """The admin of the shop."""
+    return Visitor(acting)
+
+
+@pytest.fixture(scope="module")
+def group(shop: Shop) -> str:
+    """The path of a group that has consumed three orders."""
+    shop.orders(1, 2, 3)
+    shop.drain()
+    (row,) = shop.outbox.operator.groups()
+    return f"/groups/{row.group}/{row.topic}"
+
+
+def test_the_endpoints(acting: Http, group: str) -> None:
+    """The groups, what a reset would do, a reset, a skip, a delete; and what there isn't."""
+    (row,) = acting.get("/groups").json()["items"]
+    assert (f"/groups/{row['group']}/{row['topic']}", row["lag"], row["readings"]) == (group, 0, 0)
+    assert acting.get(f"{group}/reset?to=first").json()["messages"] == 3
+    assert acting.get(f"{group}/reset?to=monday").status_code == 422
+    assert acting.post(f"{group}/reset", {"to": "first"}).status_code == 422
+    done = acting.post(f"{group}/reset", {"to": "first", **WHY})
+    assert (done.status_code, "reads up to 3 messages again" in done.json()["outcome"]) == (200, True)
+    assert acting.post(f"{group}/reset", {"to": "first", **WHY}).status_code == 409
+    assert acting.get(f"{group}/skip").json()["messages"] == 3
+    assert acting.post(f"{group}/skip", WHY).status_code == 200
+    assert acting.get(f"{group}/delete").json()["inbox"] == {"consumed": 3}
+    for http in (acting.as_role("viewer"), acting.as_role("operator")):
+        assert http.get("/groups").status_code == 200
+        for act in ("reset", "skip", "delete"):
+            assert http.post(f"{group}/{act}", {"to": "first", **WHY} if act != "delete" else WHY).status_code == 403
+    assert acting.get("/groups/none/none/delete").status_code == 404
+    topic = f"/topics/{row['topic']}/delete"
+    assert [name for name, _ in acting.get(topic).json()["groups"]] == [row["group"]]
+    assert acting.post(topic, WHY).status_code == 409
+    assert acting.as_role("operator").post(topic, WHY).status_code == 403
+    assert acting.post("/topics/none/delete", WHY).status_code == 404
+    assert acting.post(f"{group}/delete", WHY).status_code == 200
+    assert acting.get("/groups").json()["items"] == []
+
+
+def test_the_pages(acting: Http, shop: Shop) -> None:
+    """The list; the question, first where the group goes on, then with the counts; and what was done.
+
+    The group was deleted before: it came back, and began anew.
+    """
+    shop.orders(1, 2)
+    shop.drain()
+    visitor = Visitor(acting).as_role("admin")
+    (row,) = shop.outbox.operator.groups()
+    place = f"groups/{row.group}/{row.topic}"
+    assert "Reset…" not in visitor.as_role("operator").go("groups").text
+    assert visitor.as_role("operator").go(f"{place}/reset").status == 403
+    page = visitor.go("groups")
+    well_made(page)
+    page = visitor.go(page.link("Reset…"))
+    well_made(page)
+    assert visitor.send(page.form("/reset"), to="monday").status == 422
+    page = visitor.send(page.form("/reset"), to="3d")
+    well_made(page)
+    assert "Messages 5 in" in page.text
+    page = visitor.send(page.form("/reset"), reason="the handler was wrong")
+    assert "Reset: the group reads on from there." in page.text
+    assert "1 time" in page.text
+    page = visitor.send(visitor.go(f"{place}/skip?to=now").form("/skip"), reason="none of it is needed")
+    assert "Skipped: the group reads on from there." in page.text
+    assert "There is nothing to do" in visitor.go(f"{place}/skip?to=now").text
+    page = visitor.go(f"{place}/delete")
+    well_made(page)
+    page = visitor.send(page.form("/delete"), reason="it is gone")
+    assert "No group has read anything" in page.text
+
+
+def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:
+    """The list, the three acts, and what is refused; an operator may, a viewer may not."""
+    shop.order(1)
+    shop.drain()
+    (row,) = (each for each in acting.get("/groups").json()["items"] if each["group"] == "billing")
+    assert (row["topic"], row["state"], row["rate"]) == ("orders", "running", None)
+    assert acting.as_role("viewer").post("/groups/billing/pause", WHILE).status_code == 403
+    assert acting.post("/groups/billing/pause", {}).status_code == 422
+    paused = acting.as_role("operator").post("/groups/billing/pause", WHILE)
+    assert (paused.status_code, "is paused" in paused.json()["outcome"]) == (200, True)
+    assert acting.post("/groups/billing/pause", WHILE).status_code == 409
+    assert acting.post("/groups/billing/rate", {"rate": "fast"}).status_code == 422
+    assert acting.post("/groups/billing/rate", {"rate": "5/s"}).status_code == 200
+    (row,) = (each for each in acting.get("/groups").json()["items"] if each["group"] == "billing")
+    assert (row["state"], row["rate"], row["pause_reason"]) == ("paused", 5.0, "the provider moves")
+    assert acting.post("/groups/billing/resume", {"topic": "elsewhere"}).status_code == 404
+    assert acting.post("/groups/billing/resume", {}).status_code == 200
+    assert acting.post("/groups/billing/rate", {"rate": None}).status_code == 200
+    actions = [each["action"] for each in acting.get("/audit").json()["items"]]
+    assert actions[:4] == ["set_rate", "resume_group", "set_rate", "pause_group"]
+
+
+def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
+    """By forms; what it holds is shown as held, in both lists, and goes out when it is resumed."""
+    page = visitor.send(visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause"), topic="orders", **WHILE)
+    assert "Paused: what is sent to it is held" in page.text
+    well_made(page)
+    held = shop.order(1)
+    shop.drain()
+    for address in ("messages", "scheduled"):
+        assert "held: its topic is paused" in visitor.go(address).text
+    assert "held" in visitor.go(f"messages/{held}").text
+    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume it…")).form("/resume"))
+    assert "Resumed: what was held goes out" in resumed.text
+    shop.drain()
+    assert "No topic is paused" in visitor.go("groups").text
+
+
+def test_a_group_is_held_back(visitor: Visitor, shop: Shop) -> None:
+    """A group is paused, slowed down and resumed by forms; a rate that is none is said, and kept in the form."""
+    shop.order(1)
+    shop.drain()
+    page = visitor.go("groups")
+    well_made(page)
+    asked = visitor.go(page.link("Pause…"))
+    assert "begin no message of this group" in asked.text
+    paused = visitor.send(asked.form("/pause"), reason="the provider moves")
+    assert "Paused" in paused.text
+    assert "the provider moves" in paused.text
+    asked = visitor.go(visitor.go("groups").link("Rate…"))
+    wrong = visitor.send(asked.form("/rate"), rate="fast")
+    assert (wrong.status, "'100/s'" in wrong.text) == (422, True)
+    assert "5/s" in visitor.send(wrong.form("/rate"), rate="5/s").text
+    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume…")).form("/resume"))
+    assert "Resumed" in resumed.text
+    assert shop.outbox.operator.control_of("billing", "orders").state == "running"

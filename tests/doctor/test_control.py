@@ -1,0 +1,55 @@
+"""Groups that are paused or stopped by their breaker, and paused topics: what the doctor says, and what mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine
+
+from outbox import Breaker, Message, Outbox, Retry
+from tests.doctor.support import codes, dispatch_all, examine, mend_by_command, sql, the
+from tests.doctor.test_messages import consume, send, till
+
+__all__ = ["till"]
+
+YES = "--yes"
+
+
+def test_a_paused_group(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """It is a note, with who and why; its overdue retries are none, and the mend has it go on."""
+    send(outbox)
+    dispatch_all(engine, outbox)
+    till.append(Retry())
+    consume(outbox, engine)
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '10 minutes'")
+    outbox.operator.pause_group("till", by="ann", why="stocktaking")
+    report = examine(engine)
+    assert codes(report) == ["group.paused"]
+    finding = the(report, "group.paused")
+    assert "by ann: stocktaking" in finding.sentence
+    assert mend_by_command(engine, finding.mend, YES).code == 0
+    assert codes(examine(engine)) == ["retry.overdue"]
+
+
+def test_an_open_breaker(engine: Engine, outbox: Outbox) -> None:
+    """It is a problem, with the error that opened it."""
+
+    @outbox.consumer("orders", group="mail", breaker=Breaker(failures=1))
+    def handle(message: Message, session: Any) -> None:
+        raise ConnectionError("the mail server is down")
+
+    send(outbox)
+    dispatch_all(engine, outbox)
+    consume(outbox, engine)
+    report = examine(engine)
+    assert codes(report) == ["breaker.open"]
+    assert "ConnectionError: the mail server is down" in the(report, "breaker.open").sentence
+
+
+def test_a_paused_topic(engine: Engine, outbox: Outbox) -> None:
+    """It is a note, and the mend has its dispatch go on."""
+    outbox.operator.pause_topic("orders", by="ann", why="sent twice")
+    report = examine(engine)
+    assert codes(report) == ["topic.paused"]
+    assert mend_by_command(engine, the(report, "topic.paused").mend, YES).code == 0
+    assert codes(examine(engine)) == []
