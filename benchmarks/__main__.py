@@ -14,11 +14,12 @@ from outbox import embedded
 from outbox.database import migration
 
 NAMES = (
-    *("send", "carriers", "dispatch", "consume", "effect", "latency", "pinned", "check", "confirm"),
-    *("imports", "reconcile"),
+    *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
+    *("outside", "imports", "reconcile", "once"),
 )
-#: Run only when asked for: they take a quarter of an hour, an hour and ten minutes; the first two 10 and 30 GB of disk.
-_LONG = ("console", "reconcile_growth", "endurance")
+#: Run only when asked for: they take a quarter of an hour, an hour, ten and five minutes; the first two 10 and 30 GB of
+#: disk.
+_LONG = ("console", "reconcile_growth", "endurance", "outage")
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
 _SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
