@@ -27,7 +27,7 @@ from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import EDIT, END, NOTE, Act, Noun, acts_for
+from outbox.operator.acts import DECLARATIONS, EDIT, END, NOTE, Act, Declaration, Noun, acts_for
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
@@ -325,18 +325,25 @@ def acts() -> Iterator[str]:
     for noun, title in nouns.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
-    yield "## To a session that holds a lock\n"
-    what = _escaped(f"{END.summary}. {END.details}")
-    yield from _table(
-        ("Act", "What it does", "Role", "Options"), iter([(f"`{END.name}`", what, END.role, "needs a reason")])
-    )
-    yield "## To a group of dead letters\n"
-    what = _escaped(f"{NOTE.summary}. {NOTE.details}")
-    yield from _table(("Act", "What it does", "Role", "Options"), iter([(f"`{NOTE.name}`", what, NOTE.role, "")]))
-    yield "## A copy with another body\n"
-    what = _escaped(f"{EDIT.summary}. {EDIT.details}")
-    choices = f"needs a reason; `original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`"
-    yield from _table(("Act", "What it does", "Role", "Options"), iter([(f"`{EDIT.name}`", what, EDIT.role, choices)]))
+    whole = [each for each in DECLARATIONS if each.permission.startswith(("group:", "topic:"))]
+    others = [each for each in DECLARATIONS if not isinstance(each, Act) and each not in {END, NOTE, EDIT, *whole}]
+    sections = {
+        "To a group, or a topic, as a whole": whole,
+        "To a session that holds a lock": [END],
+        "To a group of dead letters": [NOTE],
+        "A copy with another body": [EDIT],
+        "To a reconciliation, or a saga": others,
+    }
+    for title, declarations in sections.items():
+        yield f"## {title}\n"
+        yield from _table(("Act", "What it does", "Role", "Options"), map(_declared, declarations))
+
+
+def _declared(act: Declaration) -> tuple[object, ...]:
+    options = f"`original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`" if act is EDIT else ""
+    reason = "needs a reason" if act.needs_reason else ""
+    what = _escaped(f"{act.summary}. {act.details}")
+    return f"`{act.name}`", what, act.role, "; ".join(filter(None, (reason, options)))
 
 
 def _act(act: Act) -> tuple[object, ...]:

@@ -1,0 +1,1 @@
+"""A bug that is found on Friday: billing reads again what it had since Monday, and knows what it said before."""
