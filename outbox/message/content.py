@@ -60,8 +60,9 @@ OPTION_HEADERS: frozenset[str] = frozenset(
     }
 )
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_./-]+", re.ASCII)
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+#: What the names of topics and of groups consist of, as a regular expression.
+TOPIC_PATTERN = r"^[%|a-zA-Z0-9_./-]+$"
+GROUP_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 # RFC 9110: a token, a slash, a token; then parameters.
 _CONTENT_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+ *(;[ -~]*)?", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
@@ -74,7 +75,7 @@ def check_topic(topic: object) -> str:
     Raises:
         InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_./-]``, or a system name.
     """
-    name = _check_name("topic", topic, MAX_TOPIC, _TOPIC, "% | a-z A-Z 0-9 _ - . /")
+    name = _check_name("topic", topic, MAX_TOPIC, TOPIC_PATTERN, "% | a-z A-Z 0-9 _ - . /")
     if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES):
         raise InvalidMessage(f"topic {name!r} is a system name; choose another")
     return name
@@ -82,10 +83,10 @@ def check_topic(topic: object) -> str:
 
 def check_group(group: object) -> str:
     """Return the name of a producer or consumer group if it is one (at most 120 characters)."""
-    return _check_name("group", group, MAX_GROUP, _GROUP, "% | a-z A-Z 0-9 _ -")
+    return _check_name("group", group, MAX_GROUP, GROUP_PATTERN, "% | a-z A-Z 0-9 _ -")
 
 
-def _check_name(what: str, name: object, longest: int, pattern: re.Pattern[str], characters: str) -> str:
+def _check_name(what: str, name: object, longest: int, pattern: str, characters: str) -> str:
     if not isinstance(name, str):
         raise InvalidMessage(f"{what} must be a str, not {type(name).__name__}")
     name = _exactly(name)
@@ -93,7 +94,7 @@ def _check_name(what: str, name: object, longest: int, pattern: re.Pattern[str],
         raise InvalidMessage(f"{what} is empty")
     if len(name) > longest:
         raise InvalidMessage(f"{what} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
-    if not pattern.fullmatch(name):
+    if not re.fullmatch(pattern, name, re.ASCII):
         raise InvalidMessage(f"{what} {name!r} may only have the characters {characters}")
     return name
 

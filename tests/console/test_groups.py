@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from urllib.parse import quote
+from uuid import UUID
 
+import pytest
+from sqlalchemy.orm import Session
+
+from outbox import Message, Outbox
+from outbox.testing import drain
 from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
 from tests.console.web import Http, Shop
@@ -84,6 +90,34 @@ def test_the_pages(acting: Http, shop: Shop) -> None:
     well_made(page)
     page = visitor.send(page.form("/delete"), reason="it is gone")
     assert "No group has read anything" in page.text
+
+
+def test_a_topic_with_slashes_and_dots(acting: Http, visitor: Visitor, shop: Shop) -> None:
+    """Whatever name a topic may have, each endpoint and each page of its groups takes it."""
+    topic = "order/paid.v2"
+    path = f"groups/billing/{quote(topic, safe='')}"
+    handled: list[UUID] = []
+    other = Outbox(shop.engine, group="other")
+
+    @other.consumer(topic, group="billing")
+    def bill(message: Message, _: Session) -> None:
+        handled.append(message.id)
+
+    sent = shop.order(1, send={"topic": topic})
+    drain(other)
+    assert handled == [sent]
+    assert acting.get(f"/{path}/reset?to=first").json()["messages"] == 1
+    for act, more in (("reset", {"to": "first"}), ("skip", {}), ("delete", {})):
+        done = acting.post(f"/{path}/{act}", {**more, **WHY})
+        assert done.status_code == 200, done.text
+    for act in ("pause", "resume"):
+        assert acting.post(f"/topics/{quote(topic, safe='')}/{act}", WHILE).status_code == 200
+    assert acting.get(f"/topics/{quote(topic, safe='')}/delete").json()["topic"] == topic
+    drain(other)
+    for act in ("reset", "skip", "delete", "pause", "rate"):
+        page = visitor.go(f"{path}/{act}")
+        assert (page.status, page.form(f"/{act}").action.endswith(f"order%2Fpaid.v2/{act}")) == (200, True)
+    assert acting.post(f"/{path}/delete", WHY).status_code == 200
 
 
 def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:

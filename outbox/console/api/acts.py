@@ -13,6 +13,7 @@ from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
 from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
+from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
 from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act
 from outbox.operator.edit import ORIGINALS
@@ -20,6 +21,8 @@ from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
 
 router: APIRouter = APIRouter(prefix=API, responses=problems(404, 409, 415))
+
+GroupName = Annotated[str, Path(max_length=MAX_GROUP, pattern=GROUP_PATTERN, description="The group.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def _target(message_id: UUID) -> Target:
     return Target(message_id)
 
 
-def _in_group(group: Annotated[str, Path(max_length=120, pattern=r"^[%|a-zA-Z0-9_-]+$")], message_id: UUID) -> Target:
+def _in_group(group: GroupName, message_id: UUID) -> Target:
     return Target(message_id, group)
 
 

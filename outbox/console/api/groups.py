@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from outbox.console.api.acts import ReasonBody
+from outbox.console.api.acts import GroupName, ReasonBody
 from outbox.console.api.requests import from_body, from_query, problems
 from outbox.console.context import API, Context, requires
+from outbox.message.content import MAX_TOPIC, TOPIC_PATTERN
 from outbox.operator.acts import (
     DELETE_GROUP,
     DELETE_TOPIC,
@@ -30,9 +31,8 @@ from outbox.reader import option
 router: APIRouter = APIRouter(prefix=f"{API}/groups", responses=problems(), tags=["groups"])
 topics: APIRouter = APIRouter(prefix=f"{API}/topics", responses=problems(), tags=["topics"])
 
-_NAME = r"^[%|a-zA-Z0-9_-]+$"
-GroupName = Annotated[str, Path(max_length=120, pattern=_NAME, description="The group.")]
-TopicName = Annotated[str, Path(max_length=127, pattern=_NAME, description="Which topic it consumes.")]
+# A topic may have slashes: its routes say {topic:path}.
+TopicName = Annotated[str, Path(max_length=MAX_TOPIC, pattern=TOPIC_PATTERN, description="Which topic it consumes.")]
 _TO = "first, now, a position, QUEUE:POSITION,…, a time in ISO 8601, or how long ago: 3d."
 
 
@@ -162,7 +162,7 @@ def set_rate(context: Context, group: GroupName, body: GroupRateBody = from_body
     return WholeActed(context.operator.set_rate(group, body.rate, **_held(context, body)))
 
 
-@router.get("/{group}/{topic}/reset", responses=problems(404))
+@router.get("/{group}/{topic:path}/reset", responses=problems(404))
 def preview_group_reset(
     context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
 ) -> GroupMove:
@@ -170,7 +170,7 @@ def preview_group_reset(
     return context.operator.preview_reset(group, topic, query.to, **query.values)
 
 
-@router.post("/{group}/{topic}/reset", **_of(RESET_GROUP))
+@router.post("/{group}/{topic:path}/reset", **_of(RESET_GROUP))
 def reset_group(
     context: Context, group: GroupName, topic: TopicName, body: GroupResetBody = from_body(GroupResetBody)
 ) -> WholeActed:
@@ -179,7 +179,7 @@ def reset_group(
     return WholeActed(context.operator.reset_group(group, topic, start, by=context.actor, why=body.reason, **more))
 
 
-@router.get("/{group}/{topic}/skip", responses=problems(404))
+@router.get("/{group}/{topic:path}/skip", responses=problems(404))
 def preview_group_skip(
     context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
 ) -> GroupMove:
@@ -187,7 +187,7 @@ def preview_group_skip(
     return context.operator.preview_skip(group, topic, query.to, **query.values)
 
 
-@router.post("/{group}/{topic}/skip", **_of(SKIP_GROUP))
+@router.post("/{group}/{topic:path}/skip", **_of(SKIP_GROUP))
 def skip_group(
     context: Context, group: GroupName, topic: TopicName, body: GroupSkipBody = from_body(GroupSkipBody)
 ) -> WholeActed:
@@ -198,7 +198,7 @@ def skip_group(
     )
 
 
-@router.get("/{group}/{topic}/delete", responses=problems(404))
+@router.get("/{group}/{topic:path}/delete", responses=problems(404))
 def preview_group_delete(
     context: Context, group: GroupName, topic: TopicName, query: GroupDatabases = from_query(GroupDatabases)
 ) -> GroupContents:
@@ -206,7 +206,7 @@ def preview_group_delete(
     return context.operator.preview_delete(group, topic, database=query.database)
 
 
-@router.post("/{group}/{topic}/delete", **_of(DELETE_GROUP))
+@router.post("/{group}/{topic:path}/delete", **_of(DELETE_GROUP))
 def delete_group(
     context: Context, group: GroupName, topic: TopicName, body: GroupDeleteBody = from_body(GroupDeleteBody)
 ) -> WholeActed:
@@ -216,7 +216,7 @@ def delete_group(
     )
 
 
-@topics.get("/{topic}/delete", responses=problems(404))
+@topics.get("/{topic:path}/delete", responses=problems(404))
 def preview_topic_delete(
     context: Context, topic: TopicName, query: TopicDatabase = from_query(TopicDatabase)
 ) -> TopicContents:
@@ -224,7 +224,7 @@ def preview_topic_delete(
     return context.operator.preview_delete_topic(topic, database=query.database)
 
 
-@topics.post("/{topic}/delete", **_of(DELETE_TOPIC))
+@topics.post("/{topic:path}/delete", **_of(DELETE_TOPIC))
 def delete_topic(context: Context, topic: TopicName, body: TopicDeleteBody = from_body(TopicDeleteBody)) -> WholeActed:
     """Delete a topic that is gone."""
     return WholeActed(context.operator.delete_topic(topic, by=context.actor, why=body.reason, database=body.database))
@@ -243,14 +243,14 @@ def paused_topics(context: Context) -> TopicPauses:
     return TopicPauses(context.operator.topic_pauses())
 
 
-@topics.post("/{topic}/pause", **_of(PAUSE_TOPIC))
+@topics.post("/{topic:path}/pause", **_of(PAUSE_TOPIC))
 def pause_topic(context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)) -> WholeActed:
     """Pause the dispatch of a topic."""
     facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database}
     return WholeActed(context.operator.pause_topic(topic, **facts))
 
 
-@topics.post("/{topic}/resume", **_of(RESUME_TOPIC))
+@topics.post("/{topic:path}/resume", **_of(RESUME_TOPIC))
 def resume_topic(
     context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)
 ) -> WholeActed:

@@ -29,6 +29,7 @@ from outbox.operator.groups import GroupContents, GroupMove
 from outbox.operator.operator import Operator
 from outbox.reader import option
 
+# A topic may have slashes: its routes say {topic:path}.
 router: APIRouter = APIRouter(prefix="/groups", include_in_schema=False)
 
 #: The acts by the last part of their addresses.
@@ -79,7 +80,7 @@ def _may(act: Declaration) -> dict[str, Any]:
     return {"dependencies": [requires(act.permission)]}
 
 
-@router.get("/{group}/{topic}/reset", **_may(RESET_GROUP))
+@router.get("/{group}/{topic:path}/reset", **_may(RESET_GROUP))
 def confirm_reset(view: View, group: str, topic: str) -> Response:
     """Ask where the group goes on; then show what that would do, with the form that does it."""
     form = _form(view)
@@ -87,7 +88,7 @@ def confirm_reset(view: View, group: str, topic: str) -> Response:
     return _question(view, "reset", group, topic, form, preview)
 
 
-@router.post("/{group}/{topic}/reset", **_may(RESET_GROUP))
+@router.post("/{group}/{topic:path}/reset", **_may(RESET_GROUP))
 def reset(view: View, group: str, topic: str, pairs: FormPairs) -> Response:
     """Have the group read again."""
     form = read(GroupForm, pairs)
@@ -96,7 +97,7 @@ def reset(view: View, group: str, topic: str, pairs: FormPairs) -> Response:
     return view.done(RESET_GROUP.name, "groups")
 
 
-@router.get("/{group}/{topic}/skip", **_may(SKIP_GROUP))
+@router.get("/{group}/{topic:path}/skip", **_may(SKIP_GROUP))
 def confirm_skip(view: View, group: str, topic: str) -> Response:
     """Ask up to where the group skips; then show what that would do, with the form that does it."""
     form = _form(view)
@@ -104,7 +105,7 @@ def confirm_skip(view: View, group: str, topic: str) -> Response:
     return _question(view, "skip", group, topic, form, preview)
 
 
-@router.post("/{group}/{topic}/skip", **_may(SKIP_GROUP))
+@router.post("/{group}/{topic:path}/skip", **_may(SKIP_GROUP))
 def skip(view: View, group: str, topic: str, pairs: FormPairs) -> Response:
     """Have the group skip."""
     form = read(GroupForm, pairs)
@@ -112,7 +113,7 @@ def skip(view: View, group: str, topic: str, pairs: FormPairs) -> Response:
     return view.done(SKIP_GROUP.name, "groups")
 
 
-@router.get("/{group}/{topic}/delete", **_may(DELETE_GROUP))
+@router.get("/{group}/{topic:path}/delete", **_may(DELETE_GROUP))
 def confirm_delete(view: View, group: str, topic: str) -> Response:
     """Show what is deleted with the group, with the form that does it."""
     form = _form(view)
@@ -120,7 +121,7 @@ def confirm_delete(view: View, group: str, topic: str) -> Response:
     return _question(view, "delete", group, topic, form, preview)
 
 
-@router.post("/{group}/{topic}/delete", **_may(DELETE_GROUP))
+@router.post("/{group}/{topic:path}/delete", **_may(DELETE_GROUP))
 def delete(view: View, group: str, topic: str, pairs: FormPairs) -> Response:
     """Delete the group."""
     form = read(GroupForm, pairs)
@@ -140,13 +141,13 @@ class ControlForm:
     database: str | None = option(None)
 
 
-@router.get("/{group}/{topic}/{act}", **_may(PAUSE_GROUP))
+@router.get("/{group}/{topic:path}/{act}", **_may(PAUSE_GROUP))
 def confirm_control(view: View, group: str, topic: str, act: ControlWord, database: str | None = None) -> Response:
     """Show the form that acts on a group."""
     return _ask(view, group, topic, act, ControlForm(database=database))
 
 
-@router.post("/{group}/{topic}/{act}", **_may(PAUSE_GROUP))
+@router.post("/{group}/{topic:path}/{act}", **_may(PAUSE_GROUP))
 def control(view: View, group: str, topic: str, act: ControlWord, pairs: FormPairs) -> Response:
     """Act on a group."""
     form = read(ControlForm, pairs)
