@@ -64,7 +64,9 @@ def test_the_document_is_for_who_is_logged_in(looking: Http) -> None:
 
 def test_every_endpoint_is_in_the_document(looking: Http, document: dict[str, Any]) -> None:
     """All of the API but the document itself and the place for what isn't there; each with its errors."""
-    served = {(method.lower(), context.path) for context in iter_route_contexts(looking.app.routes)
+    # The document names a parameter that may have slashes as any other one.
+    served = {(method.lower(), str(context.path).replace(":path}", "}"))
+              for context in iter_route_contexts(looking.app.routes)
               for method in context.methods or () if str(context.path).startswith(API)}  # fmt: skip
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert served - described == {("get", f"{API}/openapi.json")}

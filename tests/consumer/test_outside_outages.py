@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import getpass
 import multiprocessing
 import os
@@ -17,13 +18,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import URL, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Message, Settings
+from outbox.consumer.meter import HandlerMeter
+from outbox.consumer.outside.calls import Call, CallContext, Calls
 from outbox.consumer.outside.sql import CLAIM_SECONDS
+from outbox.consumer.subscription import Entry, Subscription
+from outbox.database.engines import start_loop
 from outbox.database.execute import driver_of
 from outbox.telemetry.events import ClaimLost
 from outbox.telemetry.hooks import add_hook
@@ -34,6 +40,8 @@ from tests.doctor.relay import relay
 from tests.kit import consume_all, declare, wait_until
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "ordered": False}
+ID = UUID(int=1)
+BORN = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 class Tasks:
@@ -113,6 +121,31 @@ def test_tasks_end_with_their_claim(bench: Bench, tasks: Tasks, monkeypatch: pyt
     consume(bench, consumer)
     assert sorted(tasks.begun) == ["a", "a", "b", "b"]
     assert bench.statuses() == [("consumed", 1)] * 2
+
+
+def test_a_task_that_has_not_begun_ends_with_its_claim() -> None:
+    """The loop is busy when a call is started, and when its expiry is ordered: that isn't lost."""
+    loop, thread = start_loop("busy")
+    free = threading.Event()
+    loop.call_soon_threadsafe(free.wait, 60)
+    calls = Calls(Subscription("t", "g", wait_for_ever, (), **OUTSIDE), HandlerMeter(), CallContext(loop=loop))
+    call = Call(0, Entry(1, ID, Message(ID, "t", 0, 1, None, None, "application/json", b"1", BORN, BORN)), 1)
+    try:
+        calls.start(call)
+        calls.expire([call], 0)
+        free.set()
+        assert calls.wait(60) == [call]
+    finally:
+        free.set()
+        calls.end()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+    assert call.has_expired
+
+
+async def wait_for_ever(_: Message) -> None:
+    """Wait until the task is cancelled."""
+    await asyncio.Event().wait()
 
 
 def test_tasks_of_a_queue_that_was_taken_over_are_cancelled(bench: Bench, tasks: Tasks) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -220,8 +221,8 @@ ACTS = strategies.tuples(
 
 def test_any_schedule_with_pauses_keeps_the_order(app: Outbox, engine: Engine) -> None:
     """Whatever transactions overlap with pauses: in the end each key is in commit order, and positions have no hole."""
-    with engine.connect() as dispatcher:
-        writers = [engine.connect() for _ in range(CONNECTIONS)]
+    with engine.connect() as dispatcher, ExitStack() as stack:
+        writers = [stack.enter_context(engine.connect()) for _ in range(CONNECTIONS)]
 
         @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(steps=STEPS, acts=strategies.lists(ACTS, min_size=10, max_size=40), limit=strategies.integers(1, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings, strategies
@@ -128,8 +129,8 @@ STEPS = strategies.lists(
 
 def test_any_schedule_dispatches_what_was_committed_in_commit_order(app: Outbox, engine: Engine) -> None:
     """Whatever transactions overlap: dispatched is what committed, each key in commit order, positions without hole."""
-    with engine.connect() as dispatcher:
-        writers = [engine.connect() for _ in range(CONNECTIONS)]
+    with engine.connect() as dispatcher, ExitStack() as stack:
+        writers = [stack.enter_context(engine.connect()) for _ in range(CONNECTIONS)]
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(steps=STEPS, limit=strategies.integers(1, 5))
@@ -149,11 +150,7 @@ def test_any_schedule_dispatches_what_was_committed_in_commit_order(app: Outbox,
             assert_dense(found)
             assert by_key(found) == interpreter.committed
 
-        try:
-            check()
-        finally:
-            for writer in writers:
-                writer.close()
+        check()
 
 
 def test_the_interpreter_finds_a_cut_by_xid(app: Outbox, engine: Engine, settings: Settings) -> None:
