@@ -59,9 +59,9 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source, sqlstate
 from outbox.database.session import begin, commit
-from outbox.database.sql import GroupQueue, behind, number_of, plan_by_index, take_lock
+from outbox.database.sql import GroupQueue, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
-from outbox.message.model import Counts, Status
+from outbox.message.model import Counts, Status, behind, number_of
 from outbox.settings import Settings
 from outbox.telemetry.events import BatchUndone, CrashFound
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
@@ -368,23 +368,24 @@ class QueueConsumer:
     def _consume(
         self, connection: Connection, candidates: list[Entry], known: dict[object, Row], held: set[str]
     ) -> tuple[State, Counts]:
-        todo: dict[object, Entry] = {}
-        waiting: dict[object, Entry] = {}
+        # By the numbers of their ids: the hash of a UUID is a call of Python's.
+        todo: dict[int, Entry] = {}
+        waiting: dict[int, Entry] = {}
         passed: list[Entry] = []
         attempt, known_failed, first_failed_at = 1, False, None
         for entry in candidates:
-            row = known.get(entry.id, NO_ROW)
+            row = known.get(entry.id, NO_ROW) if known else NO_ROW
             if row is NO_ROW:
                 if entry.message is not None:
                     # A message that was resent may stand in the batch twice.
-                    (waiting if entry.key in held else todo).setdefault(entry.id, entry)
+                    (waiting if held and entry.key in held else todo).setdefault(entry.id.int, entry)
             elif self.is_sent_again(entry, row):
                 break
             elif row[1] == Status.FAILED and self._subscription.blocks_queue:
                 if passed:
                     break
                 attempt, known_failed, first_failed_at = row[2] + 1, True, row[8]
-                todo[entry.id] = entry
+                todo[entry.id.int] = entry
                 passed.append(entry)
                 break
             passed.append(entry)

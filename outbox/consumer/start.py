@@ -14,9 +14,8 @@ from uuid import UUID
 
 from outbox.consumer import sql
 from outbox.database.execute import read_source
-from outbox.database.sql import number_of
 from outbox.errors import InvalidRequest
-from outbox.message.model import Start
+from outbox.message.model import Start, number_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

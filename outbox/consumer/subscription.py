@@ -27,7 +27,7 @@ from outbox.consumer.sql import InboxUpdate
 from outbox.consumer.start import STARTS, is_start
 from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
-from outbox.database.sql import GroupQueue, behind
+from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
@@ -62,7 +62,6 @@ class Subscription:
     """A named consumer of a topic.
 
     ``batch`` messages share one transaction; with ``takes_batch`` the handler gets the list itself.
-    ``ordered`` retries a failing message in place, before any later one of its queue; when its attempts are
     ``ordered`` retries a failing message in place, before any later one of its queue; when its attempts are
     used up it is parked, or keeps its queue blocked (``on_exhausted`` "park" or "block"). With "key" a failing message
     holds back the later ones of its key only: they wait. When its attempts are used up it is parked and its key held
@@ -293,8 +292,7 @@ def to_entry(row: Row, subscription: Subscription, queue: int, end: int | None =
     known = id_, subscription.topic, queue, position, key, tag, content_type, body, born_at, visible_at, number, 1
     headers, encoding = read_headers(headers)
     declared = subscription.model, subscription.codecs, encoding, subscription.send_reply
-    lag = None if end is None else behind(position, end)
-    return Entry(position, id_, Message(*known, headers, *declared, subscription.group, lag))
+    return Entry(position, id_, Message(*known, headers, *declared, subscription.group, end))
 
 
 def like(pattern: str) -> str:
@@ -482,9 +480,10 @@ def consumed(queue: GroupQueue, reading: int, entries: Sequence[Entry], earlier:
     ``earlier`` are those of `outbox.consumer.reading.take_earlier`.
     """
     statements: list[Statement] = []
-    if new := [entry for entry in entries if entry.id not in earlier]:
+    again = [entry for entry in entries if entry.id in earlier] if earlier else []
+    if new := [entry for entry in entries if entry.id not in earlier] if again else entries:
         statements.append(sql.consumed(queue.schema, *queue.values, reading, *_columns(new)))
-    if again := [entry for entry in entries if entry.id in earlier]:
+    if again:
         ids, positions, digests = _columns(again)
         of_reading = {"group": queue.group, "ids": ids, "reading": reading}
         written = {"queue": queue.queue, "positions": positions, "digests": digests}
@@ -529,15 +528,14 @@ def run_handler(
     joined = JoinedSession(connection, is_async=subscription.is_async)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
     call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call
-    entry, together = entries[0], len(messages) if subscription.takes_batch else 1
+    entry, meter.in_flight = entries[0], len(messages) if subscription.takes_batch else 1
     try:
         for entry, argument in zip(entries, arguments, strict=False):
-            entry.began, meter.in_flight = time.monotonic(), together
+            entry.began = began = time.monotonic()
             try:
                 answer = call(subscription.handler, argument)
             finally:
-                meter.in_flight = 0
-                count_call(meter, time.monotonic() - entry.began)
+                count_call(meter, time.monotonic() - began)
             if joined.ended and not is_lost(connection):
                 raise TransactionEnded(_until(entries, entry, subscription), attempt)
             joined.flush()
@@ -554,6 +552,7 @@ def run_handler(
             raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
         raise AttemptFailed(entry, attempt, failure_from(error), len(entries)) from error
     finally:
+        meter.in_flight = 0
         joined.close()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, lock_key
+from outbox.message.model import NUMBERS
 
 # Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
 # all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
@@ -61,25 +62,10 @@ LOG = """concat_ws('.', s.system_identifier,
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        (SELECT oid FROM pg_database WHERE datname = current_database()), '{s}.message'::regclass::oid)"""
 
-#: A position is an epoch of the log, and in its lower bits a number. Numbers are dense in a queue, over all epochs.
-NUMBER_BITS = 32
-_NUMBERS = (1 << NUMBER_BITS) - 1
-
-
-def number_of(position: int) -> int:
-    """Return the number of a position in its queue."""
-    return position & _NUMBERS
-
-
-def behind(position: int, end: int) -> int:
-    """Return how many messages an offset is behind the end of its queue, whatever epochs lie between."""
-    ahead = end - position
-    return ahead if 0 <= ahead <= _NUMBERS else max(number_of(end) - number_of(position), 0)
-
 
 def number(position: str) -> str:
     """Return the SQL expression of a position's number."""
-    return f"({position} & {_NUMBERS})"
+    return f"({position} & {NUMBERS})"
 
 
 #: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import HALF_MISSING, LOG, NUMBER_BITS, UNLESS_IDLE, channel, number
+from outbox.database.sql import HALF_MISSING, LOG, UNLESS_IDLE, channel, number
+from outbox.message.model import NUMBER_BITS
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.

@@ -283,6 +283,22 @@ class Answer:
 _LONGEST_REFUSAL = 500
 
 
+#: A position is an epoch of the log, and in its lower bits a number. Numbers are dense in a queue, over all epochs.
+NUMBER_BITS = 32
+NUMBERS = (1 << NUMBER_BITS) - 1
+
+
+def number_of(position: int) -> int:
+    """Return the number of a position in its queue."""
+    return position & NUMBERS
+
+
+def behind(position: int, end: int) -> int:
+    """Return how many messages an offset is behind the end of its queue, whatever epochs lie between."""
+    ahead = end - position
+    return ahead if 0 <= ahead <= NUMBERS else max(number_of(end) - number_of(position), 0)
+
+
 @dataclass(slots=True)
 class Message(_Decoded[T_co]):
     """A message as a handler receives it.
@@ -291,8 +307,8 @@ class Message(_Decoded[T_co]):
     from 1; ``born_at`` and ``visible_at`` are times of the producer's database. ``Message[Order]`` is one of a consumer
     with ``model=Order``: its ``body`` is an Order. ``send_reply`` is how the consumer's `Outbox` sends an answer.
 
-    ``group`` is the one that handles it. ``lag`` is how many messages of its queue stood behind it when the worker
-    looked last, None in a retry. ``first_failed_at`` is when the group failed at it for the first time, by the
+    ``group`` is the one that handles it. ``queue_end`` is the last position of its queue when the worker looked last,
+    None in a retry. ``first_failed_at`` is when the group failed at it for the first time, by the
     consumer's database, None at its first attempt. (A message that was quarantined before: when that was.)
     """
 
@@ -314,8 +330,13 @@ class Message(_Decoded[T_co]):
     encoding: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False, compare=False)
     group: str | None = None
-    lag: int | None = field(default=None, compare=False)
+    queue_end: int | None = field(default=None, repr=False, compare=False)
     first_failed_at: dt.datetime | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages of its queue stood behind it when the worker looked last; None in a retry."""
+        return None if self.queue_end is None else behind(self.position, self.queue_end)
 
     def reply(self, carrier: Any, body: Any, **options: Unpack[SendOptions]) -> Any:
         """Answer the message: send a body to the topic that its sender named by ``reply_to``; return the answer's id.

@@ -26,8 +26,9 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import NOW, GroupQueue, audit, number_of, take_lock
+from outbox.database.sql import NOW, GroupQueue, audit, take_lock
 from outbox.errors import ActRefused, InvalidRequest
+from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
 from outbox.operator.changes import checked_actor

@@ -12,11 +12,11 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
-from outbox.database.sql import number_of, plan_by_index
+from outbox.database.sql import plan_by_index
 from outbox.dispatch import sql as dispatch_sql
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message import content
-from outbox.message.model import Counts
+from outbox.message.model import Counts, number_of
 from outbox.operator.acts import ACTS
 from outbox.operator.changes import ActRequest, apply
 from outbox.operator.model import Target

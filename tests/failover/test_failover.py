@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outbox.database.sql import NUMBER_BITS, number_of
+from outbox.message.model import NUMBER_BITS, number_of
 from outbox.operator.health.examine import examine
 from outbox.operator.health.stats import stats
 from tests.failover.bank import DATABASES, TABLES, Bank

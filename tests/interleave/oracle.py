@@ -13,9 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outbox.database.sql import NUMBER_BITS
 from outbox.delivery.once import ACTOR as CONFIRM
-from outbox.message.model import Decision, Resolution
+from outbox.message.model import NUMBER_BITS, Decision, Resolution
 from tests.interleave.explore import Outcome
 from tests.interleave.flows import FlowKind, Meeting
 from tests.interleave.stepping import short

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.sql import NOW, behind, number_of, plan_by_index, read_only
+from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
+from outbox.message.model import behind, number_of
 from outbox.operator.health import sql
 from outbox.operator.health.rules import LIMIT, Thresholds
 
