@@ -49,11 +49,13 @@ def test_the_endpoints(acting: Http, group: str) -> None:
     for http in (acting.as_role("viewer"), acting.as_role("operator")):
         assert http.get("/groups").status_code == 200
         for act in ("reset", "skip", "delete"):
+            assert http.get(f"{group}/{act}?to=first" if act != "delete" else f"{group}/{act}").status_code == 403
             assert http.post(f"{group}/{act}", {"to": "first", **WHY} if act != "delete" else WHY).status_code == 403
     assert acting.get("/groups/none/none/delete").status_code == 404
     topic = f"/topics/{row['topic']}/delete"
     assert [name for name, _ in acting.get(topic).json()["groups"]] == [row["group"]]
     assert acting.post(topic, WHY).status_code == 409
+    assert acting.as_role("operator").get(topic).status_code == 403
     assert acting.as_role("operator").post(topic, WHY).status_code == 403
     assert acting.post("/topics/none/delete", WHY).status_code == 404
     assert acting.post(f"{group}/delete", WHY).status_code == 200

@@ -132,6 +132,11 @@ def _of(act: Declaration) -> dict[str, Any]:
     }
 
 
+def _preview_of(act: Declaration) -> dict[str, Any]:
+    """Return how the preview of an act is declared: it counts for long, so that it needs what the act needs."""
+    return {"dependencies": [requires(act.permission)], "responses": problems(404)}
+
+
 @router.get("")
 def groups(context: Context) -> GroupList:
     """Return the groups: how far each is behind, who consumes for it, and how operators moved it."""
@@ -162,7 +167,7 @@ def set_rate(context: Context, group: GroupName, body: GroupRateBody = from_body
     return WholeActed(context.operator.set_rate(group, body.rate, **_held(context, body)))
 
 
-@router.get("/{group}/{topic:path}/reset", responses=problems(404))
+@router.get("/{group}/{topic:path}/reset", **_preview_of(RESET_GROUP))
 def preview_group_reset(
     context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
 ) -> GroupMove:
@@ -179,7 +184,7 @@ def reset_group(
     return WholeActed(context.operator.reset_group(group, topic, start, by=context.actor, why=body.reason, **more))
 
 
-@router.get("/{group}/{topic:path}/skip", responses=problems(404))
+@router.get("/{group}/{topic:path}/skip", **_preview_of(SKIP_GROUP))
 def preview_group_skip(
     context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
 ) -> GroupMove:
@@ -198,7 +203,7 @@ def skip_group(
     )
 
 
-@router.get("/{group}/{topic:path}/delete", responses=problems(404))
+@router.get("/{group}/{topic:path}/delete", **_preview_of(DELETE_GROUP))
 def preview_group_delete(
     context: Context, group: GroupName, topic: TopicName, query: GroupDatabases = from_query(GroupDatabases)
 ) -> GroupContents:
@@ -216,7 +221,7 @@ def delete_group(
     )
 
 
-@topics.get("/{topic:path}/delete", responses=problems(404))
+@topics.get("/{topic:path}/delete", **_preview_of(DELETE_TOPIC))
 def preview_topic_delete(
     context: Context, topic: TopicName, query: TopicDatabase = from_query(TopicDatabase)
 ) -> TopicContents:

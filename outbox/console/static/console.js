@@ -163,14 +163,15 @@
       (one("[autofocus]", target) || one("button, a, input", target))?.focus();
     }
     // A user who walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
-    if (!current()) document.activeElement?.closest(".rows tbody tr")?.classList.add("at");
+    const row = document.activeElement?.closest(".rows tbody tr");
+    if (row && !current()) (row.matches(".below") ? row.previousElementSibling : row).classList.add("at");
     showTimes();
     countChosen();
   });
 
   // --- rows by keyboard ----------------------------------------------------------------------------------------
   const step = (by) => {
-    const rows = all(".rows tbody tr");
+    const rows = all(".rows tbody tr:not(.below)");
     if (!rows.length) return;
     const at = rows.findIndex((row) => row.classList.contains("at"));
     const next = rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))];

@@ -146,6 +146,21 @@ def test_tables_are_not_cut_off(visit: Visit, museum: Museum, watches: list[Watc
     assert {path: found for path, found in cut_off.items() if found} == {}
 
 
+def test_the_acts_of_a_group_stand_in_one_line(visit: Visit, museum: Museum) -> None:
+    """Below its numbers, in a row of their own, which keys step over."""
+    page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")
+    page.goto("groups")
+    acts = page.get_by_role("group", name="Acts on ")
+    assert acts.count() > 1
+    for each in acts.all():
+        lines = each.get_by_role("button").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().top)")
+        assert (len(lines), len(set(lines))) == (5, 1)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    group = page.get_by_role("region", name="Groups").get_by_role("rowheader").nth(1)
+    expect(group.get_by_role("link")).to_be_focused()
+
+
 def test_a_question_in_a_dialog(visit: Visit, museum: Museum, found: dict[str, dict[str, int]]) -> None:
     """It is as accessible over the page as alone, and fits a telephone."""
     page = visit(museum.console, viewport=NARROW, reduced_motion="reduce")
