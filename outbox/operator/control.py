@@ -107,6 +107,29 @@ def no_group(databases: Databases, what: str, name: str | None) -> GroupNotFound
     return GroupNotFound(f"no registered database ({', '.join(databases)}) {what}")
 
 
+def knowing(databases: Databases, having: Sequence[str], group: str, topic: str | None, name: str | None) -> Database:
+    """Return the one database that knows a group, of those ``having`` it where ``name`` limited the search to one.
+
+    Raises:
+        GroupNotFound: none does.
+        DatabaseUnreached: none does, and one can't be read that may.
+        InvalidRequest: several do.
+    """
+    if not having:
+        raise _unknown_group(databases, group, topic, name)
+    if len(having) > 1:
+        names = ", ".join(having)
+        raise InvalidRequest(f"several databases know group {group!r}; name one of: {names}", field="database")
+    return databases[having[0]]
+
+
+def _unknown_group(
+    databases: Databases, group: str, topic: str | None, name: str | None
+) -> GroupNotFound | DatabaseUnreached:
+    of_topic = f" of topic {topic!r}" if topic else ""
+    return no_group(databases, f"knows group {group!r}{of_topic}; see those of: outbox group list", name)
+
+
 class GroupControls(OverDatabases):
     """What an operator sees of what holds groups back, and changes.
 
@@ -189,7 +212,7 @@ class GroupControls(OverDatabases):
         for row in self.controls(database):
             if (row.group, row.topic) == (group, topic):
                 return row
-        raise self._no_group(group, topic, database)
+        raise _unknown_group(self.databases, group, topic, database)
 
     def _topics_of(self, group: str, topic: str | None, name: str | None) -> tuple[Database, list[str]]:
         """Return the database that has a group, and which topics it consumes there."""
@@ -197,16 +220,8 @@ class GroupControls(OverDatabases):
         for row in self.controls(name):
             if row.group == group and topic in {None, row.topic}:
                 having.setdefault(row.database, []).append(row.topic)
-        if not having:
-            raise self._no_group(group, topic, name)
-        if len(having) > 1:
-            raise InvalidRequest(f"group {group} is in several databases; name one of: {', '.join(having)}", "database")
-        ((database, topics),) = having.items()
-        return self.databases[database], topics
-
-    def _no_group(self, group: str, topic: str | None, name: str | None) -> GroupNotFound | DatabaseUnreached:
-        of_topic = f" of topic {topic!r}" if topic else ""
-        return no_group(self.databases, f"knows group {group!r}{of_topic}; see those of: outbox group list", name)
+        database = knowing(self.databases, list(having), group, topic, name)
+        return database, having[database.name]
 
 
 def _changed(

@@ -32,7 +32,7 @@ from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
 from outbox.operator.changes import checked_actor
-from outbox.operator.control import GroupControl, controls_in, no_group
+from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
@@ -283,18 +283,12 @@ class Groups(HealthViews):
     # --- where a group is, and where it reads from -------------------------------------------------------------------
 
     def _consumer_of(self, group: str, topic: str, name: str | None) -> Database:
-        having = []
+        having: list[str] = []
         for each in self.databases.having("consumer", name):
             with each.reading() as connection:
                 (((known,),),) = execute(connection, sql.knows_group(each.schema, group=group, topic=topic))
-            having += [each] if known else []
-        if len(having) > 1:
-            names = ", ".join(each.name for each in having)
-            raise InvalidRequest(f"several databases know group {group!r}; name one of: {names}", field="database")
-        if not having:
-            what = f"knows group {group!r} of topic {topic!r}; see those of: outbox group list"
-            raise no_group(self.databases, what, name)
-        return having[0]
+            having += [each.name] if known else []
+        return knowing(self.databases, having, group, topic, name)
 
     def _source_of(self, consumer: Database, group: str, topic: str, name: str | None) -> Database:
         having = {}
