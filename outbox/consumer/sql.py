@@ -134,6 +134,14 @@ SELECT position, half_id FROM {s}.message
  ORDER BY position DESC LIMIT %(limit)s
 """)
 
+#: Read when the first message behind each of some positions came into its queue. Rows: ``(time,)``.
+first_times: Template = Template("""
+SELECT m.visible_at FROM unnest(%(queues)s::int[], %(positions)s::bigint[]) p (queue, position)
+ CROSS JOIN LATERAL (SELECT visible_at FROM {s}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = p.queue AND m.position > p.position
+                      ORDER BY m.position LIMIT 1) m
+""")
+
 #: Read which of these are committed. Rows: ``(id,)``.
 committed: Template = Template("""
 SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND resolution = 'commit'

@@ -48,6 +48,9 @@ def test_a_paused_group_begins_nothing(bench: Bench) -> None:
     assert bench.consume(consumer).done == 1
     assert not bench.retry(consumer)
     assert bench.statuses() == [("consumed", 1)]
+    with bench.producer.connect() as connection:
+        second = connection.exec_driver_sql("SELECT visible_at FROM outbox.message ORDER BY position OFFSET 1").scalar()
+    assert (consumer.meter.lag, consumer.meter.waiting_since) == (4, second)
     bench.app.operator.resume_group("g", by="me")
     clock.look()
     assert bench.consume(consumer).done == 4

@@ -15,13 +15,14 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.consumer import key_order
-from outbox.consumer.consumer import Consumer, QueueConsumer
+from outbox.consumer import sql as consumer_sql
+from outbox.consumer.consumer import Consumer, QueueConsumer, WaitingQueue
 from outbox.consumer.outside import sql
 from outbox.consumer.outside.calls import Call, CallContext, Calls
 from outbox.consumer.outside.claimed_queue import ClaimedQueue, ClaimLapsed
@@ -34,6 +35,8 @@ from outbox.telemetry.events import ClaimLost, HandlerHangs
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from sqlalchemy import Connection
 
 #: How often (seconds) a waiting pass asks whether it is to stop.
@@ -44,6 +47,8 @@ _PROGRESS = 1.0
 _RETRIES = 100
 #: After how long (seconds) a pass asks again for a queue that another worker had.
 _REFUSED = 0.2
+#: For how long (seconds) it is good enough since when messages wait in queues that this worker can't claim now.
+_AGE = 1.0
 
 
 def consumer_of(subscription: Subscription, settings: Settings, context: CallContext | None = None) -> Consumer:
@@ -82,6 +87,9 @@ class OutsideConsumer(Consumer):
         self._news = threading.Event()
         self._next_read = 0.0
         self._next_retries = 0.0 if retries else math.inf
+        # Since when messages wait in queues that this worker can't claim now, and when to look again.
+        self._elsewhere: list[dt.datetime] = []
+        self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
         # What is tried while the group's breaker is open: nothing else is begun as long as it runs.
@@ -267,7 +275,7 @@ class OutsideConsumer(Consumer):
         self._news.clear()
         self._next_read = time.monotonic() + min(_REFUSED, self._settings.idle_wait)
         waiting = self.waiting_queues(connection, source)
-        self.measure_lag(waiting, [queue.waiting_since for queue in self._claimed.values()])
+        self.measure_lag(waiting, self._ages(source, waiting, is_shut=is_shut))
         if is_shut:
             return
         random.shuffle(waiting)
@@ -278,6 +286,23 @@ class OutsideConsumer(Consumer):
                 return
         if any(self._has_more(number, last) for number, _, _, last in waiting):
             self._news.set()
+
+    def _ages(self, source: Connection, waiting: list[WaitingQueue], *, is_shut: bool) -> Iterable[dt.datetime | None]:
+        """Return since when the first messages wait, in this worker's queues and in those that it can't claim now."""
+        now = time.monotonic()
+        others = {
+            queue: position
+            for queue, position, _, _ in waiting
+            if queue not in self._claimed and (is_shut or self._refused.get(queue, 0.0) > now)
+        }
+        if not others:
+            self._elsewhere, self._next_ages = [], 0.0
+        elif now >= self._next_ages:
+            self._next_ages = now + _AGE
+            first = {"queues": list(others), "positions": list(others.values())}
+            times = consumer_sql.first_times(self._settings.schema, topic=self.subscription.topic, **first)
+            self._elsewhere = [since for (since,) in read_source(source, times)[0]]
+        return [*self._elsewhere, *(queue.waiting_since for queue in self._claimed.values())]
 
     def _begin_read(self, connection: Connection) -> None:
         """Begin what was read and may be begun."""
