@@ -107,10 +107,14 @@ class BankProcess:
         return self._ends and self.popen.poll() == 0
 
     def allow(self, orders: int) -> None:
-        """Let the process execute its orders up to this number; its next lives may do so too."""
+        """Let the process execute its orders up to this number; its next lives may do so too.
+
+        Nothing is said to one that has ended: it has done its work, or hears it when it starts again.
+        """
         self._allowed = orders
-        with suppress(BrokenPipeError):
-            os.write(self._stdin.fileno(), f"{orders}\n".encode())
+        if not self._stdin.closed:
+            with suppress(BrokenPipeError):
+                os.write(self._stdin.fileno(), f"{orders}\n".encode())
 
     def clear_target(self) -> None:
         """Forget the target."""

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select, text, update
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
+from examples.bank_transfer.processes import BankProcess
 from tests.examples.conftest import ALONE, GOOD_IDS, HEADER, ORDERS_BALANCE, REFUSED, Demo
 
 #: Of each kind one fault is planted; a message that was lost is sent once more.
@@ -252,3 +253,11 @@ def test_an_orders_file_of_no_use_starts_nothing(tmp_path: Path, capsys: pytest.
 def _bodies(connection: Connection) -> list[dict[str, Any]]:
     rows = connection.scalars(text("SELECT convert_from(body, 'UTF8')::json FROM outbox.half_message"))
     return list(rows)
+
+
+def test_leave_comes_too_late_for_a_process_that_has_ended() -> None:
+    """Whoever plans the next kill may do so just after a teller has ended: there is nobody to tell, and no failure."""
+    ended = BankProcess("teller", "states", [], {})
+    ended.reap()
+    ended.allow(7)
+    assert not ended.running

@@ -234,7 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "by key: a message whose key is held back waits",
         "consumer/consumer.py",
-        "(waiting if entry.key in held else todo).setdefault",
+        "(waiting if held and entry.key in held else todo).setdefault",
         "todo.setdefault",
         "tests/consumer/test_by_key.py",
     ),
