@@ -78,7 +78,7 @@ class Outcome(enum.IntEnum):
     CONSUMED = 0, "committed, dispatched and consumed"
     ROLLED_BACK = 1, "rolled back or recalled, and without effect; or compensated, and quarantined"
     LEFT_OUT = 2, "the group's filter leaves it out, or it was sent before the group began"
-    IN_FLIGHT = 3, "on its way for less than the grace period, or scheduled for later"
+    IN_FLIGHT = 3, "on its way, or known to the consumer alone, for less than the grace period; or scheduled for later"
     UNJUDGED = 4, "only the consumer has it, and the producer may have pruned it"
 
     CONSUMED_THOUGH_ROLLED_BACK = 10, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT

@@ -27,12 +27,12 @@ _FIRST_BUSINESS_ID = np.array(FIRST_BUSINESS_ID.bytes, "S16")
 class Rules:
     """What the outcome depends on besides the rows themselves.
 
-    ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period, all in
-    microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer, and so may those of business
-    strings, which have no time. ``offsets`` and ``starts`` are the group's position and its first offset by queue,
-    ``lost`` the ids that it found the producer to have lost, ``skipped`` the ranges that it will never read: queue,
-    after which position, up to which one, ``again`` the ids of what took effect in an earlier reading, and has failed
-    or is parked since the group read it again.
+    ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period with the lag of a
+    standby, all in microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer, and so may
+    those of business strings, which have no time. ``offsets`` and ``starts`` are the group's position and its first
+    offset by queue, ``lost`` the ids that it found the producer to have lost, ``skipped`` the ranges that it will never
+    read: queue, after which position, up to which one, ``again`` the ids of what took effect in an earlier reading, and
+    has failed or is parked since the group read it again.
     """
 
     producer_now: int
@@ -132,6 +132,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
         before |= (queue == of_queue) & (position > after) & (position <= end)
     ahead = position > _by_queue(rules.offsets, queue)
     for_group = both.of_producer("addressed", True)
+    unsent = (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED))
     lost = np.isin(both.ids, np.array(sorted(rules.lost), "S16")) & ~unknown
     again = np.isin(both.ids, np.array(sorted(rules.again), "S16"))
 
@@ -141,11 +142,9 @@ def _outcomes(both: Both, rules: Rules) -> Array:
         (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
         (effects > 1, Outcome.DUPLICATE_EFFECT),
         ((~known | (state == ProducerState.UNDECIDED)) & lost, Outcome.LOST),
-        (~known, Outcome.PHANTOM),
-        (
-            (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED)),
-            Outcome.PHANTOM,
-        ),
+        # A replica may not know its message yet, or its op.
+        ((~known | unsent) & received_lately, Outcome.IN_FLIGHT),
+        (~known | unsent, Outcome.PHANTOM),
         (committed & ~unknown & ~quarantined & both.digests_differ(), Outcome.DIGEST_MISMATCH),
         (committed & consumed & ~skipped & (effects == 0), Outcome.NO_EFFECT),
         (committed & unknown & (effects == 1), Outcome.UNRECORDED),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection
 
-from outbox.database.execute import execute
+from outbox.database.execute import Row, execute
 from outbox.reconcile import plan, sql
 from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
@@ -20,6 +20,7 @@ from outbox.reconcile.judge import Rules
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import ComparisonPlan, Lag, PairResult, to_uuids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
+from outbox.text import duration
 
 
 def sources(
@@ -43,24 +44,28 @@ def sources(
 def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
     """Return the rules as of two snapshots."""
     with reaching(job.consumer):
-        return _rules(job, pair, snapshots.consumer.connection, snapshots.producer.now, snapshots.consumer.now)
+        times = ((each.now, each.lag) for each in (snapshots.producer, snapshots.consumer))
+        return _rules(job, pair, snapshots.consumer.connection, *times)
 
 
 def rules_now(job: Job, pair: Pair) -> Rules:
     """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
     with connected(job.producer) as producer:
-        (((producer_now,),),) = execute(producer, sql.CLOCK)
+        ((of_producer,),) = execute(producer, sql.CLOCK_AND_LAG)
     with connected(job.consumer) as consumer:
-        (((consumer_now,),),) = execute(consumer, sql.CLOCK)
-        return _rules(job, pair, consumer, producer_now, consumer_now)
+        ((of_consumer,),) = execute(consumer, sql.CLOCK_AND_LAG)
+        return _rules(job, pair, consumer, of_producer, of_consumer)
 
 
-def _rules(job: Job, pair: Pair, consumer: Connection, producer_now: int, consumer_now: int) -> Rules:
+def _rules(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_consumer: Row) -> Rules:
+    """Return the rules; of each database its clock and lag are given, as `sql.CLOCK_AND_LAG` reads them."""
+    (producer_now, producer_lag), (consumer_now, consumer_lag) = of_producer, of_consumer
     offsets, starts, lost, skipped, again = execute(consumer, *sql.positions(job.consumer.schema, pair))
     return Rules(
         producer_now=producer_now,
         consumer_now=consumer_now,
-        grace=int(job.window.grace * 1e6),
+        # What a standby doesn't show yet is on its way.
+        grace=int(job.window.grace * 1e6) + max(producer_lag or 0, consumer_lag or 0),
         horizon=complete_from(job.archives, pair, pruned_below(job.producer, "producer", producer_now)).bytes,
         offsets=dict(offsets),
         starts=dict(starts),
@@ -106,6 +111,8 @@ class Pairing:
         rules = rules_of(self.job, self.pair, self.snapshots)
         producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
         comparison = Comparison(producer, consumer, rules)
+        for part, lag in self.snapshots.lags.items():
+            self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
         with timed(self.seconds, "plan"):
             size = plan.size_of(self.snapshots)
             settled = self._settled()
@@ -142,6 +149,7 @@ class Pairing:
                 differing=len(digests.differing),
                 settled=len(settled.ranges),
                 rows_read=collected.rows_read,
+                standby_lag=self.snapshots.lags,
             ),
             counts=sum((counts for _, counts in clean), settled.counts + collected.counts),
             findings=findings,

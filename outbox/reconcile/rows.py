@@ -168,7 +168,10 @@ def to_findings(table: pa.Table) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """How a pair was compared, and why so; ``why`` are sentences."""
+    """How a pair was compared, and why so; ``why`` are sentences.
+
+    ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries.
+    """
 
     tier: Tier
     engine: EngineName
@@ -178,6 +181,7 @@ class ComparisonPlan:
     differing: int = 0
     settled: int = 0
     rows_read: int = 0
+    standby_lag: Mapping[Part, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,15 @@ def raise_bare(error: OutboxError) -> NoReturn:
 class Snapshot:
     """What one database looked like at a moment: a connection in a transaction that sees just that.
 
-    ``name`` is what other connections import it by; ``now`` the database's clock at the time, in microseconds.
+    ``name`` is what other connections import it by; ``now`` the database's clock at the time, ``lag`` how far a standby
+    is behind its primary, None on a primary; both in microseconds.
     """
 
     access: Access
     connection: Connection
     name: str
     now: int
+    lag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ class Snapshots:
 
     consumer: Snapshot
     producer: Snapshot
+
+    @property
+    def lags(self) -> dict[Part, float]:
+        """How far (seconds) the standbys among them are behind their primaries."""
+        both: dict[Part, Snapshot] = {"producer": self.producer, "consumer": self.consumer}
+        return {part: each.lag / 1e6 for part, each in both.items() if each.lag is not None}
 
 
 @contextmanager
@@ -179,8 +187,8 @@ def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | Non
             raise
         connection.rollback()
         return None
-    _, ((name,),), ((now,),) = execute(connection, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT, sql.CLOCK)
-    return Snapshot(access, connection, name, now)
+    ((now, lag),), _, ((name,),) = execute(connection, sql.CLOCK_AND_LAG, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT)
+    return Snapshot(access, connection, name, now, lag)
 
 
 @dataclass(frozen=True, slots=True)

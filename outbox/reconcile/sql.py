@@ -134,6 +134,20 @@ _LOST = "SELECT DISTINCT unnest(message_ids) FROM {s}.log_loss WHERE consumer_gr
 #: Reads the database's clock. Rows: ``(microseconds since 1970,)``.
 CLOCK = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
 
+# A standby has what its primary wrote until the last transaction that was replayed, or, where all that was received is,
+# until the primary was last heard of. Roles without pg_read_all_stats don't see when that was.
+#: Reads the database's clock, and how far a standby is behind its primary by it. Rows: ``(microseconds since 1970,
+#: microseconds or NULL)``; NULL on a primary.
+CLOCK_AND_LAG = Statement("""
+SELECT (extract(epoch FROM now) * 1000000)::int8,
+       CASE WHEN pg_is_in_recovery() THEN greatest((extract(epoch FROM now - coalesce(
+            greatest(pg_last_xact_replay_timestamp(),
+                     (SELECT last_msg_send_time FROM pg_stat_wal_receiver
+                       WHERE latest_end_lsn <= pg_last_wal_replay_lsn())),
+            (SELECT checkpoint_time FROM pg_control_checkpoint()))) * 1000000)::int8, 0) END
+  FROM clock_timestamp() AS now
+""")
+
 #: The table of each side that has a row for each message, and its id.
 _IDS: dict[Part, tuple[str, str]] = {
     "producer": ("half_message", "id"),

@@ -120,7 +120,7 @@ def pair_result(
         pair=pair,
         window=Window(NOW - dt.timedelta(days=1), NOW),
         begun_at=NOW,
-        plan=ComparisonPlan(Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234),
+        plan=ComparisonPlan(Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234, {"producer": 12.5}),
         counts=counts,
         findings=table(rows),
         open=table([]),

@@ -68,8 +68,8 @@ SELECT message, CASE
   WHEN fate = 'unknown' AND message < CAST(:horizon AS uuid) THEN 'unjudged'
   WHEN fate = 'withdrawn' AND (handled_it OR effects > 0) THEN 'consumed_though_rolled_back'
   WHEN effects > 1 THEN 'duplicate_effect'
-  WHEN fate = 'unknown' THEN 'phantom'
-  WHEN is_to_come AND (status IS NOT NULL OR effects > 0) THEN 'phantom'
+  WHEN fate = 'unknown' OR (is_to_come AND (status IS NOT NULL OR effects > 0))
+  THEN CASE WHEN received_at > lately THEN 'in_flight' ELSE 'phantom' END
   WHEN fate = 'live' AND status <> 'quarantined' AND handled <> body_digest THEN 'digest_mismatch'
   WHEN fate = 'live' AND handled_it AND effects = 0 THEN 'no_effect'
   WHEN fate = 'live' AND status IS NULL AND effects = 1 THEN 'unrecorded'

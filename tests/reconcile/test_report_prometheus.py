@@ -42,6 +42,7 @@ def test_a_run_is_told_with_every_kind(tmp_path: Path) -> None:
     assert found["in_flight_messages", labels()] == 42
     assert found["read_rows", labels()] == 1234
     assert round(found["duration_seconds", labels()], 2) == 3.52
+    assert found["standby_lag_seconds", labels(side="producer")] == 12.5
     for kind in KINDS:
         assert found["differences", labels(kind=kind.label)] == 3
         assert found["differences", labels(mail, kind=kind.label)] == 0

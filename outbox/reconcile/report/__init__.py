@@ -7,7 +7,8 @@
     pairs[]
       topic, group, run_id, begun_at, in_sync
       window      {since, until, grace}         null is no bound; grace in seconds
-      plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read}
+      plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read,
+                   standby_lag: {side: seconds}}
       counts      {outcome: number}             every outcome, also those that are 0
       healed                                    differences that were gone at the second look
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}

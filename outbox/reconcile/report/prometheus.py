@@ -9,6 +9,8 @@ All are gauges with the labels ``topic`` and ``group``; every kind is there, als
     outbox_reconcile_differences_left{kind}         of these, neither repaired nor healed by the end of the run
     outbox_reconcile_in_flight_messages             on their way for less than the grace period, or scheduled
     outbox_reconcile_read_rows                      rows read one by one, on both sides
+    outbox_reconcile_standby_lag_seconds{side}      how far a side that was read on a standby was behind its primary; it
+                                                    isn't there for a primary
     outbox_reconcile_duration_seconds               how long the pair took, all stages
     outbox_reconcile_unexplained{measure, value, currency}
                                                     what no booking accounts for, absolute values added up; ``currency``
@@ -39,6 +41,7 @@ def write_prometheus(path: Path, result: JobResult) -> None:
     in_flight = _gauge(registry, "in_flight_messages", "Messages on their way for less than the grace period.")
     rows = _gauge(registry, "read_rows", "Rows read one by one, on both sides.")
     duration = _gauge(registry, "duration_seconds", "How long the comparison took.")
+    lags = _gauge(registry, "standby_lag_seconds", "How far a standby was behind its primary.", "side")
     found = _gauge(registry, "differences", "Differences found.", "kind")
     left = _gauge(registry, "differences_left", "Differences neither repaired nor healed.", "kind")
     for pair in result.pairs:
@@ -47,6 +50,8 @@ def write_prometheus(path: Path, result: JobResult) -> None:
         in_flight.labels(*labels).set(pair.counts[Outcome.IN_FLIGHT])
         rows.labels(*labels).set(pair.plan.rows_read)
         duration.labels(*labels).set(sum(pair.seconds.values()))
+        for side, lag in pair.plan.standby_lag.items():
+            lags.labels(*labels, side).set(lag)
         summaries = {kind.kind: kind for kind in kinds(pair, result)}
         for kind in KINDS:
             found.labels(*labels, kind.label).set(summaries[kind].number if kind in summaries else 0)
