@@ -189,6 +189,55 @@ def test_after_a_restore_into_another_cluster_nothing_is_trusted(town: Town, ids
     assert night(town).plan.settled == BUCKETS - 1
 
 
+def lost_messages(town: Town, ids: list[UUID]) -> None:
+    """Lose the newest messages, and give their positions to others, as transactions of those numbers did before."""
+    _lose(town, ids[-3:])
+    late = town.plant([fate(status=InboxState.NONE)] * 3, ids=[_after(each) for each in ids[:3]])
+    town.at_producer("UPDATE outbox.op_message SET xid = '3' WHERE half_id = ANY (:ids)", ids=late)
+
+
+def lost_decision(town: Town, ids: list[UUID]) -> None:
+    """Lose the newest half, which was rolled back and so was never a message."""
+    _lose(town, ids[-1:])
+
+
+def lost_transactions(town: Town, ids: list[UUID]) -> None:
+    """Know of fewer transactions than the mark does."""
+    _mark(town, "'{xmax}', to_jsonb(9000000000000)")
+    _lose(town, ids[15:16])
+
+
+def _lose(town: Town, ids: list[UUID]) -> None:
+    for table, column in (("half_message", "id"), ("op_message", "half_id"), ("message", "half_id")):
+        town.at_producer(f"DELETE FROM outbox.{table} WHERE {column} = ANY (:ids)", ids=ids)
+
+
+@pytest.mark.parametrize("act", [lost_messages, lost_decision, lost_transactions])
+def test_after_the_storage_fell_back_nothing_is_trusted(
+    town: Town, small_buckets: Cut, act: Callable[[Town, list[UUID]], None]
+) -> None:
+    """A disk that was put back has the same identity and timeline; what was settled there may be lost."""
+    ids = ids_at(HOUR, SIZE * BUCKETS + 1)
+    town.plant([*[IN_SYNC] * (SIZE * BUCKETS), fate(state=ProducerState.ROLLED_BACK, status=InboxState.NONE)], ids=ids)
+    small_buckets([*ids[SIZE::SIZE], _after(ids[-1])])
+    night(town)
+    assert night(town).plan.settled > 0
+
+    act(town, ids)
+
+    assert night(town).plan.settled == 0
+
+
+def test_what_was_pruned_is_no_storage_that_fell_back(town: Town, ids: list[UUID]) -> None:
+    """Ranges are trusted on where the last messages of the mark were pruned, and there are newer ones."""
+    night(town)
+    town.plant([IN_SYNC])
+    _lose(town, ids)
+    town.forget(*ids)
+
+    assert town.reconcile(tier=Tier.DIGEST).plan.settled == BUCKETS - 1
+
+
 @pytest.mark.parametrize(
     "pair",
     [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import NullPool, create_engine
@@ -13,7 +14,7 @@ from outbox.reconcile.job import Access, Job, Outcome, Pair, Tier, Window
 from outbox.reconcile.rows import PairResult, ProducerState
 from outbox.reconcile.run import reconcile
 from tests.failover.clusters import Clusters, ask, base_cluster, caught_up, clusters
-from tests.reconcile.town import HOUR, IN_SYNC, Town, fate, ids_in, kinds
+from tests.reconcile.town import HOUR, IN_SYNC, Town, fate, ids_at, ids_in, kinds
 
 SHOP, BANK = "shop", "bank"
 
@@ -99,3 +100,22 @@ def test_a_phantom_is_told_by_a_standby_that_has_caught_up(replicated: Replicate
     assert ids_in(result.open) == {young}
     (recorded,) = replicated.town.rows("SELECT plan FROM outbox.reconciliation_run")
     assert recorded["standby_lag"]["producer"] >= 0
+
+
+def test_an_op_that_was_in_progress_on_a_standby_is_seen_when_it_commits(
+    replicated: Replicated, small_buckets: Callable[[Sequence[UUID]], None]
+) -> None:
+    """A snapshot on a standby doesn't list what is in progress; what commits then in a settled range is found."""
+    town, topic = replicated.town, "progress"
+    ids = town.plant([IN_SYNC] * 10, topic=topic, ids=ids_at(HOUR, 10))
+    with town.producer.connect() as writer, writer.begin():
+        writer.exec_driver_sql("SELECT pg_current_xact_id()")
+        late = town.app.send(writer, topic, "late")
+        later = town.plant([IN_SYNC] * 20, topic=topic)
+        small_buckets([ids[5], later[10]])
+        replicated.caught_up()
+        replicated.read_there(topic, tier=Tier.DIGEST)
+    town.at_producer("UPDATE outbox.op_message SET decided_at = decided_at - interval '1 hour'")
+    replicated.caught_up()
+
+    assert kinds(replicated.read_there(topic, tier=Tier.DIGEST)) == {late: Outcome.UNDISPATCHED}

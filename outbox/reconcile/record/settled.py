@@ -5,6 +5,9 @@ so unless something is added: an op that became visible, a message (dispatched l
 check, a failure. Each is found by an index on what was added since the mark of the last run, so that a night costs
 the day's rows and the differences, not the history.
 
+Where the producer's storage was put back to an earlier state, nothing is trusted: what was the newest at the mark must
+still be there.
+
 What this can't see is a change behind the framework's back: an inbox row that was deleted by hand in a range that
 was settled. So a range is trusted for ``keep_for`` seconds only, and `Job.keep_for` = 0 trusts none.
 """
@@ -26,7 +29,7 @@ from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint
 from outbox.reconcile.sql import as_array
 
 #: With another meaning of a range or a mark, older ones are forgotten.
-_FORMAT = 3
+_FORMAT = 4
 
 #: Messages of a range that is kept, unless a range that was digested has more: few, since one late message spoils it.
 ROWS_OF_RANGE = 600
@@ -64,12 +67,40 @@ INSERT INTO {s}.reconciliation_settled (consumer_group, topic, first_id, end_id,
 SELECT %(group)s, %(topic)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
 """
 
-# A log that fell back may have lost what the consumer has seen.
-_HERE = f"SELECT {LOG}, pg_current_snapshot()::text FROM pg_control_system() s"
+# A log that fell back may have lost what the consumer has seen. On a standby a snapshot doesn't list what is in
+# progress: there nothing counts as seen from the oldest such transaction on.
+_HERE = f"""
+SELECT {LOG},
+       CASE WHEN pg_is_in_recovery() THEN concat(pg_snapshot_xmin(n), ':', pg_snapshot_xmin(n), ':') ELSE n::text END,
+       pg_snapshot_xmax(n)::text::int8
+  FROM pg_control_system() s, pg_current_snapshot() n
+"""
 
 _HEADS = """
-SELECT q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q), 0)
+SELECT q, coalesce(l.position, 0), l.half_id::text
   FROM generate_series(0, (SELECT queues FROM {s}.topic WHERE name = %(topic)s) - 1) q
+  LEFT JOIN LATERAL (SELECT position, half_id FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = q
+                      ORDER BY position DESC LIMIT 1) l ON true
+"""
+
+_NEWEST_OP = "SELECT sequence, half_id::text FROM {s}.op_message ORDER BY sequence DESC LIMIT 1"
+
+# Where the message or the op isn't there, it was pruned if it, and all before it, made way for newer ones.
+_LOST_AT_PRODUCER = """
+SELECT EXISTS (
+    SELECT FROM unnest(%(queues)s::int[], %(positions)s::int8[], %(ids)s::uuid[]) AS w (queue, position, half_id)
+     WHERE w.half_id IS NOT NULL
+       AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.topic = %(topic)s AND m.queue = w.queue
+                          AND m.position = w.position AND m.half_id = w.half_id)
+       AND (EXISTS (SELECT FROM {s}.message m
+                     WHERE m.topic = %(topic)s AND m.queue = w.queue AND m.position <= w.position)
+            OR NOT EXISTS (SELECT FROM {s}.message m
+                            WHERE m.topic = %(topic)s AND m.queue = w.queue AND m.position > w.position))
+) OR EXISTS (
+    SELECT FROM unnest(%(sequences)s::int8[], %(ops)s::uuid[]) AS w (sequence, half_id)
+     WHERE NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = w.half_id AND o.sequence = w.sequence)
+       AND (EXISTS (SELECT FROM {s}.op_message o WHERE o.sequence <= w.sequence)
+            OR NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.sequence > w.sequence)))
 """
 
 # All that became visible since the mark, whatever its age; what waits for a decision, or was compensated; by bucket.
@@ -130,18 +161,39 @@ class SettledRanges:
 
 
 def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
-    """Return where everything stands: the snapshot of the producer's database, and the end of each queue."""
+    """Return where everything stands: the producer's snapshot, the ends of its queues, and its newest op."""
     access = snapshots.producer.access
     with reaching(access):
-        (here,), heads = execute(
-            snapshots.producer.connection, pair_statement(_HERE, access, pair), pair_statement(_HEADS, access, pair)
+        (here,), heads, ops = execute(
+            snapshots.producer.connection,
+            *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP)),
         )
+    *log, snapshot, xmax = here
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
     if pair.headers is not None:  # without them the identity is the one of before there were any: nothing is read anew
         filters.append(sorted(pair.headers))
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
-    identity = [_FORMAT, *here[:-1], access.schema, *filters, effect, access.settings.retention]
-    return {"identity": identity, "snapshot": here[-1], "heads": [list(head) for head in heads]}
+    identity = [_FORMAT, *log, access.schema, *filters, effect, access.settings.retention]
+    ends = {"heads": [list(head) for head in heads], "ops": [list(op) for op in ops]}
+    return {"identity": identity, "snapshot": snapshot, "xmax": xmax, **ends}
+
+
+def _fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
+    """Has the producer lost something of before the mark, though it still is the same log?
+
+    Storage that was put back tells nobody; new transactions have the numbers, and new messages the positions, of those
+    that were lost. So the newest of that time must still be there.
+    """
+    if now["xmax"] < before["xmax"]:
+        return True
+    queues, positions, ids = zip(*before["heads"], strict=True) if before["heads"] else ((), (), ())
+    sequences, ops = zip(*before["ops"], strict=True) if before["ops"] else ((), ())
+    values = {"queues": list(queues), "positions": list(positions), "ids": list(ids)}
+    values |= {"sequences": list(sequences), "ops": list(ops)}
+    producer = snapshots.producer
+    with reaching(producer.access), in_savepoint(producer.connection, 0.0, by_index=True):
+        lost = execute(producer.connection, pair_statement(_LOST_AT_PRODUCER, producer.access, pair, **values))
+    return bool(lost[0][0][0])
 
 
 def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> SettledRanges:
@@ -157,6 +209,8 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now["identity"] or not rows:
         return SettledRanges([], version, now)
+    if _fell_back(snapshots, pair, before, now):
+        return SettledRanges([], version, now, forgotten=len(rows))
     known = [
         (Range(first, end), Counter({Outcome[name.upper()]: number for name, number in json.loads(counts).items()}))
         for first, end, counts in rows
@@ -204,7 +258,7 @@ def lookups(
     Range n begins with the n-th of ``bounds``. Rows: ``(n,)``; 0 is before the first.
     """
     # A queue that is new is looked through from its beginning.
-    heads = {queue: 0 for queue, _ in now["heads"]} | dict(before["heads"])
+    heads = {queue: 0 for queue, *_ in now["heads"]} | {queue: position for queue, position, _ in before["heads"]}
     since = {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
     producer, consumer, numbered = snapshots.producer, snapshots.consumer, as_array(bounds)
     return (
