@@ -3,7 +3,7 @@
 A range is clean if all this holds of its messages, each shown by a count and a mix of hashes of ids:
 
 - every half has an op, and there is no op without a half (of all topics: an op doesn't know its topic);
-- every committed half is a message, once, and there is no other message;
+- every committed half is a message, once, and there is no other message; those of the topic are messages of the topic;
 - what the inbox has, all of it consumed, is what was committed of the topic, with the same digests of the bodies;
 - nothing was compensated; and the business table, if one is named, has one row for each.
 
@@ -109,16 +109,17 @@ class _Tables:
         """Return the counts of a clean bucket; None if it isn't."""
         of_halves, of_ops, of_messages, of_rolled_back, compensated = self.producer
         inbox, *of_effects = self.consumer
-        halves, half_mix, of_topic, addressed, addressed_mix = of_halves.get(bucket, (0, 0, 0, 0, 0))
+        halves, half_mix, of_topic, addressed, addressed_mix, topic_mix = of_halves.get(bucket, (0,) * 6)
         ops, op_mix, commits, commit_mix = of_ops.get(bucket, (0, 0, 0, 0))
-        messages, message_mix, sends = of_messages.get(bucket, (0, 0, 1))
-        back, back_addressed, back_mix = of_rolled_back.get(bucket, (0, 0, 0))
+        messages, message_mix, sends, sent, sent_mix = of_messages.get(bucket, (0, 0, 1, 0, 0))
+        back, back_addressed, back_mix, back_topic_mix = of_rolled_back.get(bucket, (0,) * 4)
         rows, consumed, inbox_mix, id_mix = inbox.get(bucket, (0, 0, 0, 0))
         without = operator.xor if self.xor else operator.sub
         agree = (
             (halves, half_mix or 0) == (ops, op_mix or 0)
             and (commits, commit_mix or 0) == (messages, message_mix or 0)
             and sends == 1
+            and (sent, sent_mix or 0) == (of_topic - back, without(topic_mix or 0, back_topic_mix or 0))
             and bucket not in compensated
             and rows == consumed == addressed - back_addressed
             and (inbox_mix or 0) == without(addressed_mix or 0, back_mix or 0)

@@ -62,7 +62,7 @@ class Outcome(enum.IntEnum):
     """What comparing the two sides of one message comes to, what that means, and what can be done about it.
 
     The number travels in Arrow tables. Up to `UNJUDGED` nothing is wrong, and the message is only counted. From
-    `CONSUMED_THOUGH_ROLLED_BACK` on it is a difference; of several that fit one message the first in this order is its
+    `TORN` on it is a difference; of several that fit one message the first in this order is its
     kind. The first of its ``repairs`` is done unless a policy says otherwise.
     """
 
@@ -81,28 +81,30 @@ class Outcome(enum.IntEnum):
     IN_FLIGHT = 3, "on its way, or known to the consumer alone, for less than the grace period; or scheduled for later"
     UNJUDGED = 4, "only the consumer has it, and the producer may have pruned it"
 
-    CONSUMED_THOUGH_ROLLED_BACK = 10, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT
-    DUPLICATE_EFFECT = 11, "the business table has more than one row of it", Repair.ALERT
-    LOST = 12, "the consumer has read it, and the producer has lost it since: its log went back", Repair.ALERT
+    # The gravest: what its rows at the producer say can't be relied on.
+    TORN = 10, "its rows at the producer contradict each other: something else than the outbox wrote them", Repair.ALERT
+    CONSUMED_THOUGH_ROLLED_BACK = 11, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT
+    DUPLICATE_EFFECT = 12, "the business table has more than one row of it", Repair.ALERT
+    LOST = 13, "the consumer has read it, and the producer has lost it since: its log went back", Repair.ALERT
     # Or it was never decided, or isn't due yet.
-    PHANTOM = 13, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK
+    PHANTOM = 14, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK
     DIGEST_MISMATCH = (
-        14, "the body that the producer has isn't the one that the consumer handled", Repair.ALERT, Repair.PARK
+        15, "the body that the producer has isn't the one that the consumer handled", Repair.ALERT, Repair.PARK
     )  # fmt: skip
-    NO_EFFECT = 15, "the inbox says consumed, and the business table has no row of it", Repair.ALERT
-    UNRECORDED = 16, "it took effect, and the inbox has no row of it", Repair.SYNC_STATUS, Repair.ALERT
+    NO_EFFECT = 16, "the inbox says consumed, and the business table has no row of it", Repair.ALERT
+    UNRECORDED = 17, "it took effect, and the inbox has no row of it", Repair.SYNC_STATUS, Repair.ALERT
     # The producer or the business table contradicts it; which of them is right is known.
-    STATUS_MISMATCH = 17, "the inbox contradicts what is known to be true", Repair.SYNC_STATUS, Repair.ALERT
+    STATUS_MISMATCH = 18, "the inbox contradicts what is known to be true", Repair.SYNC_STATUS, Repair.ALERT
     UNCOMPENSATED = (
-        18, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
+        19, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
     )  # fmt: skip
-    UNDISPATCHED = 19, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
-    RESEND_EXHAUSTED = 20, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
-    MISSING = 21, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
-    UNCONSUMED = 22, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    PARKED = 23, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
-    FAILED = 24, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
-    UNDECIDED = 25, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
+    UNDISPATCHED = 20, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
+    RESEND_EXHAUSTED = 21, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
+    MISSING = 22, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
+    UNCONSUMED = 23, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
+    PARKED = 24, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 25, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 26, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:
@@ -112,7 +114,7 @@ class Outcome(enum.IntEnum):
     @property
     def differs(self) -> bool:
         """Is it a difference?"""
-        return self >= Outcome.CONSUMED_THOUGH_ROLLED_BACK
+        return self >= Outcome.TORN
 
     def repair(self, policy: Mapping[Outcome, Repair]) -> Repair:
         """Return what is done about it under a policy."""
@@ -133,6 +135,8 @@ class Outcome(enum.IntEnum):
 
 
 _BY_HAND: Mapping[Outcome, str] = {
+    Outcome.TORN: "find out what writes or deletes rows of half_message, op_message and message behind the outbox; "
+    "put back from a backup what is gone, then reconcile again",
     Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
     "`outbox messages show ID` tells its story",
     Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",

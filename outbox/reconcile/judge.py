@@ -93,7 +93,7 @@ def judge(both: Both, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
     outcomes = _outcomes(both, rules)
     values, numbers = np.unique(outcomes[outcomes >= 0], return_counts=True)
     counts = Counter({Outcome(int(value)): int(number) for value, number in zip(values, numbers, strict=True)})
-    reported = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.CONSUMED_THOUGH_ROLLED_BACK))
+    reported = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.TORN))
     return counts, _findings(both, reported, outcomes[reported])
 
 
@@ -139,6 +139,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     cases: list[tuple[Array, int]] = [
         (~known & unknown, -1),  # a row of the business table that is none of ours
         (~known & may_be_pruned, Outcome.UNJUDGED),
+        (both.of_producer("torn", 0) > 0, Outcome.TORN),
         (withdrawn & took, Outcome.CONSUMED_THOUGH_ROLLED_BACK),
         (effects > 1, Outcome.DUPLICATE_EFFECT),
         ((~known | (state == ProducerState.UNDECIDED)) & lost, Outcome.LOST),

@@ -36,6 +36,17 @@ class ProducerState(enum.IntEnum):
     DISPATCHED = 5
 
 
+class Torn(enum.IntEnum):
+    """How a message's rows in the producer's tables contradict each other."""
+
+    NO = 0
+    MESSAGE_WITHOUT_HALF = 1
+    OP_WITHOUT_HALF = 2
+    MESSAGE_THOUGH_ROLLED_BACK = 3
+    MESSAGE_THOUGH_UNDECIDED = 4
+    MESSAGE_IN_OTHER_TOPIC = 5
+
+
 class InboxState(enum.IntEnum):
     """What the consumer's inbox says of a message; 0 where only the business table has it.
 
@@ -60,8 +71,9 @@ _COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FA
 _ID = pa.binary(16)
 _TIME = pa.timestamp("us", tz="UTC")
 
-#: One row for each half message of the topic. ``state`` is a `ProducerState`; ``sends`` the newest send number, 0
-#: without one, with its ``queue`` and ``position``. ``at`` is since when it is as it is: born, decided, to be
+#: One row for each half message of the topic, and each message or op that should have one, and hasn't. ``state`` is a
+#: `ProducerState`, ``torn`` a `Torn`; ``sends`` the newest send number, 0 without one, with its ``queue`` and
+#: ``position``. ``at`` is since when it is as it is: born, decided, to be
 #: delivered, or visible (of the newest send). ``digest`` is that of the body as the producer has it now.
 PRODUCER = pa.schema(
     [
@@ -74,6 +86,7 @@ PRODUCER = pa.schema(
         pa.field("digest", pa.binary(), nullable=False),
         pa.field("addressed", pa.bool_(), nullable=False),
         pa.field("compensated", pa.bool_(), nullable=False),
+        pa.field("torn", pa.int8(), nullable=False),
     ]
 )
 
@@ -135,6 +148,7 @@ class Finding:
     position: int | None
     at: dt.datetime | None
     compensated: bool | None
+    torn: Torn | None
     producer_digest: bytes | None
     status: InboxState | None
     attempts: int | None
@@ -153,13 +167,14 @@ def to_findings(table: pa.Table) -> Iterator[Finding]:
     """Yield the rows of a table of findings (`rows.FINDING`)."""
     for batch in table.to_batches(max_chunksize=10_000):
         for row in batch.to_pylist():
-            state, status, effects = row["state"], row["status"], row["effects"]
+            state, torn, status, effects = row["state"], row["torn"], row["status"], row["effects"]
             yield Finding(
                 **row
                 | {
                     "id": UUID(bytes=row["id"]),
                     "outcome": Outcome(row["outcome"]),
                     "state": None if state is None else ProducerState(state),
+                    "torn": Torn(torn) if torn else None,
                     "status": None if status is None else InboxState(status),
                     "effects": None if effects is None or effects < 0 else effects,
                 }

@@ -22,19 +22,33 @@ from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
 _NUMBERS = ("undecided", "rolled_back", "committed", "scheduled", "recalled", "dispatched")
 _STATE = message_status(is_message="m.half_id IS NOT NULL", value=lambda status: str(_NUMBERS.index(status)))
 
-# Each part is bounded by itself: the planner doesn't carry a range over from one table to another.
+# How the rows contradict each other, numbered as `outbox.reconcile.rows.Torn`. Older sends are few, and looked up.
+_TORN = """CASE WHEN h.id IS NULL THEN CASE WHEN m.half_id IS NULL THEN 2 ELSE 1 END
+            WHEN m.half_id IS NULL THEN 0
+            WHEN o.resolution = 'rollback' THEN 3
+            WHEN o.half_id IS NULL THEN 4
+            WHEN m.topic <> h.topic OR m.send_number > 1 AND EXISTS (
+                 SELECT FROM {s}.message n WHERE n.half_id = h.id AND n.topic <> h.topic) THEN 5
+            ELSE 0 END"""
+
+# Each part is bounded by itself: the planner doesn't carry a range over from one table to another. Of a topic is also
+# what has no half to tell its topic, unless its message tells another one.
 _PRODUCER = f"""
-SELECT h.id,
-       {_STATE}::int2 AS state,
+SELECT p.id,
+       CASE WHEN h.id IS NULL AND m.half_id IS NOT NULL THEN {_NUMBERS.index("dispatched")}
+            ELSE {_STATE} END::int2 AS state,
        coalesce(m.send_number, 0)::int2 AS sends, coalesce(m.queue, 0) AS queue, coalesce(m.position, 0) AS position,
        coalesce(m.visible_at, d.recalled_at, d.deliver_at, o.decided_at, h.born_at) AS at,
-       h.body_digest AS digest, coalesce({MATCHES}, false) AS addressed, c.half_id IS NOT NULL AS compensated
-  FROM (SELECT * FROM {{s}}.half_message h WHERE h.topic = %(topic)s AND {{h.id}}) h
-  LEFT JOIN (SELECT * FROM {{s}}.op_message o WHERE {{o.half_id}}) o ON o.half_id = h.id
-  LEFT JOIN (SELECT DISTINCT ON (half_id) * FROM {{s}}.message m WHERE {{m.half_id}}
-              ORDER BY half_id, send_number DESC) m ON m.half_id = h.id
-  LEFT JOIN (SELECT * FROM {{s}}.scheduled_message d WHERE {{d.half_id}}) d ON d.half_id = h.id
-  LEFT JOIN (SELECT * FROM {{s}}.compensation c WHERE {{c.half_id}}) c ON c.half_id = h.id
+       coalesce(h.body_digest, '') AS digest, h.id IS NULL OR coalesce({MATCHES}, false) AS addressed,
+       c.half_id IS NOT NULL AS compensated, {_TORN}::int2 AS torn
+  FROM (SELECT * FROM {{s}}.half_message h WHERE {{h.id}}) h
+  FULL JOIN (SELECT * FROM {{s}}.op_message o WHERE {{o.half_id}}) o ON o.half_id = h.id
+  FULL JOIN (SELECT DISTINCT ON (half_id) * FROM {{s}}.message m WHERE {{m.half_id}}
+              ORDER BY half_id, send_number DESC) m ON m.half_id = coalesce(h.id, o.half_id)
+ CROSS JOIN LATERAL (SELECT coalesce(h.id, o.half_id, m.half_id)) p (id)
+  LEFT JOIN (SELECT * FROM {{s}}.scheduled_message d WHERE {{d.half_id}}) d ON d.half_id = p.id
+  LEFT JOIN (SELECT * FROM {{s}}.compensation c WHERE {{c.half_id}}) c ON c.half_id = p.id
+ WHERE h.topic = %(topic)s OR m.topic = %(topic)s OR h.id IS NULL AND m.half_id IS NULL
 """
 
 _INBOX = """
@@ -72,7 +86,8 @@ _HALVES = f"""
 SELECT {{bucket}}, count(*), {{mix}}({{one}}),
        count(*) FILTER (WHERE h.topic = %(topic)s),
        count(*) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
-       {{mix}}({{two}}) FILTER (WHERE h.topic = %(topic)s AND {MATCHES})
+       {{mix}}({{two}}) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
+       {{mix}}({{one}}) FILTER (WHERE h.topic = %(topic)s)
   FROM {{s}}.half_message h WHERE {{h.id}} GROUP BY 1
 """
 
@@ -83,11 +98,14 @@ SELECT {bucket}, count(*), {mix}({one}),
 """
 
 _MESSAGES = """
-SELECT {bucket}, count(*), {mix}({one}), max(m.send_number) FROM {s}.message m WHERE {m.half_id} GROUP BY 1
+SELECT {bucket}, count(*), {mix}({one}), max(m.send_number),
+       count(*) FILTER (WHERE m.topic = %(topic)s), {mix}({one}) FILTER (WHERE m.topic = %(topic)s)
+  FROM {s}.message m WHERE {m.half_id} GROUP BY 1
 """
 
 _ROLLED_BACK = f"""
-SELECT {{bucket}}, count(*), count(*) FILTER (WHERE {MATCHES}), {{mix}}({{two}}) FILTER (WHERE {MATCHES})
+SELECT {{bucket}}, count(*), count(*) FILTER (WHERE {MATCHES}), {{mix}}({{two}}) FILTER (WHERE {MATCHES}),
+       {{mix}}({{one}})
   FROM (SELECT half_id FROM {{s}}.op_message o WHERE o.resolution = 'rollback' AND {{o.half_id}}) o
   JOIN {{s}}.half_message h ON h.id = o.half_id AND h.topic = %(topic)s
  GROUP BY 1
@@ -260,7 +278,7 @@ def values_of(pair: Pair) -> dict[str, object]:
 
 
 def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
-    """Read the halves of a topic with all that became of them, or a group's inbox, with the effects if it has some.
+    """Read the halves of a topic with all that became of them; or a group's inbox, with the effects if it has some.
 
     Columns: those of `outbox.reconcile.rows.PRODUCER`, or of `rows.CONSUMER`.
     """
@@ -274,8 +292,9 @@ def digests(
     """Digest the tables of a side by bucket; bucket n begins with the n-th of ``bounds``.
 
     Rows of the producer, in this order: halves ``(bucket, halves, mix of ids, of the topic, addressed, mix of
-    addressed)``; ops ``(bucket, ops, mix, commits, mix)``; messages ``(bucket, messages, mix, greatest send number)``;
-    rolled back of the topic ``(bucket, halves, addressed, mix of addressed)``; compensated ``(bucket,)``. Of the
+    addressed, mix of the topic's)``; ops ``(bucket, ops, mix, commits, mix)``; messages ``(bucket, messages, mix,
+    greatest send number, of the topic, mix of the topic's)``; rolled back of the topic ``(bucket, halves, addressed,
+    mix of addressed, mix of ids)``; compensated ``(bucket,)``. Of the
     consumer: inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; and, if a table of them is named,
     effects ``(bucket, rows, mix of ids)``.
     """

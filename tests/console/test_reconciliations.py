@@ -85,7 +85,7 @@ def test_findings_page_by_page(acting: Http, found: Reconciled) -> None:
     (missing,) = acting.get(f"{path}?kind=missing&left=true").json()["items"]
     assert (missing["kind"], missing["action"], missing["result"]) == ("missing", "resend", None)
     assert acting.get(f"{path}?kind=missing&page_token={first['next_page_token']}").status_code == 400
-    assert "must be one of: consumed_though_rolled_back" in acting.get(f"{path}?kind=odd").json()["detail"]
+    assert "must be one of: torn" in acting.get(f"{path}?kind=odd").json()["detail"]
 
 
 def test_findings_are_exported(acting: Http, found: Reconciled) -> None:

@@ -15,6 +15,7 @@ from outbox.database.engines import EngineRunner
 from outbox.operator.health import inspections
 from outbox.operator.health.rules import Severity
 from tests.doctor.support import codes, examine, inspected, mend_by_command, sql, the
+from tests.kit import dispatch_all
 
 
 def prepare(outbox: Outbox, topic: str, count: int = 1, *, fenced: bool = False, **options: Any) -> list[UUID]:
@@ -224,6 +225,36 @@ def test_trigger_that_did_not_run(engine: Engine, outbox: Outbox) -> None:
     assert "has no op: the trigger commit_half of half_message didn't run" in finding.sentence
     assert mend_by_command(engine, finding.mend.splitlines()[1], "--yes").code == 0
     assert codes(examine(engine)) == []
+
+
+# --- torn ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tear", "how"),
+    [
+        ("DELETE FROM outbox.half_message WHERE id = :id", "is a message without a half message"),
+        ("UPDATE outbox.op_message SET resolution = 'rollback' WHERE half_id = :id", "though it was rolled back"),
+        ("DELETE FROM outbox.op_message WHERE half_id = :id", "though it is undecided"),
+        ("UPDATE outbox.message SET topic = 'other' WHERE half_id = :id", "of another topic than its half message"),
+        (
+            "WITH m AS (DELETE FROM outbox.message WHERE half_id = :id), o AS (UPDATE outbox.op_message"
+            " SET resolution = 'rollback' WHERE half_id = :id) DELETE FROM outbox.half_message WHERE id = :id",
+            "is a rollback without a half message",
+        ),
+    ],
+)
+def test_rows_that_contradict_each_other(engine: Engine, outbox: Outbox, tear: str, how: str) -> None:
+    """What was written or deleted behind the outbox is told, whichever row of a message it was."""
+    with engine.begin() as connection:
+        half_id = outbox.send(connection, "payments", "1")
+    dispatch_all(engine)
+    assert "message.torn" not in codes(examine(engine))
+    with engine.begin() as connection:
+        connection.execute(text(tear), {"id": half_id})
+    finding = the(examine(engine), "message.torn")
+    assert (finding.details["messages"], finding.details["half_id"]) == (1, half_id)
+    assert how in finding.sentence
 
 
 # --- old -------------------------------------------------------------------------------------------------

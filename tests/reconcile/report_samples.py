@@ -25,6 +25,7 @@ from outbox.reconcile.rows import (
     PairResult,
     ProducerState,
     Repaired,
+    Torn,
 )
 
 NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
@@ -51,6 +52,7 @@ def row(kind: Outcome, number: int, hours: float = 3.0, **values: Any) -> dict[s
         "position": number,
         "at": at,
         "compensated": False,
+        "torn": int(Torn.NO),
         "producer_digest": b"\xab" * 16,
         **values,
     }
@@ -71,11 +73,12 @@ def handled(status: InboxState, hours: float = 2.9, **values: Any) -> dict[str, 
 
 
 NO_PRODUCER: Mapping[str, Any] = dict.fromkeys(
-    ("state", "sends", "queue", "position", "at", "compensated", "producer_digest")
+    ("state", "sends", "queue", "position", "at", "compensated", "torn", "producer_digest")
 )
 
 #: What the columns of a finding of each kind look like, besides those of `row`.
 LOOKS: Mapping[Outcome, Mapping[str, Any]] = {
+    Outcome.TORN: {"torn": int(Torn.MESSAGE_WITHOUT_HALF)},
     Outcome.CONSUMED_THOUGH_ROLLED_BACK: {"state": int(ProducerState.ROLLED_BACK), **handled(InboxState.CONSUMED)},
     Outcome.DUPLICATE_EFFECT: handled(InboxState.CONSUMED, effects=2),
     Outcome.LOST: {**NO_PRODUCER, **handled(InboxState.CONSUMED)},

@@ -300,7 +300,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
             read_manifest(tmp_path / name)
         with pytest.raises(SourceError, match=f"{name} is no archive: there is no manifest.json in it"):
             archives_in(tmp_path / name)
-    for content in ("", "[]", "{}", '{"format": "outbox archive", "version": 1, "kind": "other"}'):
+    for content in ("", "[]", "{}", '{"format": "outbox archive", "version": 2, "kind": "other"}'):
         (tmp_path / "manifest.json").write_text(content)
         with pytest.raises(SourceError, match=r"is no archive: manifest\.json isn't as it was written"):
             read_manifest(tmp_path)
@@ -309,9 +309,9 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 def test_another_version_is_refused(town: Town, folder: Path) -> None:
     """What a later version wrote isn't guessed at; neither in the list nor in a part."""
     told = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(told | {"version": 2}))
+    (folder / "manifest.json").write_text(json.dumps(told | {"version": 3}))
     with pytest.raises(
-        SourceError, match="is of version 2 of archives, and this code reads 1; read it with the version"
+        SourceError, match="is of version 3 of archives, and this code reads 2; read it with the version"
     ):
         archived(folder).read([EVERYTHING])
     path = next(folder.glob("*.parquet"))

@@ -10,7 +10,7 @@ import pytest
 
 from outbox import Settings, message_id
 from outbox.reconcile.job import Outcome, Pair, Tier, Window
-from outbox.reconcile.rows import InboxState, ProducerState, to_findings
+from outbox.reconcile.rows import InboxState, ProducerState, Torn, to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Place, Town, counted, fate, ids_at, ids_in, kinds
 
 UNDECIDED, ROLLED_BACK, COMMITTED, SCHEDULED, RECALLED, DISPATCHED = ProducerState
@@ -57,6 +57,14 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "dispatched just now, not read yet": (unread(age=0, place=Place.AHEAD), Outcome.IN_FLIGHT),
     "failed just now": (fate(status=FAILED, inbox_age=0), Outcome.IN_FLIGHT),
     "quarantined just now": (fate(status=QUARANTINED, inbox_age=0), Outcome.IN_FLIGHT),
+    "torn: no half": (fate(effects=1, torn=Torn.MESSAGE_WITHOUT_HALF), Outcome.TORN),
+    "torn: an op alone": (unread(state=COMMITTED, torn=Torn.OP_WITHOUT_HALF), Outcome.TORN),
+    "torn: a rollback alone": (unread(state=ROLLED_BACK, torn=Torn.OP_WITHOUT_HALF), Outcome.TORN),
+    "torn: rolled back, consumed": (fate(effects=1, torn=Torn.MESSAGE_THOUGH_ROLLED_BACK), Outcome.TORN),
+    "torn: rolled back, just now": (unread(torn=Torn.MESSAGE_THOUGH_ROLLED_BACK, age=0), Outcome.TORN),
+    "torn: undecided": (unread(torn=Torn.MESSAGE_THOUGH_UNDECIDED), Outcome.TORN),
+    "torn: of another topic, consumed": (fate(effects=1, torn=Torn.MESSAGE_IN_OTHER_TOPIC), Outcome.TORN),
+    "torn: of another topic": (unread(torn=Torn.MESSAGE_IN_OTHER_TOPIC, sends=2), Outcome.TORN),
     "consumed though rolled back": (fate(state=ROLLED_BACK, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "consumed though recalled": (fate(state=RECALLED, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),
     "consumed though compensated": (fate(compensated=True, effects=1), Outcome.CONSUMED_THOUGH_ROLLED_BACK),

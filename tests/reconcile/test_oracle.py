@@ -21,7 +21,7 @@ from outbox.reconcile import digest, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
-from outbox.reconcile.rows import InboxState, PairResult, ProducerState
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState, Torn
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
 NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState
@@ -40,12 +40,23 @@ WITH p AS (
       LEFT JOIN outbox.scheduled_message d ON d.half_id = h.id
       LEFT JOIN outbox.compensation c ON c.half_id = h.id
      WHERE h.topic = 't'
+), torn AS (
+    SELECT m.half_id AS id
+      FROM outbox.message m LEFT JOIN outbox.half_message h ON h.id = m.half_id
+      LEFT JOIN outbox.op_message o ON o.half_id = m.half_id
+     WHERE 't' IN (m.topic, h.topic)
+       AND (h.id IS NULL OR h.topic <> m.topic OR o.half_id IS NULL OR o.resolution = 'rollback')
+    UNION
+    SELECT half_id FROM outbox.op_message o
+     WHERE NOT EXISTS (SELECT FROM outbox.half_message h WHERE h.id = o.half_id)
+       AND NOT EXISTS (SELECT FROM outbox.message m WHERE m.half_id = o.half_id AND m.topic <> 't')
 ), i AS (
     SELECT * FROM outbox.consumer_message WHERE consumer_group = 'g' AND topic = 't'
 ), e AS (
     SELECT message_id, count(*) AS n FROM ledger GROUP BY message_id
 ), pair AS (
-    SELECT coalesce(p.id, i.message_id) AS message, p.*, i.status, i.body_digest AS handled, i.last_error,
+    SELECT coalesce(p.id, i.message_id, torn.id) AS message, torn.id IS NOT NULL AS is_torn, p.*,
+           i.status, i.body_digest AS handled, i.last_error,
            i.received_at, i.changed_at, CASE WHEN :effects THEN coalesce(e.n, 0) END AS effects,
            CASE WHEN p.id IS NULL THEN 'unknown'
                 WHEN p.resolution = 'rollback' OR p.compensated
@@ -58,6 +69,7 @@ WITH p AS (
            (SELECT position FROM outbox.consumer_start f
              WHERE f.consumer_group = 'g' AND f.topic = 't' AND f.queue = p.queue) AS began_at
       FROM p FULL OUTER JOIN i ON i.message_id = p.id LEFT JOIN e ON e.message_id = coalesce(p.id, i.message_id)
+      FULL OUTER JOIN torn ON torn.id = coalesce(p.id, i.message_id)
 ), facts AS (
     SELECT *, status = 'consumed' AND last_error IS NULL AS handled_it,
            coalesce(for_group, true) AND coalesce(position > coalesce(began_at, 0), true) AS meant,
@@ -65,6 +77,7 @@ WITH p AS (
       FROM pair
 )
 SELECT message, CASE
+  WHEN is_torn THEN 'torn'
   WHEN fate = 'unknown' AND message < CAST(:horizon AS uuid) THEN 'unjudged'
   WHEN fate = 'withdrawn' AND (handled_it OR effects > 0) THEN 'consumed_though_rolled_back'
   WHEN effects > 1 THEN 'duplicate_effect'
@@ -111,13 +124,28 @@ odd_fates = st.builds(
     due_in=st.sampled_from([-HOUR, HOUR]),
     tag=tags,
 )
+torn_fates = st.builds(
+    Fate,
+    state=st.just(ProducerState.DISPATCHED),
+    status=st.sampled_from([NONE, CONSUMED]),
+    sends=st.integers(1, 2),
+    effects=st.integers(0, 1),
+    age=ages,
+    tag=st.just("mine"),
+    torn=st.sampled_from(Torn),
+) | st.builds(
+    Fate,
+    state=st.sampled_from([ProducerState.COMMITTED, ProducerState.ROLLED_BACK]),
+    status=st.just(NONE),
+    torn=st.just(Torn.OP_WITHOUT_HALF),
+)
 in_sync = st.one_of(
     st.builds(Fate, effects=st.just(1), tag=st.just("mine"), age=ages),
     st.builds(Fate, state=st.just(ProducerState.ROLLED_BACK), status=st.just(NONE), tag=tags),
     st.builds(Fate, status=st.just(NONE), tag=st.just("other")),
 )
 #: Mostly in sync, so that there are ranges to settle.
-rows = st.lists(st.one_of(*[in_sync] * 4, odd_fates), max_size=60)
+rows = st.lists(st.one_of(*[in_sync] * 4, odd_fates, torn_fates), max_size=60)
 
 
 @dataclass(frozen=True)
@@ -179,9 +207,11 @@ def late(town: Town, chance: random.Random, ids: list[UUID]) -> None:
 
 
 def resend(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Resend any message but a compensated one."""
-    sql = """SELECT half_id FROM outbox.message m
-              WHERE NOT EXISTS (SELECT FROM outbox.compensation c WHERE c.half_id = m.half_id)"""
+    """Resend any message but a compensated one, and one whose rows are torn."""
+    sql = """SELECT half_id FROM outbox.message m JOIN outbox.op_message o USING (half_id)
+               JOIN outbox.half_message h ON h.id = m.half_id AND h.topic = m.topic
+              WHERE o.resolution = 'commit'
+                AND NOT EXISTS (SELECT FROM outbox.compensation c WHERE c.half_id = m.half_id)"""
     if (one := one_of(town, chance, sql)) is not None:
         town.resend(one)
 

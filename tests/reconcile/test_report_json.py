@@ -21,8 +21,8 @@ def test_it_is_one_object_of_plain_values() -> None:
     value = json.loads(json.dumps(as_json(result)))
     assert value["version"] == VERSION
     assert value["begun_at"] == "2026-03-14T02:00:00+00:00"
-    assert (value["in_sync"], value["differences"], value["left"]) == (False, 48, 43)
-    assert value["verdict"].startswith("43 differences left")
+    assert (value["in_sync"], value["differences"], value["left"]) == (False, 51, 46)
+    assert value["verdict"].startswith("46 differences left")
 
 
 def test_counts_and_kinds_round_trip() -> None:
@@ -46,7 +46,7 @@ def test_counts_and_kinds_round_trip() -> None:
     names = {field.name for field in dataclasses.fields(Finding)} - {"outcome"} | {"kind", "sentence", "since"}
     assert all(set(found) == names for found in pair["findings"])
     (mismatch,) = (
-        found for found in pair["findings"][:15] if found["kind"] == "digest_mismatch" and found["queue"] == 0
+        found for found in pair["findings"][:18] if found["kind"] == "digest_mismatch" and found["queue"] == 0
     )
     assert (mismatch["producer_digest"], mismatch["consumer_digest"]) == ("ab" * 16, "cd" * 16)
     assert (mismatch["state"], mismatch["status"], mismatch["effects"]) == ("dispatched", "consumed", None)

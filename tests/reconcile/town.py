@@ -20,7 +20,7 @@ from outbox import Settings
 from outbox.database.execute import Statement
 from outbox.message.model import uuid7, uuid7_at
 from outbox.reconcile.job import Access, Effect, Job, NoProgress, Outcome, Pair, Window
-from outbox.reconcile.rows import InboxState, PairResult, ProducerState, to_findings
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState, Torn, to_findings
 from outbox.reconcile.run import reconcile
 from tests.consumer.support import Bench, make_ledger
 
@@ -43,7 +43,8 @@ class Fate:
 
     ``state`` None: the producer never wrote it. ``age`` is since when (seconds) it is as it is, at both sides;
     ``received`` since when the inbox has it, if that differs. ``due_in`` (seconds, of scheduled ones) may be negative.
-    ``body`` None: the inbox has no digest. ``effects`` are rows of the business table.
+    ``body`` None: the inbox has no digest. ``effects`` are rows of the business table. ``torn``: the producer's rows
+    are torn afterwards; an op without its half needs one that was never dispatched, the others one that was.
     """
 
     state: ProducerState | None = ProducerState.DISPATCHED
@@ -60,6 +61,7 @@ class Fate:
     due_in: float = -HOUR
     key: str | None = "k"
     tag: str | None = None
+    torn: Torn = Torn.NO
 
 
 IN_SYNC = Fate()
@@ -174,6 +176,9 @@ class Town(Bench):
         for sql in (_HALVES, _CHECKS, _OPS, _SCHEDULED, _COMPENSATIONS):
             self.at_producer(sql, rows=json.dumps(rows), topic=topic)
         self.at_producer(_MESSAGES, rows=json.dumps(sends), topic=topic)
+        for torn, sql in _TEARING.items():
+            ids = [id_ for id_, each in messages if each.torn is torn]
+            self.at_producer(sql, ids=ids)
         # Without a cursor the next dispatch compares ops and messages, and finds these to be messages already.
         self.at_producer("DELETE FROM {s}.dispatch_cursor")
 
@@ -288,6 +293,13 @@ _COMPENSATIONS = f"""
 INSERT INTO {{s}}.compensation (half_id, function, requested_by, reason)
 SELECT id, 'f', 'me', :topic FROM {_ROWS} WHERE compensated
 """
+_TEARING = {
+    Torn.MESSAGE_WITHOUT_HALF: "DELETE FROM {s}.half_message WHERE id = ANY (:ids)",
+    Torn.OP_WITHOUT_HALF: "DELETE FROM {s}.half_message WHERE id = ANY (:ids)",
+    Torn.MESSAGE_THOUGH_ROLLED_BACK: "UPDATE {s}.op_message SET resolution = 'rollback' WHERE half_id = ANY (:ids)",
+    Torn.MESSAGE_THOUGH_UNDECIDED: "DELETE FROM {s}.op_message WHERE half_id = ANY (:ids)",
+    Torn.MESSAGE_IN_OTHER_TOPIC: "UPDATE {s}.message SET topic = 'other' WHERE half_id = ANY (:ids)",
+}
 _INBOX = f"""
 INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts,
                                   next_attempt_at, body_digest, last_error, received_at, changed_at)

@@ -31,6 +31,7 @@ _NAMES = {
     "position": "Position",
     "at": "Since",
     "compensated": "Compensated",
+    "torn": "Torn",
     "producer_digest": "Digest of the body",
     "status": "Status",
     "attempts": "Attempts",

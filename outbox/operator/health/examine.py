@@ -219,6 +219,7 @@ INSPECTIONS = (
     Inspection("dispatch", inspections.undispatched, "producer"),
     Inspection("missing halves", judging(sql.MISSING_HALVES, "half.missing"), "producer"),
     Inspection("unsent messages", judging(sql.UNSENT, "half.unsent"), "producer"),
+    Inspection("torn rows", judging(sql.TORN, "message.torn"), "producer"),
     Inspection("deliveries", judging(sql.EXHAUSTED, "delivery.exhausted"), "producer"),
     Inspection("sagas", judging(sql.SAGAS, "saga.overdue"), "producer"),
     Inspection("confirmed groups", inspections.confirming, "producer"),

@@ -199,6 +199,14 @@ RULES: Mapping[str, Rule] = {
         value="halves",
         details="halves half_id age",
     ),
+    "message.torn": Rule(
+        "{messages:message has|messages have} rows that contradict each other: the first ({half_id}) {how}, since "
+        "{age:duration}. Something else than the outbox writes or deletes rows of half_message, op_message or message.",
+        "find out what does, and take its privileges away\n"
+        "put back from a backup what is gone, and list them all by a reconciliation (torn): outbox reconcile …",
+        value="messages",
+        details="messages half_id how age",
+    ),
     "message.overdue": Rule(
         "{messages:scheduled message|scheduled messages} of topic {topic!r} should have been released, the first "
         "{overdue:duration} ago: no worker releases them, or it can't keep up.",

@@ -219,6 +219,28 @@ SELECT count(*), (array_agg(h.id ORDER BY h.id))[1], extract(epoch FROM clock_ti
  WHERE h.at_commit AND NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = h.id)
 """)
 
+# Committed ops without a half are told by dispatch, see MISSING_HALVES.
+#: Messages, of the newest ``limit`` ops and messages, whose rows contradict each other.
+TORN = Query("""
+-- messages half_id how age
+SELECT count(DISTINCT half_id), (array_agg(half_id ORDER BY half_id))[1], (array_agg(how ORDER BY half_id))[1],
+       extract(epoch FROM clock_timestamp() - min(at))::float8
+  FROM (SELECT m.half_id, m.visible_at AS at,
+               CASE WHEN h.topic IS NULL THEN 'is a message without a half message'
+                    WHEN o.resolution = 'rollback' THEN 'is a message, though it was rolled back'
+                    WHEN o.resolution IS NULL THEN 'is a message, though it is undecided'
+                    WHEN m.topic <> h.topic THEN 'is a message of another topic than its half message' END AS how
+          FROM (SELECT * FROM {s}.message ORDER BY half_id DESC LIMIT %(limit)s) m
+          LEFT JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = m.half_id LIMIT 1) h ON true
+          LEFT JOIN LATERAL (SELECT resolution FROM {s}.op_message WHERE half_id = m.half_id LIMIT 1) o ON true
+         UNION ALL
+        SELECT o.half_id, o.decided_at, 'is a rollback without a half message'
+          FROM (SELECT * FROM {s}.op_message ORDER BY half_id DESC LIMIT %(limit)s) o
+         WHERE o.resolution = 'rollback' AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = o.half_id)
+           AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = o.half_id)) t
+ WHERE how IS NOT NULL
+""")
+
 #: Who may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
 SEGMENT_OWNER = Template("""
 SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),

@@ -23,7 +23,7 @@ from outbox.reconcile.job import Pair, Part, Range
 from outbox.reconcile.rows import SCHEMAS
 
 #: The version of what is written; archives of other versions are refused.
-VERSION = 1
+VERSION = 2
 FORMAT = "outbox archive"
 
 

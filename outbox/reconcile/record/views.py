@@ -187,7 +187,7 @@ class Schedule:
 
 _OUTCOMES = {kind.label: kind for kind in KINDS}
 #: What of a finding the producer said, and what the consumer.
-_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "producer_digest")
+_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "torn", "producer_digest")
 _CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects", "consumer_digest")
 
 _NEWEST: SortOrder[Run] = SortOrder(key=lambda run: (run.started_at, run.id), shape=(dt.datetime, UUID))

@@ -14,8 +14,8 @@
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
       lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
                                                 seconds; a percentile is the bound below it, null beyond the last one
-      findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, producer_digest, status,
-                   attempts, received_at, changed_at, effects, consumer_digest}
+      findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn, producer_digest,
+                   status, attempts, received_at, changed_at, effects, consumer_digest}
       findings_left_out                         how many a limit kept out of ``findings``
       repairs[]   {id, kind, action, result}    result: ``done``, ``healed``, or why it was refused
       repairs_left_out
@@ -57,6 +57,7 @@ from outbox.reconcile.rows import (
     PairResult,
     ProducerState,
     Repaired,
+    Torn,
     to_findings,
 )
 from outbox.text import counted, duration
@@ -73,6 +74,15 @@ def sentence_of(finding: Finding, now: dt.datetime) -> str:
     return "; ".join(parts)
 
 
+_TORN = {
+    Torn.MESSAGE_WITHOUT_HALF: "a message without a half message",
+    Torn.OP_WITHOUT_HALF: "an op without a half message",
+    Torn.MESSAGE_THOUGH_ROLLED_BACK: "and yet a message",
+    Torn.MESSAGE_THOUGH_UNDECIDED: "and yet a message",
+    Torn.MESSAGE_IN_OTHER_TOPIC: "a message of another topic than its half message",
+}
+
+
 def _producer(finding: Finding, now: dt.datetime) -> str:
     if finding.state is None:
         return "the producer doesn't know it"
@@ -82,6 +92,8 @@ def _producer(finding: Finding, now: dt.datetime) -> str:
         parts = [f"{state} at queue {finding.queue}", f"position {finding.position}"]
         if finding.sends and finding.sends > 1:
             parts.append(counted(finding.sends, "send"))
+    if finding.torn:
+        parts.append(_TORN[finding.torn])
     if finding.compensated:
         parts.append("compensated")
     return ", ".join([*parts, *_when(finding.at, now)])
