@@ -54,6 +54,11 @@ def settled(place: Place) -> Callable[[], Found]:
     return partial(_found, _job(place, Tier.DIGEST))
 
 
+def behind(place: Place) -> Callable[[], Found]:
+    """Return what is left to itself, as a nightly run is."""
+    return partial(_found, _job(place, Tier.AUTO))
+
+
 def _job(place: Place, tier: Tier, engine: EngineName = EngineName.LOCAL, keep_for: float = _WEEK) -> Job:
     settings = Settings()
     return Job(

@@ -409,6 +409,13 @@ class Job:
         help="What is done about each kind of difference.", factory=dict, metavar="KIND=REPAIR"
     )
     max_resends: int = option(3, "How often a missing message is resent at most.", least=0, metavar="N")
+    # Each kind of difference has its share, so that none is left out as a whole.
+    max_findings: int = option(
+        100_000,
+        "How many differences of a pair are listed, written down and repaired at most; all are counted.",
+        least=len(KINDS),
+        metavar="N",
+    )
     apply: bool = option(False, "Repair what differs, by the policy.")
     record: bool = option(True, "Write runs, findings and what was in sync into the consumer's database.")
     keep_for: Seconds = option(

@@ -127,9 +127,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     may_be_pruned = (both.ids < np.array(rules.horizon, "S16")) | (both.ids >= _FIRST_BUSINESS_ID)
     lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
     received_lately = both.of_consumer("received_at", 0) > rules.consumer_now - rules.grace
-    before = position <= _by_queue(rules.starts, queue)
-    for of_queue, after, end in rules.skipped:
-        before |= (queue == of_queue) & (position > after) & (position <= end)
+    before = _before(rules, queue, position)
     ahead = position > _by_queue(rules.offsets, queue)
     for_group = both.of_producer("addressed", True)
     unsent = (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED))
@@ -168,6 +166,19 @@ def _outcomes(both: Both, rules: Rules) -> Array:
         (both.of_producer("sends", 0) > rules.max_resends, Outcome.RESEND_EXHAUSTED),
     ]
     return np.select([case for case, _ in cases], [int(outcome) for _, outcome in cases], int(Outcome.MISSING))
+
+
+def beyond(rules: Rules, queue: Array, position: Array) -> Array:
+    """Tell which places in the log the group hasn't come to yet, and isn't going to leave out."""
+    return (position > _by_queue(rules.offsets, queue)) & ~_before(rules, queue, position)
+
+
+def _before(rules: Rules, queue: Array, position: Array) -> Array:
+    """Tell which places in the log lie before the beginning of the group, or in what it skips."""
+    before: Array = position <= _by_queue(rules.starts, queue)
+    for of_queue, after, end in rules.skipped:
+        before |= (queue == of_queue) & (position > after) & (position <= end)
+    return before
 
 
 def _by_queue(positions: Mapping[int, int], queues: Array) -> Array:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection
@@ -16,9 +18,9 @@ from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
 from outbox.reconcile.digest import Digested, digested
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Progress, Range, Tier
-from outbox.reconcile.judge import Rules
+from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
-from outbox.reconcile.rows import ComparisonPlan, Lag, PairResult, to_uuids
+from outbox.reconcile.rows import FINDING, ComparisonPlan, Lag, PairResult, to_uuids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
 from outbox.text import duration
 
@@ -76,6 +78,54 @@ def _rules(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_cons
     )
 
 
+#: All that is needed to judge a message of a backlog once more.
+_POSITION = ("id", "outcome", "queue", "position")
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What the first look found beyond the group's offset: perhaps millions, and each the same difference.
+
+    The first ``most`` of them, in the order of their ids, are in ``listed`` (`rows.FINDING`). Of the others nothing but
+    the place is kept, which is all that decides whether they are still there.
+    """
+
+    most: int
+    listed: pa.Table = field(default_factory=FINDING.empty_table)
+    others: list[pa.Table] = field(default_factory=list)
+
+    def take(self, table: pa.Table) -> pa.Table:
+        """Take the backlog out of a table of findings (`rows.FINDING`); return what is left of it."""
+        is_ahead = pc.equal(table["outcome"], int(Outcome.UNCONSUMED))
+        if pc.any(is_ahead).as_py():
+            both = pa.concat_tables([self.listed, table.filter(is_ahead)]).sort_by("id")
+            self.listed = both.slice(0, self.most)
+            if both.num_rows > self.most:
+                self.others.append(both.slice(self.most).select(_POSITION))
+        return table.filter(pc.invert(is_ahead))
+
+    @property
+    def positions(self) -> pa.Table:
+        """All of it: ``id``, ``outcome``, ``queue`` and ``position``."""
+        return pa.concat_tables([self.listed.select(_POSITION), *self.others])
+
+    def parted(self, rules: Rules) -> tuple[pa.Table, pa.Table]:
+        """Return what the group still hasn't come to, by rules of a later time, and the others."""
+        positions = self.positions
+        still = beyond(rules, *(positions[name].to_numpy() for name in ("queue", "position")))
+        return positions.filter(pa.array(still)), positions.filter(pa.array(~still))
+
+
+def by_queue(*tables: pa.Table) -> Counter[int]:
+    """Return how many messages of tables of findings lie beyond the group's offset, by queue."""
+    backlog: Counter[int] = Counter()
+    for table in tables:
+        queues = table.filter(pc.equal(table["outcome"], int(Outcome.UNCONSUMED)))["queue"].to_numpy()
+        numbers, counts = np.unique(queues, return_counts=True)
+        backlog.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    return backlog
+
+
 #: Clean ranges that are read for their lags.
 _SAMPLED = 12
 
@@ -84,10 +134,12 @@ _SAMPLED = 12
 class FirstPass:
     """What one reading of both sides found, in one snapshot of each: a result before its second look.
 
-    Its ``findings`` are the differences and what is in flight. ``fresh`` are ranges that are settled from now on.
+    Its ``findings`` are what is in flight and the differences, without the ``backlog``. ``fresh`` are ranges that are
+    settled from now on.
     """
 
     result: PairResult
+    backlog: Backlog
     rules: Rules
     settled: settling.SettledRanges
     fresh: Sequence[settling.SettledRange]
@@ -133,7 +185,8 @@ class Pairing:
             if tier is Tier.DIGEST:
                 self._because(f"{digests}: everything is read")
             tasks = plan.few_tasks(plan.weighed(gaps, plan.points(self.snapshots, size, plan.POINTS), size))
-        collected = self._compare(comparison, tasks)
+        backlog = Backlog(self.job.max_findings)
+        collected = self._compare(comparison, tasks, backlog)
         findings = collected.table
         result = PairResult(
             run_id=self.run_id,
@@ -157,7 +210,7 @@ class Pairing:
             lag=self._lag(comparison, collected, clean),
             seconds=self.seconds,
         )
-        return FirstPass(result, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
+        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
 
     def _settled(self) -> settling.SettledRanges:
         trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
@@ -175,13 +228,13 @@ class Pairing:
             self.progress.stage(f"{self.pair}: digests", None)
             return digested(self.snapshots, self.pair, gaps, buckets, horizon) if buckets else Digested([], [])
 
-    def _compare(self, comparison: Comparison, tasks: Sequence[Task]) -> Collected:
+    def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
         collected = Collected()
         if tasks:
             self.progress.stage(f"{self.pair}: rows", len(tasks))
             with timed(self.seconds, "compare"):
                 for result in self.engine.run(comparison, tasks, self.progress.done):
-                    collected.add(result)
+                    collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
         return collected
 
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:

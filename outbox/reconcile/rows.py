@@ -236,7 +236,9 @@ class Lag:
 class PairResult:
     """One pair, compared. ``findings`` are its differences and ``open`` the messages in flight (`rows.FINDING`).
 
-    ``healed`` differences were gone at the second look. ``seconds`` are the durations of the stages by name.
+    ``healed`` differences were gone at the second look. ``left_out`` are counted, and aren't among the findings, which
+    `Job.max_findings` bounds. ``backlog`` is how many messages of each queue lie beyond the group's offset. ``seconds``
+    are the durations of the stages by name.
     """
 
     run_id: UUID
@@ -248,6 +250,8 @@ class PairResult:
     findings: pa.Table
     open: pa.Table
     healed: int = 0
+    left_out: int = 0
+    backlog: Counter[int] = field(default_factory=Counter)
     lag: Lag | None = None
     repairs: list[Repaired] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)

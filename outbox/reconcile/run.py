@@ -23,10 +23,11 @@ from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
-from outbox.reconcile.pairing import Pairing, in_flight, rules_now, sources
+from outbox.reconcile.pairing import FirstPass, Pairing, by_queue, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
+from outbox.reconcile.report import gravest, listed_of
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
 from outbox.reconcile.source import as_time, engine_of, snapshots_of
 from outbox.reconcile.sql import LAST_ID
@@ -120,17 +121,14 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             ]
             measures: list[MeasureResult] = []
             if job.measures:
-                found = [
-                    Compared(first.result.pair, in_transit(first.result.findings), first.rules.starts)
-                    for first in passes
-                ]
+                found = [Compared(first.result.pair, _arriving(first), first.rules.starts) for first in passes]
                 measures = measure_all(job.measures, found, *connections, job.window, job.producer.schema)
             for first, pair in zip(passes, job.pairs, strict=True):
                 if job.record and not settled.keep(snapshots.consumer, pair, first.settled, first.fresh):
                     progress.say(f"{pair}: another run was faster; which ranges are in sync is written by that one")
         results = [first.result for first in passes]
-        for result in results:
-            _confirm(job, result, progress)
+        for first in passes:
+            _confirm(job, first, progress)
         for result in results:
             record.findings(result)
             record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
@@ -185,15 +183,36 @@ def repair_found(
     return results | {each.id: each.result for each in repaired}
 
 
-def _confirm(job: Job, result: PairResult, progress: Progress) -> None:
-    found = differing(result.findings)
-    progress.stage(f"{result.pair}: second look", found.num_rows)
+def _arriving(first: FirstPass) -> list[UUID]:
+    # All that lies beyond the offset is on its way.
+    return [*in_transit(first.result.findings), *to_uuids(first.backlog.positions)]
+
+
+def _confirm(job: Job, first: FirstPass, progress: Progress) -> None:
+    """Take the second look, and list as many of the differences as the job wants listed.
+
+    What lies beyond the group's offset is looked at by where the offset is now: only what it has passed is read again.
+    """
+    result, backlog = first.result, first.backlog
+    found, positions = differing(result.findings), backlog.positions
+    progress.stage(f"{result.pair}: second look", found.num_rows + positions.num_rows)
     with timed(result.seconds, "second look"):
-        result.findings, opened, change = recheck(job, result.pair, found, progress.done)
+        if positions.num_rows:
+            positions, passed = backlog.parted(rules_now(job, result.pair))
+            found = pa.concat_tables([found, passed], promote_options="default").sort_by("id")
+        ahead = positions.num_rows
+        progress.done(ahead)
+        confirmed, opened, change = recheck(job, result.pair, found, lambda steps: progress.done(ahead + steps))
     result.counts.update(change)
     result.counts = +result.counts
     result.open = pa.concat_tables([result.open, opened]).sort_by("id")
-    result.healed = found.num_rows - result.findings.num_rows
+    result.healed = found.num_rows - confirmed.num_rows
+    result.backlog = by_queue(confirmed, positions)
+    still = pc.is_in(backlog.listed["id"], value_set=positions["id"].combine_chunks())
+    result.findings = gravest(pa.concat_tables([confirmed, backlog.listed.filter(still)]), job.max_findings)
+    result.left_out = sum(result.differences.values()) - result.findings.num_rows
+    if result.left_out:
+        progress.say(f"{result.pair}: {listed_of(result)}")
 
 
 def _repair(job: Job, result: PairResult, record: Record, progress: Progress) -> None:

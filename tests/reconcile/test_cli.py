@@ -21,7 +21,7 @@ from outbox.cli.exits import Code
 from outbox.reconcile.rows import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.kit import wait_until
-from tests.reconcile.town import HOUR, Town, fate, ids_at, url_of
+from tests.reconcile.town import HOUR, Place, Town, fate, ids_at, url_of
 
 ROOT = Path(__file__).parents[2]
 PAIR = ("--topic", "t", "--group", "g")
@@ -214,6 +214,16 @@ def test_all_repaired(sides: Town) -> None:
     """Where all is repaired the exit code is 0."""
     sides.plant([fate(), MISSING])
     assert reconcile(*PAIR, "--apply", "--yes").code == Code.DONE
+
+
+def test_max_findings(sides: Town) -> None:
+    """--max-findings bounds what is listed, and the report says so on a terminal as well."""
+    sides.plant([fate(status=InboxState.NONE, place=Place.AHEAD)] * 40)
+    bounded = reconcile(*PAIR, "--max-findings", "16")
+    assert bounded.code == Code.FAILED
+    assert "16 of 40 differences are listed; 24 are left out (max_findings)" in " ".join(bounded.out.split())
+    assert "40 messages beyond the offset (queue 1: 40)" in " ".join(bounded.out.split())
+    assert len(sides.rows("SELECT FROM outbox.reconciliation_finding")) == 16
 
 
 def test_max_resends(sides: Town) -> None:

@@ -27,6 +27,7 @@ keep_for = "2d"
 workers = 4
 actor = "night"
 max_resends = 5
+max_findings = 500
 
 [producer]
 url = "postgresql://auditor@a.example/bank_a"
@@ -111,6 +112,7 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
         ),
         policy={Outcome.MISSING: Repair.ALERT, Outcome.PARKED: Repair.RETRY},
         max_resends=5,
+        max_findings=500,
         apply=True,
         record=False,
         keep_for=2 * 86400.0,
@@ -205,6 +207,7 @@ def test_an_access_shows_no_password() -> None:
         ({"policy": {"missing": "delete"}}, "policy.missing = 'delete' must be one of alert, resend"),
         ({"policy": {"missing": "park"}}, "'park' can't mend missing; choose one of resend, alert"),
         ({"max_resends": -1}, "max_resends = -1 must be at least 0"),
+        ({"max_findings": 3}, "max_findings = 3 must be at least 16"),
         ({"measure": [{"name": "m", "values": ["n"]}]}, "measure[1].consumer is missing"),
         (
             {"measure": [{"name": "m", "values": ["n"], "consumer": "SELECT 1", "in_flight": {"n": 1}}]},

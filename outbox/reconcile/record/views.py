@@ -203,9 +203,9 @@ _ROWS = """
 left measures:json plan:json error schedule ordered_by
 SELECT id, job_id, topic, consumer_group, state, window_start, window_end, started_at, finished_at,
        extract(epoch FROM finished_at - started_at)::float8, applied, counts::text, differences,
-       CASE WHEN counts IS NOT NULL THEN (
+       CASE WHEN counts IS NOT NULL THEN least({most_left}, coalesce((plan ->> 'left_out')::int8, 0) + (
             SELECT count(*) FROM (SELECT FROM {{s}}.reconciliation_finding f
-                                   WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f) END,
+                                   WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f)) END,
        {measures}::text,
        plan::text, error, schedule,
        (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
@@ -300,7 +300,7 @@ class Reconciliations(OverDatabases):
         database, run = self._find(run_id)
         with database.reading() as connection:
             rows = _BY_KIND.read(connection, database.schema, run=run_id)
-        found = [_kind_of_run(_OUTCOMES[row.pop("kind")], **row) for row in rows if row["kind"] in _OUTCOMES]
+        found = [_kind_of_run(_OUTCOMES[row.pop("kind")], run, **row) for row in rows if row["kind"] in _OUTCOMES]
         found.sort(key=lambda each: _LABELS.index(each.kind))
         return RunView(run, found)
 
@@ -412,7 +412,9 @@ def _fact(row: FindingRow, name: str) -> Any:
     return dt.datetime.fromisoformat(value) if is_time else value
 
 
-def _kind_of_run(kind: Outcome, *, action: str, **counts: Any) -> KindOfRun:
+def _kind_of_run(kind: Outcome, run: Run, *, action: str, **counts: Any) -> KindOfRun:
+    # Not all of them may be listed. A run that failed has counted none.
+    counts["number"] = max(counts["number"], run.kinds.get(kind, 0))
     repairs = [each.value for each in kind.repairs if each is not Repair.ALERT]
     does = Repair(action).does if action in set(Repair) else action
     return KindOfRun(

@@ -121,7 +121,12 @@ class Record:
         """Write how a pair ended."""
         counts = {outcome.label: number for outcome, number in sorted(result.counts.items()) if number}
         seconds = {name: round(seconds, 3) for name, seconds in result.seconds.items()}
-        plan = plain(result.plan) | {"healed": result.healed, "seconds": seconds}
+        outcome = {
+            "healed": result.healed,
+            "left_out": result.left_out,
+            "backlog": dict(sorted(result.backlog.items())),
+        }
+        plan = plain(result.plan) | outcome | {"seconds": seconds}
         self._write(_END, result.run_id, counts=json.dumps(counts), plan=json.dumps(plan))
 
     def _write(self, template: str, run_id: UUID, **values: object) -> None:

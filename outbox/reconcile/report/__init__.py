@@ -14,9 +14,11 @@
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
       lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
                                                 seconds; a percentile is the bound below it, null beyond the last one
-      findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn, producer_digest,
-                   status, attempts, received_at, changed_at, effects, consumer_digest}
-      findings_left_out                         how many a limit kept out of ``findings``
+       findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn, producer_digest,
+                    status, attempts, received_at, changed_at, effects, consumer_digest}
+      findings_left_out                         how many a limit, or max_findings, kept out of ``findings``
+      left_out                                  how many max_findings kept out of findings, record and repairs
+      backlog     {queue: number}               messages beyond the group's offset
       repairs[]   {id, kind, action, result}    result: ``done``, ``healed``, or why it was refused
       repairs_left_out
       seconds     {stage: seconds}
@@ -270,6 +272,24 @@ class PairReport:
         return f"{', '.join(texts)} ({'a sample of ' if lag.sampled else ''}{counted(lag.total, 'message')})"
 
 
+def listed_of(pair: PairResult) -> str:
+    """Return in a sentence how many differences of a pair are listed; empty if all are."""
+    if not pair.left_out:
+        return ""
+    every = pair.left_out + pair.findings.num_rows
+    return (
+        f"{pair.findings.num_rows:,} of {every:,} differences are listed; {pair.left_out:,} are left out (max_findings)"
+    )
+
+
+def backlog_of(pair: PairResult) -> str:
+    """Return in a sentence what of a pair lies beyond the group's offset, by queue; empty if nothing does."""
+    if not pair.backlog:
+        return ""
+    queues = ", ".join(f"queue {queue}: {number:,}" for queue, number in sorted(pair.backlog.items()))
+    return f"{counted(pair.backlog.total(), 'message')} beyond the offset ({queues})"
+
+
 def reports(result: JobResult, limit: int | None = None) -> list[PairReport]:
     """Return what a report says of each pair, with at most so many findings and repairs in all; None is no limit."""
     findings = shares([pair.findings.num_rows for pair in result.pairs], limit)
@@ -299,13 +319,22 @@ def shares(numbers: Sequence[int], limit: int | None) -> list[int]:
 
 def first_findings(findings: pa.Table, limit: int | None) -> list[Finding]:
     """Return at most so many of the findings, gravest kind first, then by id; each kind has its share (`shares`)."""
+    return list(to_findings(findings.take(_first(findings, limit))))
+
+
+def gravest(findings: pa.Table, limit: int) -> pa.Table:
+    """Return at most so many of the findings, those of `first_findings`, in the order of their ids."""
+    some = findings if findings.num_rows <= limit else findings.take(_first(findings, limit))
+    return some.sort_by("id")
+
+
+def _first(findings: pa.Table, limit: int | None) -> pa.Array:
     outcomes = findings["outcome"].to_numpy()
     # Stable: within a kind the order of ids stays.
     order = np.argsort(outcomes, kind="stable")
     _, starts, numbers = np.unique(outcomes[order], return_index=True, return_counts=True)
     granted = zip(starts, shares(numbers.tolist(), limit), strict=True)
-    order = np.concatenate([order[:0], *(order[start : start + some] for start, some in granted)])
-    return list(to_findings(findings.take(pa.array(order))))
+    return pa.array(np.concatenate([order[:0], *(order[start : start + some] for start, some in granted)]))
 
 
 def first_rows(measure: MeasureResult, limit: int) -> list[MeasureRow]:
@@ -354,7 +383,9 @@ def _pair(report: PairReport) -> dict[str, Any]:
         ],
         "lag": _lag(pair.lag),
         "findings": [_finding(finding, pair.begun_at) for finding in report.findings],
-        "findings_left_out": pair.findings.num_rows - len(report.findings),
+        "findings_left_out": pair.left_out + pair.findings.num_rows - len(report.findings),
+        "left_out": pair.left_out,
+        "backlog": {str(queue): number for queue, number in sorted(pair.backlog.items())},
         "repairs": report.repairs,
         "repairs_left_out": len(pair.repairs) - len(report.repairs),
     }

@@ -22,7 +22,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.report import amount, bound, first_rows, reports, sentence_of, verdict
+from outbox.reconcile.report import (
+    amount,
+    backlog_of,
+    bound,
+    first_rows,
+    listed_of,
+    reports,
+    sentence_of,
+    verdict,
+)
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
 from outbox.text import counted, duration, plain, write_whole
 
@@ -265,7 +274,7 @@ def _template() -> Template:
         "moment": _moment,
         "number": "{:,}".format,
     }
-    functions = (colours, kinds_over_time, lags, measure_bars, sentence_of, timeline)
+    functions = (backlog_of, colours, kinds_over_time, lags, listed_of, measure_bars, sentence_of, timeline)
     environment.globals |= {each.__name__: each for each in functions} | {"Outcome": Outcome, "chart_height": HEIGHT}
     return environment.get_template("report.html.j2")
 

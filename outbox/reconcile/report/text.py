@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.report import PairReport, amount, first_rows, reports, sentence_of, verdict
+from outbox.reconcile.report import (
+    PairReport,
+    amount,
+    backlog_of,
+    first_rows,
+    listed_of,
+    reports,
+    sentence_of,
+    verdict,
+)
 from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow
 from outbox.text import counted, duration, plain
 
@@ -81,6 +90,10 @@ def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
         yield "took", f"{duration(sum(pair.seconds.values()))}: {stages}"
     if report.lag:
         yield "lag", report.lag
+    if behind := backlog_of(pair):
+        yield "backlog", behind
+    if bounded := listed_of(pair):
+        yield "listed", bounded
     if pair.healed:
         yield "healed", f"{counted(pair.healed, 'difference')} at the second look"
 
