@@ -16,14 +16,16 @@ from outbox.reconcile.compare import Task
 from outbox.reconcile.job import EngineName, Job, Part, Range, Tier
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
-#: Rows of a side in a bucket that is digested: small, so that little is read for one difference.
-_ROWS_OF_BUCKET = 600
+#: Rows of a side in a bucket that is digested: small, so that little is read for one difference. A million rows take as
+#: long to digest in 16,000 buckets as in 1,000.
+_ROWS_OF_BUCKET = 60
 #: The same between settled ranges. Most of what is there differed before and will again: all but a few rows around
 #: each difference get settled, and the next night reads next to nothing for it.
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.
 _FEW_ROWS = 2_000_000
-_MOST_BUCKETS = 16_384
+#: So the number of buckets grows with the rows; beyond it, to number a row's bucket takes longer than reading does.
+_MOST_BUCKETS = 65_536
 #: Rows of a side in a task: bounds the memory, and is worth a task's overhead.
 _ROWS_OF_TASK = 400_000
 #: Below so many rows of a side, reading them is as fast as digesting them.

@@ -117,6 +117,20 @@ def test_the_next_nights_of_a_large_table_cost_what_is_new(town: Town) -> None:
         assert result.plan.rows_read < 5_000
 
 
+def test_scattered_differences_cost_less_than_reading_everything(town: Town) -> None:
+    """One message of a thousand differs, here and there: few of the others are read."""
+    ids = town.plant_bulk(30_000)
+    town.at_producer("ANALYZE outbox.half_message")
+    odd = ids[15::34]
+    town.forget(*odd)
+
+    result = town.reconcile(tier=Tier.DIGEST)
+
+    assert kinds(result) == dict.fromkeys(odd, Outcome.MISSING)
+    assert result.plan.buckets > 300
+    assert result.plan.rows_read < 60_000 * 0.25
+
+
 @pytest.mark.parametrize("odd", [1, 2, 5])
 def test_digests_read_the_ranges_that_differ_and_no_others(town: Town, small_buckets: Cut, odd: int) -> None:
     """One difference in a range has that range read, of as many rows as it has; the others are counted."""
