@@ -88,7 +88,7 @@ class OutsideConsumer(Consumer):
         self._next_read = 0.0
         self._next_retries = 0.0 if retries else math.inf
         # Since when messages wait in queues that this worker can't claim now, and when to look again.
-        self._elsewhere: list[dt.datetime] = []
+        self._unclaimed: list[dt.datetime] = []
         self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
@@ -296,13 +296,13 @@ class OutsideConsumer(Consumer):
             if queue not in self._claimed and (is_shut or self._refused.get(queue, 0.0) > now)
         }
         if not others:
-            self._elsewhere, self._next_ages = [], 0.0
+            self._unclaimed, self._next_ages = [], 0.0
         elif now >= self._next_ages:
             self._next_ages = now + _AGE
             first = {"queues": list(others), "positions": list(others.values())}
             times = consumer_sql.first_times(self._settings.schema, topic=self.subscription.topic, **first)
-            self._elsewhere = [since for (since,) in read_source(source, times)[0]]
-        return [*self._elsewhere, *(queue.waiting_since for queue in self._claimed.values())]
+            self._unclaimed = [since for (since,) in read_source(source, times)[0]]
+        return [*self._unclaimed, *(queue.waiting_since for queue in self._claimed.values())]
 
     def _begin_read(self, connection: Connection) -> None:
         """Begin what was read and may be begun."""
