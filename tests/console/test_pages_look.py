@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from outbox.operator.model import Selector, Target
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
-from tests.operator.health import handler, hold_back, report, sample
+from tests.operator.health import handler, hold_back, report, sample, this_minute
 
 #: The pages, and what their first heading says.
 PAGES = {
@@ -123,7 +124,7 @@ def test_the_overview_tells_what_was_decided(acting: Http, shop: Shop) -> None:
             half_id = shop.outbox.prepare(session, TOPIC, {})
         shop.outbox.rollback(half_id)
     shop.drain()
-    sample(shop.engine, 30, {TOPIC: {"committed": 1}})
+    sample(shop.engine, this_minute(shop.engine) - dt.timedelta(minutes=30), {TOPIC: {"committed": 1}})
     page = Visitor(acting).go("?window=6h")
     assert "Decisions of the last 6h" in page.text
     (row,) = [row for row in page.rows if re.match(rf"{TOPIC} 2 \(", row)]

@@ -104,19 +104,19 @@ def hold_back(engine: Engine) -> None:
     )
 
 
-def sample(
-    engine: Engine, minutes_ago: int, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None
-) -> None:
-    """Write the sample of an earlier minute, taken when the minute began."""
-    with engine.begin() as connection:
-        minute: dt.datetime = connection.scalar(text("SELECT date_trunc('minute', clock_timestamp())")) or _never()
-        at = minute - dt.timedelta(minutes=minutes_ago)
-        stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}})
-        connection.execute(
-            text("INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"),
-            {"at": at, "stats": stats},
-        )
+def this_minute(engine: Engine) -> dt.datetime:
+    """Return when the minute that it is now began, by the database's clock.
+
+    A test that writes samples asks once, and first: the minute may end between two of them, and a report takes the row
+    of its own minute.
+    """
+    with engine.connect() as connection:
+        minute: dt.datetime = connection.scalars(text("SELECT date_trunc('minute', clock_timestamp())")).one()
+    return minute
 
 
-def _never() -> dt.datetime:
-    raise AssertionError
+def sample(engine: Engine, at: dt.datetime, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
+    """Write the sample of the minute that began then, taken when it began."""
+    stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}})
+    statement = "INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"
+    sql(engine, statement, at=at, stats=stats)

@@ -19,7 +19,7 @@ from outbox.message.model import Counts
 from outbox.operator.health.alerts import Alert, alert_once, payload
 from outbox.worker import Worker
 from tests.kit import wait_until
-from tests.operator.health import consume, dispatch, report, sample, send, sql
+from tests.operator.health import consume, dispatch, report, sample, send, sql, this_minute
 
 
 class Hook(ThreadingHTTPServer):
@@ -76,7 +76,7 @@ def age(engine: Engine) -> None:
     """Let a minute pass: all samples become older, and there is a new one."""
     for minutes in (100_000, -99_999):  # not at once, since a row would meet the next one
         sql(engine, "UPDATE outbox.stats_sample SET sampled_at = sampled_at - make_interval(mins => :n)", n=minutes)
-    sample(engine, 0, {})
+    sample(engine, this_minute(engine), {})
 
 
 def look(engine: Engine, outbox: Outbox) -> Counts:
