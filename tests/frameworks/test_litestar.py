@@ -47,7 +47,12 @@ def application(shop: Shop, driver: str) -> Litestar:
             raise LookupError("the application fails")
         return {"number": number}
 
-    return Litestar([sell], lifespan=[lifespan], middleware=[DefineMiddleware(TransactionMiddleware, outbox=outbox)])
+    return Litestar(
+        [sell],
+        lifespan=[lifespan],
+        middleware=[DefineMiddleware(TransactionMiddleware, outbox=outbox)],
+        logging_config=None,
+    )
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

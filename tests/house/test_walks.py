@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from outbox.dispatch.once import dispatch_once
 from tests.console.web import Http, Shop, console_of
 from tests.house.walk import modules_of
 
-# A message passes the gate that may hold its group back. The console tells its log of each act: two of its modules are
-# those of telemetry.
-MESSAGE, ACT, CONSOLE = 16, 12, 29
+# A message passes the gate that may hold its group back. The console tells its log of each act, by three modules: its
+# event, and two of telemetry.
+MESSAGE, ACT, CONSOLE = 16, 12, 30
 
 
 def test_a_message_passes_few_modules(engine: Engine) -> None:
@@ -68,8 +69,11 @@ def test_an_operators_act_passes_few_modules(engine: Engine) -> None:
     assert len(passed) <= ACT, passed
 
 
-def test_the_console_adds_its_guards_and_its_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_adds_its_guards_and_its_answer(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The same act by the endpoint: the caller is identified, the request read, and the message shown as it is now."""
+    caplog.set_level(logging.INFO, "outbox")
     opened: list[Engine] = []
     own_engine = connections.own_engine
 
