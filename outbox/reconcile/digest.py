@@ -15,17 +15,18 @@ may still be in sync (a message was sent twice, another topic has a backlog); th
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
-from outbox.reconcile.job import Outcome, Pair, Part, Range
+from outbox.reconcile.job import Outcome, Pair, Range
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
@@ -54,24 +55,82 @@ class Digested:
         return f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {self.share:.1%} of the rows"
 
 
-def digested(
-    snapshots: Snapshots, pair: Pair, gaps: Sequence[Range], buckets: Sequence[Range], horizon: UUID
-) -> Digested:
-    """Digest ``buckets``, which are ``gaps`` cut up, inside both databases; tell clean ranges from differing."""
-    mixing = mixing_of(snapshots)
-    bounds = [bucket.first for bucket in buckets]
+@dataclass(slots=True)
+class ProducerDigests:
+    """The digests of a producer's tables, read once for all pairs of a job.
 
-    def read(part: Part, snapshot: Snapshot) -> list[dict[int, Row]]:
-        statements = sql.digests(part, snapshot.access.schema, pair, gaps, bounds, mixing)
-        with reaching(snapshot.access):
-            return [{row[0]: row[1:] for row in rows} for rows in execute(snapshot.connection, *statements)]
+    ``gaps`` are what of the window isn't settled, of each pair. ``buckets`` are all of them, cut up so that each bucket
+    lies wholly within the gaps of a pair, or wholly without. What the producer has written since they were read isn't
+    in them: what a consumer knows of that makes a range differ, and it is read.
+    """
 
+    gaps: Mapping[tuple[str, str], Sequence[Range]]
+    pairs: Sequence[Pair]
+    buckets: Sequence[Range]
+    mixing: sql.Mixing
+    tables: list[dict[int, Row]] = field(default_factory=list)
+
+    @property
+    def bounds(self) -> list[UUID]:
+        """Where the buckets begin."""
+        return [bucket.first for bucket in self.buckets]
+
+    def read(self, snapshot: Snapshot) -> None:
+        """Read them, unless they were read already."""
+        if not self.tables:
+            ranges = united(self.buckets)
+            statements = sql.producer_digests(snapshot.access.schema, self.pairs, ranges, self.bounds, self.mixing)
+            self.tables = _by_bucket(snapshot, statements)
+
+    def of(self, pair: Pair) -> list[dict[int, Row]]:
+        """Return the tables with the columns of one pair only."""
+        halves, ops, messages, rolled_back, compensated = self.tables
+        number = [each.names for each in self.pairs].index(pair.names)
+        of_pair, sent = (
+            slice(width * number, width * (number + 1)) for width in (sql.COLUMNS_OF_PAIR, sql.COLUMNS_SENT)
+        )
+        return [
+            {bucket: (*row[:2], *row[2:][of_pair]) for bucket, row in halves.items()},
+            ops,
+            {bucket: (*row[:3], *row[3:][sent]) for bucket, row in messages.items()},
+            {bucket: row[of_pair] for bucket, row in rolled_back.items()},
+            compensated,
+        ]
+
+
+def united(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges, which may overlap, as few that don't, in order."""
+    result: list[Range] = []
+    for each in sorted(ranges, key=lambda each: each.first):
+        if result and (result[-1].end is None or each.first <= result[-1].end):
+            before = result.pop()
+            ends = before.end, each.end
+            result.append(Range(before.first, None if None in ends else max(end for end in ends if end is not None)))
+        else:
+            result.append(each)
+    return result
+
+
+def _by_bucket(snapshot: Snapshot, statements: Sequence[Statement]) -> list[dict[int, Row]]:
+    with reaching(snapshot.access):
+        return [{row[0]: row[1:] for row in rows} for rows in execute(snapshot.connection, *statements)]
+
+
+def digested(snapshots: Snapshots, pair: Pair, of_producer: ProducerDigests, horizon: UUID) -> Digested:
+    """Digest what of a pair isn't settled, inside both databases; tell clean ranges from differing."""
+    gaps = of_producer.gaps[pair.names]
+    mixing, bounds = of_producer.mixing, of_producer.bounds
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-        ours = pool.submit(read, "producer", snapshots.producer)
-        theirs = read("consumer", snapshots.consumer)
-        tables = _Tables(ours.result(), theirs, mixing.xor)
+        ours = pool.submit(of_producer.read, snapshots.producer)
+        statements = sql.consumer_digests(snapshots.consumer.access.schema, pair, gaps, bounds, mixing)
+        theirs = _by_bucket(snapshots.consumer, statements)
+        ours.result()
+    tables = _Tables(of_producer.of(pair), theirs, mixing.xor)
     result = Digested([], [])
-    for number, bucket in enumerate(buckets, 1):
+    firsts = [gap.first for gap in gaps]
+    for number, bucket in enumerate(of_producer.buckets, 1):
+        if bucket.clipped(gaps[max(bisect_right(firsts, bucket.first) - 1, 0)]) is None:
+            continue
         counts = tables.clean(number)
         if counts is None and bucket.end is not None and bucket.end <= horizon:
             counts = tables.pruned(number)
@@ -99,7 +158,7 @@ def _version(connection: Connection) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The digests of the tables of each side, by bucket; a bucket without rows isn't there. See `sql.digests`."""
+    """The digests of the tables of each side, by bucket; a bucket without rows isn't there (`sql.producer_digests`)."""
 
     producer: list[dict[int, Row]]
     consumer: list[dict[int, Row]]

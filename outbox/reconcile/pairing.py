@@ -16,7 +16,7 @@ from outbox.database.execute import Row, execute
 from outbox.reconcile import plan, sql
 from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
-from outbox.reconcile.digest import Digested, digested
+from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of, united
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
@@ -146,6 +146,48 @@ class FirstPass:
 
 
 @dataclass(slots=True)
+class Common:
+    """What the pairs of a job have in common: how big the tables are, what is settled, the digests of the producer.
+
+    It is read when the first pair needs it, and used for all: their snapshots are newer, and what was written since is
+    found by the next run, whose mark is of this time.
+    """
+
+    job: Job
+    size: plan.Size = field(default_factory=dict)
+    settled: dict[tuple[str, str], settling.SettledRanges] = field(default_factory=dict)
+    _digests: ProducerDigests | None = None
+
+    def prepare(self, snapshots: Snapshots) -> None:
+        """See what there is, and what of it is settled."""
+        if self.settled:
+            return
+        self.size = plan.size_of(snapshots)
+        trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
+        keep_for = self.job.keep_for if trusts else 0.0
+        for pair in self.job.pairs:
+            self.settled[pair.names] = settling.load(snapshots, pair, self.job.window.range, keep_for)
+
+    def gaps(self, pair: Pair) -> list[Range]:
+        """Return what of the window isn't settled."""
+        return plan.without(self.job.window.range, [each for each, _ in self.settled[pair.names].ranges])
+
+    def digests(self, snapshots: Snapshots, pair: Pair) -> ProducerDigests:
+        """Return the digests of the producer; they are read with those of the first consumer.
+
+        A pair with measures has its own: what is under way for them is what was in the very snapshot.
+        """
+        if self._digests is None or any(each.of(pair.names) for each in self.job.measures):
+            gaps = {pair.names: self.gaps(pair) for pair in self.job.pairs}
+            open_ = united(gap for each in gaps.values() for gap in each)
+            settled = min(self.settled.values(), key=lambda each: each.counts.total()).counts.total()
+            edges = {edge for each in gaps.values() for gap in each for edge in gap if edge is not None}
+            at = sorted(edges.union(plan.points_between(snapshots, self.size, open_, settled)))
+            self._digests = ProducerDigests(gaps, self.job.pairs, plan.cut(open_, at), mixing_of(snapshots))
+        return self._digests
+
+
+@dataclass(slots=True)
 class Pairing:
     """One pair, being compared; ``seconds`` collects durations."""
 
@@ -155,6 +197,7 @@ class Pairing:
     snapshots: Snapshots
     engine: Engine
     progress: Progress
+    common: Common
     seconds: dict[str, float] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
 
@@ -166,16 +209,16 @@ class Pairing:
         for part, lag in self.snapshots.lags.items():
             self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
         with timed(self.seconds, "plan"):
-            size = plan.size_of(self.snapshots)
-            settled = self._settled()
+            self.common.prepare(self.snapshots)
+            size, settled = self.common.size, self._settled()
             tier, why = plan.choose_tier(self.job, max(max(size.values()) - settled.counts.total(), 0))
             self._because(why)
-            gaps = plan.without(self.job.window.range, [each for each, _ in settled.ranges])
+            gaps = self.common.gaps(self.pair)
             engine, why = plan.choose_engine(self.job)
             self._because(why)
         digests = Digested([], [])
         if tier is Tier.DIGEST:
-            digests = self._digests(size, gaps, settled.counts.total(), UUID(bytes=rules.horizon))
+            digests = self._digests(gaps, UUID(bytes=rules.horizon))
         clean: list[settling.SettledRange] = []
         # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
         if tier is Tier.DIGEST and (settled.ranges or digests.share <= plan.READ_ALL_ABOVE):
@@ -213,8 +256,7 @@ class Pairing:
         return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
 
     def _settled(self) -> settling.SettledRanges:
-        trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
-        settled = settling.load(self.snapshots, self.pair, self.job.window.range, self.job.keep_for if trusts else 0.0)
+        settled = self.common.settled[self.pair.names]
         if settled.ranges or settled.forgotten:
             self._because(
                 f"{len(settled.ranges):,} ranges with {settled.counts.total():,} messages were in sync and "
@@ -222,11 +264,11 @@ class Pairing:
             )
         return settled
 
-    def _digests(self, size: plan.Size, gaps: Sequence[Range], settled: int, horizon: UUID) -> Digested:
+    def _digests(self, gaps: Sequence[Range], horizon: UUID) -> Digested:
         with timed(self.seconds, "digest"):
-            buckets = plan.cut(gaps, plan.points_between(self.snapshots, size, gaps, settled))
+            of_producer = self.common.digests(self.snapshots, self.pair)
             self.progress.stage(f"{self.pair}: digests", None)
-            return digested(self.snapshots, self.pair, gaps, buckets, horizon) if buckets else Digested([], [])
+            return digested(self.snapshots, self.pair, of_producer, horizon) if gaps else Digested([], [])
 
     def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
         collected = Collected()

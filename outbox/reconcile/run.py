@@ -23,13 +23,13 @@ from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
-from outbox.reconcile.pairing import FirstPass, Pairing, by_queue, in_flight, rules_now, sources
+from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
-from outbox.reconcile.source import as_time, engine_of, snapshots_of
+from outbox.reconcile.source import engine_of, snapshots_of
 from outbox.reconcile.sql import LAST_ID
 
 _BATCH = 2_000
@@ -86,8 +86,9 @@ def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
 def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
     """Compare producer and consumer, write down what differs, and repair it if the job says so.
 
-    Both databases are read in one snapshot each; what differs is read again before it counts. Without ``job.apply``
-    nothing is changed but the record, and that only if ``job.record`` is on. ``ids`` are those that are in it already.
+    Both databases are read in one snapshot each, new ones for each pair; what differs is read again before it counts.
+    Without ``job.apply`` nothing is changed but the record, and that only if ``job.record`` is on. ``ids`` are those
+    that are in it already.
 
     Raises:
         SourceError: a source can't be read; what was found until then is in the record.
@@ -111,21 +112,25 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     progress, ids = progress or NoProgress(), ids or RunIds.new(job)
     record = Record(job)
     with _engine(job) as engine, _recorded(record, ids.runs, ids):
-        with snapshots_of(job.producer, job.consumer, waiting=lambda: progress.done(0)) as snapshots:
-            connections = snapshots.producer.connection, snapshots.consumer.connection
-            check_measures(job.measures, job.pairs, *connections, job.window)
-            record.begin(ids)
-            passes = [
-                Pairing(run_id, job, pair, snapshots, engine, progress).compare()
-                for run_id, pair in zip(ids.runs, job.pairs, strict=True)
-            ]
-            measures: list[MeasureResult] = []
-            if job.measures:
-                found = [Compared(first.result.pair, _arriving(first), first.rules.starts) for first in passes]
-                measures = measure_all(job.measures, found, *connections, job.window, job.producer.schema)
-            for first, pair in zip(passes, job.pairs, strict=True):
+        passes: list[FirstPass] = []
+        measured: dict[int, MeasureResult] = {}
+        common = Common(job)
+        for run_id, pair in zip(ids.runs, job.pairs, strict=True):
+            # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
+            with snapshots_of(job.producer, job.consumer, waiting=lambda: progress.done(0)) as snapshots:
+                connections = snapshots.producer.connection, snapshots.consumer.connection
+                if not passes:
+                    check_measures(job.measures, job.pairs, *connections, job.window)
+                    record.begin(ids)
+                first = Pairing(run_id, job, pair, snapshots, engine, progress, common).compare()
+                passes.append(first)
+                if mine := {number: each for number, each in enumerate(job.measures) if each.of(pair.names)}:
+                    found = [Compared(pair, _arriving(first), first.rules.starts)]
+                    values = measure_all(mine.values(), found, *connections, job.window, job.producer.schema)
+                    measured |= dict(zip(mine, values, strict=True))
                 if job.record and not settled.keep(snapshots.consumer, pair, first.settled, first.fresh):
                     progress.say(f"{pair}: another run was faster; which ranges are in sync is written by that one")
+        measures = [measured[number] for number in sorted(measured)]
         results = [first.result for first in passes]
         for first in passes:
             _confirm(job, first, progress)
@@ -134,7 +139,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
         for result in results:
             record.end(result)
-    return JobResult(as_time(snapshots.consumer.now), results, measures, time.monotonic() - began, policy=job.policy)
+    return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
 
 
 def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:

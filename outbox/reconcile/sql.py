@@ -16,7 +16,7 @@ from outbox.consumer.subscription import filter_of
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status
 from outbox.database.tables import SEGMENTED
-from outbox.reconcile.job import FIRST_ID, Pair, Part, Range
+from outbox.reconcile.job import FIRST_ID, Effect, Pair, Part, Range
 
 # Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.
 _NUMBERS = ("undecided", "rolled_back", "committed", "scheduled", "recalled", "dispatched")
@@ -71,6 +71,8 @@ SELECT coalesce(i.id, e.id) AS id, coalesce(i.status, 0)::int2 AS status, coales
          ON e.id = i.id
 """
 
+_NAMED = re.compile(r"%\((\w+)\)s")
+
 _BOUNDED = re.compile(r'\{([a-z]\.(?:\w+|"\w+"))\}')
 
 LAST_ID = UUID(int=2**128 - 1)
@@ -82,13 +84,9 @@ _RANGES = "unnest(%(firsts)s::uuid[], %(lasts)s::uuid[]) AS r (first_id, last_id
 # Buckets are numbered from 1 by the ids at which they begin.
 _BUCKET = "width_bucket({id}, %(bounds)s::uuid[])"
 
-_HALVES = f"""
-SELECT {{bucket}}, count(*), {{mix}}({{one}}),
-       count(*) FILTER (WHERE h.topic = %(topic)s),
-       count(*) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
-       {{mix}}({{two}}) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
-       {{mix}}({{one}}) FILTER (WHERE h.topic = %(topic)s)
-  FROM {{s}}.half_message h WHERE {{h.id}} GROUP BY 1
+# One scan serves all pairs, each with columns of its own.
+_HALVES = """
+SELECT {bucket}, count(*), {mix}({one}){of_pairs} FROM {s}.half_message h WHERE {h.id} GROUP BY 1
 """
 
 _OPS = """
@@ -98,18 +96,28 @@ SELECT {bucket}, count(*), {mix}({one}),
 """
 
 _MESSAGES = """
-SELECT {bucket}, count(*), {mix}({one}), max(m.send_number),
-       count(*) FILTER (WHERE m.topic = %(topic)s), {mix}({one}) FILTER (WHERE m.topic = %(topic)s)
+SELECT {bucket}, count(*), {mix}({one}), max(m.send_number){sent_of_pairs}
   FROM {s}.message m WHERE {m.half_id} GROUP BY 1
 """
 
-_ROLLED_BACK = f"""
-SELECT {{bucket}}, count(*), count(*) FILTER (WHERE {MATCHES}), {{mix}}({{two}}) FILTER (WHERE {MATCHES}),
-       {{mix}}({{one}})
-  FROM (SELECT half_id FROM {{s}}.op_message o WHERE o.resolution = 'rollback' AND {{o.half_id}}) o
-  JOIN {{s}}.half_message h ON h.id = o.half_id AND h.topic = %(topic)s
+_ROLLED_BACK = """
+SELECT {bucket}{of_pairs}
+  FROM (SELECT half_id FROM {s}.op_message o WHERE o.resolution = 'rollback' AND {o.half_id}) o
+  JOIN {s}.half_message h ON h.id = o.half_id AND h.topic = ANY (%(topics)s::text[])
  GROUP BY 1
 """
+
+#: How many columns each pair has of its own: in the digests of halves and of what was rolled back, and of messages.
+COLUMNS_OF_PAIR, COLUMNS_SENT = 4, 2
+
+_OF_PAIR = f""",
+       count(*) FILTER (WHERE h.topic = %(topic)s),
+       count(*) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
+       {{mix}}({{two}}) FILTER (WHERE h.topic = %(topic)s AND {MATCHES}),
+       {{mix}}({{one}}) FILTER (WHERE h.topic = %(topic)s)"""
+
+_SENT_OF_PAIR = """,
+       count(*) FILTER (WHERE m.topic = %(topic)s), {mix}({one}) FILTER (WHERE m.topic = %(topic)s)"""
 
 _COMPENSATED = "SELECT DISTINCT {bucket} FROM {s}.compensation c WHERE {c.half_id}"
 
@@ -283,27 +291,57 @@ def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statem
     Columns: those of `outbox.reconcile.rows.PRODUCER`, or of `rows.CONSUMER`.
     """
     consumer = _CONSUMER_AND_EFFECTS if pair.effect else _CONSUMER
-    return _over(_PRODUCER if part == "producer" else consumer, schema, pair, ranges, {})
+    return _over(_PRODUCER if part == "producer" else consumer, schema, pair.effect, ranges, values_of(pair))
 
 
-def digests(
-    part: Part, schema: str, pair: Pair, ranges: Sequence[Range], bounds: Sequence[UUID], mixing: Mixing
+def producer_digests(
+    schema: str, pairs: Sequence[Pair], ranges: Sequence[Range], bounds: Sequence[UUID], mixing: Mixing
 ) -> list[Statement]:
-    """Digest the tables of a side by bucket; bucket n begins with the n-th of ``bounds``.
+    """Digest the tables of the producer by bucket, for all pairs at once; bucket n begins with the n-th of ``bounds``.
 
-    Rows of the producer, in this order: halves ``(bucket, halves, mix of ids, of the topic, addressed, mix of
-    addressed, mix of the topic's)``; ops ``(bucket, ops, mix, commits, mix)``; messages ``(bucket, messages, mix,
-    greatest send number, of the topic, mix of the topic's)``; rolled back of the topic ``(bucket, halves, addressed,
-    mix of addressed, mix of ids)``; compensated ``(bucket,)``. Of the
-    consumer: inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; and, if a table of them is named,
-    effects ``(bucket, rows, mix of ids)``.
+    Rows, in this order: halves ``(bucket, halves, mix of ids, *of each pair)``; ops ``(bucket, ops, mix, commits,
+    mix)``; messages ``(bucket, messages, mix, greatest send number, *sent of each pair)``; rolled back ``(bucket, *of
+    each pair)``; compensated ``(bucket,)``. Of each pair: ``of the topic, addressed, mix of addressed, mix of the
+    topic's``; sent of each pair: ``of the topic, mix of the topic's``.
     """
-    mixed = {"bucket": _BUCKET, "mix": mixing.mix, "one": mixing.one, "two": mixing.two}
-    array = as_array(bounds)
+    values: dict[str, object] = {"topics": sorted({pair.topic for pair in pairs})}
+    for number, pair in enumerate(pairs):
+        values |= {f"{name}_{number}": value for name, value in values_of(pair).items()}
+    columns = {
+        name: "".join(_NAMED.sub(rf"%(\g<1>_{number})s", template) for number in range(len(pairs)))
+        for name, template in (("of_pairs", _OF_PAIR), ("sent_of_pairs", _SENT_OF_PAIR))
+    }
+    return _digests("producer", schema, None, ranges, bounds, mixing, values, columns)
+
+
+def consumer_digests(
+    schema: str, pair: Pair, ranges: Sequence[Range], bounds: Sequence[UUID], mixing: Mixing
+) -> list[Statement]:
+    """Digest what a consumer has of a pair, by bucket as `producer_digests`.
+
+    Rows of the inbox ``(bucket, rows, consumed and not skipped, mix, mix of ids)``; and, if a table of them is named,
+    of the effects ``(bucket, rows, mix of ids)``.
+    """
+    return _digests("consumer", schema, pair, ranges, bounds, mixing, values_of(pair), {})
+
+
+def _digests(
+    part: Part,
+    schema: str,
+    pair: Pair | None,
+    ranges: Sequence[Range],
+    bounds: Sequence[UUID],
+    mixing: Mixing,
+    values: Mapping[str, object],
+    columns: Mapping[str, str],
+) -> list[Statement]:
+    effect = None if pair is None else pair.effect
+    mixed = {**columns, "bucket": _BUCKET, "mix": mixing.mix, "one": mixing.one, "two": mixing.two}
+    bound = {**values, "bounds": as_array(bounds)}
     return [
-        _over(template, schema, pair, ranges, {"bounds": array}, **mixed, id=id_, digest=digest)
+        _over(template, schema, effect, ranges, bound, **mixed, id=id_, digest=digest)
         for template, id_, digest in _DIGESTS[part]
-        if pair.effect or template is not _EFFECTS
+        if effect or template is not _EFFECTS
     ]
 
 
@@ -340,15 +378,20 @@ def as_array(ids: Sequence[UUID]) -> str:
 
 
 def _over(
-    template: str, schema: str, pair: Pair, ranges: Sequence[Range], values: Mapping[str, object], **parts: str
+    template: str,
+    schema: str,
+    effect: Effect | None,
+    ranges: Sequence[Range],
+    values: Mapping[str, object],
+    **parts: str,
 ) -> Statement:
     """Return the statement of a template that is bounded by ranges, where it says ``{h.id}``.
 
     One range is written out, which the planner can reckon with; several are joined, each a subquery of its own: the
     ``OFFSET 0`` keeps the planner from turning that round, and looking for the range of each row.
     """
-    if pair.effect:
-        parts["table"], parts["column"] = pair.effect.quoted
+    if effect:
+        parts["table"], parts["column"] = effect.quoted
     sql = statement(schema, template, {}, **parts).sql
     if len(ranges) == 1:
         ((first, end),) = ranges
@@ -360,7 +403,7 @@ def _over(
         inner = _BOUNDED.sub(r"\1 >= r.first_id AND \1 <= r.last_id", sql)
         sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"
         bound = _bounds(ranges)
-    return Statement(sql, {**values_of(pair), **values, **bound})
+    return Statement(sql, {**values, **bound})
 
 
 def _bounds(ranges: Sequence[Range]) -> dict[str, object]:

@@ -69,6 +69,10 @@ class Measure:
         for wrong in chain(self._wrong_columns(), self._wrong_selects(), self._wrong_paths()):
             raise self.refused(wrong)
 
+    def of(self, names: tuple[str, str]) -> bool:
+        """Is it a measure of the pair of this topic and group?"""
+        return (self.topic, self.group) == names
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that each SELECT returns."""
