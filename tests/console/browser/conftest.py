@@ -126,6 +126,18 @@ def museum(fresh_engine: Callable[[], Engine], serve: Serve) -> Iterator[Museum]
         yield furnish(town, serve(town, environment="museum"))
 
 
+#: Pages work without their scripts, too: a click before these run opens a page where a dialog is expected. So no click
+#: is taken before they do; Playwright tries it again until it is.
+_CLICKED_AFTER_SCRIPTS = """
+const clicks = (pass) => document.documentElement.style.setProperty("pointer-events", pass)
+if (document.readyState === "loading") {
+  const begun = new MutationObserver(() => { clicks("none"); begun.disconnect() })
+  begun.observe(document, { childList: true })
+  addEventListener("load", () => clicks("auto"))
+}
+"""
+
+
 class Visit(Protocol):
     """Opens a console in a browser of nobody else's, as one of the `STAFF` (None: as nobody); returns its page."""
 
@@ -139,6 +151,7 @@ def _open(browser: Browser, at: str, user: str | None, options: dict[str, Any]) 
     context = browser.new_context(base_url=at.rstrip("/") + "/", service_workers="block", **options)
     context.set_default_timeout(PATIENCE_MS)
     watch = Watch(context, origin)
+    context.add_init_script(_CLICKED_AFTER_SCRIPTS)
     return context.new_page(), watch
 
 
