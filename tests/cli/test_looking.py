@@ -137,8 +137,8 @@ def test_stats(cli: Cli, world: World) -> None:
     assert group.pop("parked_id") == str(world.parked)
     assert group == {
         "group": "till", "topic": "orders", "lag": 0, "oldest_lag": None, "failed": 1, "oldest_due": None, "overdue": 0,
-        "waiting": 0,
-        "parked": 1, "lost": 0, "newest_loss": None, "lost_id": None, "capped": [],
+        "waiting": 0, "parked": 1, "paused": False, "breaker_open": False, "lost": 0,
+        "newest_loss": None, "lost_id": None, "capped": [],
     }  # fmt: skip
 
 

@@ -298,20 +298,21 @@ SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.v
 """)
 
 #: Counts of failed messages, of those that wait for an earlier one of their key, and of parked ones that aren't
-#: discarded; ``limit`` of each at most: a part of `GroupStats`.
+#: discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
 FAILURES = Query(f"""
--- group topic failed oldest_due overdue waiting parked oldest_parked parked_id
+-- group topic failed oldest_due overdue waiting parked oldest_parked parked_id paused breaker_open
 {GROUP_QUEUES}
-SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id
+SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id, h.paused, h.breaker_open
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
  CROSS JOIN LATERAL (
-       SELECT EXISTS (SELECT FROM {{s}}.group_control c
-                       WHERE c.consumer_group = g.consumer_group AND c.topic = g.topic
-                         AND (c.paused_at IS NOT NULL OR c.opened_at IS NOT NULL))) h (held)
+       SELECT coalesce(bool_or(paused_at IS NOT NULL), false), coalesce(bool_or(opened_at IS NOT NULL), false)
+         FROM {{s}}.group_control c
+        WHERE c.consumer_group = g.consumer_group AND c.topic = g.topic) h (paused, breaker_open)
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
-              count(*) FILTER (WHERE NOT h.held AND due < statement_timestamp() - make_interval(secs => %(retry)s))
+              count(*) FILTER (WHERE NOT (h.paused OR h.breaker_open)
+                                 AND due < statement_timestamp() - make_interval(secs => %(retry)s))
          FROM (SELECT next_attempt_at FROM {{s}}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f

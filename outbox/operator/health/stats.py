@@ -35,7 +35,9 @@ _IN_SAMPLE_OF_TOPIC = (
     "oldest_undispatched", "scheduled", "exhausted", "capped",
 )  # fmt: skip
 _IN_SAMPLE_OF_SAGA = ("open", "compensating", "overdue", "oldest_overdue", "capped")
-_IN_SAMPLE_OF_GROUP = ("consumed", "lag", "oldest_lag", "failed", "parked", "capped")
+_IN_SAMPLE_OF_GROUP = (
+    "consumed", "lag", "oldest_lag", "failed", "waiting", "parked", "paused", "breaker_open", "capped",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -84,11 +86,11 @@ class GroupStats:
 
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``oldest_lag``: for how many seconds the first of them has been in its
-    queue. ``failed``: will be retried, the oldest due one since
-    ``oldest_due`` seconds; ``overdue`` of them should have been retried long ago. ``waiting``: for an earlier message
-    of their key. ``parked``: waiting for an operator, and not discarded; the oldest message of them, ``parked_id``,
-    since ``oldest_parked`` seconds. ``lost``: messages that the group had read and the producer has lost; ``lost_id``
-    is one, found with the others ``newest_loss`` seconds ago.
+    queue. ``failed``: will be retried, the oldest due one since ``oldest_due`` seconds; ``overdue`` of them should have
+    been retried long ago. ``waiting``: for an earlier message of their key. ``parked``: waiting for an operator, and
+    not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds. ``paused``: by an
+    operator. ``breaker_open``: everything fails, and one message at a time is tried. ``lost``: messages that the group
+    had read and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds ago.
     """
 
     group: str
@@ -103,6 +105,8 @@ class GroupStats:
     parked: int = 0
     oldest_parked: float | None = None
     parked_id: UUID | None = None
+    paused: bool = False
+    breaker_open: bool = False
     lost: int = 0
     newest_loss: float | None = None
     lost_id: UUID | None = None
