@@ -169,7 +169,7 @@ Each message of the window is compared on both sides; each difference has a kind
 Kinds and what can be done about them (the first is the default; --policy KIND=REPAIR):
 {_KINDS}
 
-The exit code is 0 in sync (or all repaired), 1 if differences are left; every failure has another one.
+The exit code is 0 in sync (or all repaired), 6 if differences are left; every failure has another one.
 
 \b
 Examples:
@@ -281,7 +281,7 @@ def reconcile(
     from outbox.reconcile.report import verdict  # noqa: PLC0415 - what the other commands needn't import
 
     reached = verdict(result)  # what was repaired is no difference any more
-    raise typer.Exit(Code.FAILED if reached.left or reached.measures else Code.DONE)
+    raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
 
 
 app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, job=_JOB, spark=_SPARK))
@@ -315,7 +315,7 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
 
 @contextmanager
 def _no_result(secrets: Sequence[str]) -> Iterator[None]:
-    """Give a failure another code than that of differences, which is 1; no traceback shows what is secret in URLs."""
+    """Give a failure that has no code of its own that of no result; no traceback shows what is secret in URLs."""
     try:
         yield
     except Exception as error:

@@ -30,6 +30,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT = 10
+#: Seconds until a peer that fell silent is noticed: KEEP_IDLE + KEEP_COUNT * KEEP_INTERVAL.
+KEEP_IDLE, KEEP_INTERVAL, KEEP_COUNT = 10, 5, 3
+#: The same as libpq's options of a connection,
+KEEP_ALIVE = {
+    "keepalives_idle": f"{KEEP_IDLE}",
+    "keepalives_interval": f"{KEEP_INTERVAL}",
+    "keepalives_count": f"{KEEP_COUNT}",
+}
+#: and as settings of the server's side.
+SERVER_KEEP_ALIVE = {
+    "tcp_keepalives_idle": f"{KEEP_IDLE}s",
+    "tcp_keepalives_interval": f"{KEEP_INTERVAL}s",
+    "tcp_keepalives_count": f"{KEEP_COUNT}",
+    "tcp_user_timeout": f"{KEEP_IDLE + KEEP_COUNT * KEEP_INTERVAL}s",
+}
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"

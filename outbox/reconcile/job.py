@@ -27,6 +27,9 @@ from outbox.settings import Settings
 #: The first of all ids, and the first of a range that holds them all.
 FIRST_ID = UUID(int=0)
 
+#: How long a reconciliation may take unless it is told otherwise, in seconds.
+MAX_TIME = 6 * 3600.0
+
 _EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -382,6 +385,9 @@ class Spark:
     jdbc_jar: Path | None = option(None, "Let Spark read by JDBC, with this driver.", metavar="FILE")
     ui: bool = option(False, "Open Spark's web page.")
     conf: Mapping[str, str] = option(help="Goes to the session as it is.", factory=dict, secret=True)
+    max_wait: Seconds = option(
+        600.0, "How long Spark may take to start, and then to run a first task.", above=0, metavar="DURATION"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +426,9 @@ class Job:
     record: bool = option(True, "Write runs, findings and what was in sync into the consumer's database.")
     keep_for: Seconds = option(
         7 * 86400.0, "How long a range that was in sync is trusted; 0 trusts none.", metavar="DURATION"
+    )
+    max_time: Seconds = option(
+        MAX_TIME, "How long the comparison may take, and the repair.", above=0, most=20 * 86400.0, metavar="DURATION"
     )
     workers: int = option(2, "Ranges compared at once.", least=1, metavar="N")
     actor: str = option("reconcile", "Who repairs, in the audit.")

@@ -34,7 +34,7 @@ def sources(
     read what is there at the time."""
 
     def side(part: Part, access: Access, now: int, snapshot: Snapshot | None) -> Side:
-        live = PostgresSide(access, part, pair, snapshot.name if snapshot else None)
+        live = PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
         return with_archives(live, job.archives, part, pair, pruned_below(access, part, now))
 
     return (

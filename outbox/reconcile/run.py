@@ -9,6 +9,7 @@ the producer's side first, and goes on until two looks in a row say the same of 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.errors import OutboxError
+from outbox.errors import OutboxError, ReconcileError
 from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
@@ -29,8 +30,9 @@ from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
-from outbox.reconcile.source import engine_of, snapshots_of
+from outbox.reconcile.source import SessionSettings, engine_of, snapshots_of
 from outbox.reconcile.sql import LAST_ID
+from outbox.text import duration
 
 _BATCH = 2_000
 #: A message on which both sides are at work is different at each reading; after so many it is reported as it is.
@@ -109,15 +111,18 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     Raises as `reconcile`.
     """
     began = time.monotonic()
-    progress, ids = progress or NoProgress(), ids or RunIds.new(job)
+    progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
     record = Record(job)
-    with _engine(job) as engine, _recorded(record, ids.runs, ids):
+    # What a snapshot is held for is reading alone, not the time until a cluster has a place.
+    with _recorded(record, ids.runs, ids), _engine(job, progress) as engine:
         passes: list[FirstPass] = []
         measured: dict[int, MeasureResult] = {}
         common = Common(job)
         for run_id, pair in zip(ids.runs, job.pairs, strict=True):
+            settings = SessionSettings.of_run(run_id, job.max_time)
+            waiting = functools.partial(progress.done, 0)
             # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
-            with snapshots_of(job.producer, job.consumer, waiting=lambda: progress.done(0)) as snapshots:
+            with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
                 connections = snapshots.producer.connection, snapshots.consumer.connection
                 if not passes:
                     check_measures(job.measures, job.pairs, *connections, job.window)
@@ -150,11 +155,11 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
         sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
     """
     began, result.applied = time.monotonic(), True
-    record = Record(job)
+    record, progress = Record(job), _Limited(progress or NoProgress(), job.max_time)
     for pair in result.pairs:
         with _recorded(record, [pair.run_id]):
             record.reopen(pair.run_id)
-            _repair(job, pair, record, progress or NoProgress())
+            _repair(job, pair, record, progress)
             record.end(pair)
     result.seconds += time.monotonic() - began
 
@@ -233,15 +238,47 @@ def _repair(job: Job, result: PairResult, record: Record, progress: Progress) ->
 
 
 @contextmanager
-def _engine(job: Job) -> Iterator[Engine]:
-    """Yield the engine of a job; Spark starts when there is something to read, and ends with the block."""
+def _engine(job: Job, progress: Progress) -> Iterator[Engine]:
+    """Yield the engine of a job; Spark has started by then, and ends with the block."""
     if plan.choose_engine(job)[0] is EngineName.LOCAL:
         yield LocalEngine(job.workers)
         return
     from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
 
+    progress.stage("Spark starts", None)
     with SparkEngine(job.spark, job.workers) as engine:
+        engine.start(functools.partial(progress.done, 0))
         yield engine
+
+
+class _Limited:
+    """A progress that ends a job which takes longer than so many seconds."""
+
+    def __init__(self, progress: Progress, seconds: float) -> None:
+        self._progress = progress
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins."""
+        self._check()
+        self._progress.stage(title, total)
+
+    def done(self, steps: int) -> None:
+        """Steps are done."""
+        self._check()
+        self._progress.done(steps)
+
+    def say(self, sentence: str) -> None:
+        """Something was decided."""
+        self._progress.say(sentence)
+
+    def _check(self) -> None:
+        if time.monotonic() > self._until:
+            raise ReconcileError(
+                f"it took longer than max_time = {duration(self._seconds)}; mend: allow more, take a smaller window, "
+                "or compare with more workers"
+            )
 
 
 @contextmanager

@@ -17,9 +17,7 @@ from functools import cache
 from typing import Any, NoReturn
 from uuid import UUID
 
-import psycopg.sql
 import pyarrow as pa
-from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -29,7 +27,7 @@ from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxError, SourceError
 from outbox.message.model import uuid7_at
 from outbox.reconcile import sql
-from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
+from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
 from outbox.reconcile.rows import SCHEMAS, fixed_ids
 from outbox.text import summary_of
@@ -68,7 +66,12 @@ def conninfo(url: str) -> str:
     """
     parts = make_url(url)
     _, options = parts.get_dialect()().create_connect_args(parts)
-    return make_conninfo(**options)
+    return " ".join(f"{name}={_quoted(str(value))}" for name, value in {**engines.KEEP_ALIVE, **options}.items())
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def raise_bare(error: OutboxError) -> NoReturn:
@@ -81,17 +84,35 @@ def raise_bare(error: OutboxError) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What servers call the sessions that read, and for how many seconds one may wait or work at something."""
+
+    name: str = "outbox reconcile"
+    seconds: float = MAX_TIME
+
+    @classmethod
+    def of_run(cls, run_id: UUID, seconds: float) -> SessionSettings:
+        """Return those of a run."""
+        return cls(f"outbox reconcile {run_id}", seconds)
+
+    def statement(self, *, local: bool = True) -> Statement:
+        """Return what sets it for a transaction, or for a session unless ``local``."""
+        return sql.settings(self.name, self.seconds, local=local)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What one database looked like at a moment: a connection in a transaction that sees just that.
 
     ``name`` is what other connections import it by; ``now`` the database's clock at the time, ``lag`` how far a standby
-    is behind its primary, None on a primary; both in microseconds.
+    is behind its primary, None on a primary; both in microseconds. ``settings`` are those of all sessions that read it.
     """
 
     access: Access
     connection: Connection
     name: str
     now: int
+    settings: SessionSettings
     lag: int | None = None
 
 
@@ -111,27 +132,34 @@ class Snapshots:
 
 @contextmanager
 def snapshots_of(
-    producer: Access, consumer: Access, *, waiting: Callable[[], None] = lambda: None
+    producer: Access,
+    consumer: Access,
+    *,
+    waiting: Callable[[], None] = lambda: None,
+    settings: SessionSettings = SessionSettings(),
 ) -> Iterator[Snapshots]:
     """Take a snapshot of both databases, and hold them until the end of the block.
 
     While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read. ``waiting``
-    is called now and then as long as another session has locked a table; what it raises ends the wait.
+    is called now and then as long as another session has locked a table; what it raises ends the wait. ``settings`` are
+    those of the sessions: a server ends a snapshot over which nothing is done for so long.
 
     Raises:
         SourceError: a database can't be reached.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
     with (
-        _snapshot(consumer, "consumer", waiting) as of_consumer,
-        _snapshot(producer, "producer", waiting) as of_producer,
+        _snapshot(consumer, "consumer", waiting, settings) as of_consumer,
+        _snapshot(producer, "producer", waiting, settings) as of_producer,
     ):
         yield Snapshots(of_consumer, of_producer)
 
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    return engines.engine_of(access.url, hide_parameters=True)
+    url = make_url(access.url)
+    keep_alive = {name: value for name, value in engines.KEEP_ALIVE.items() if name not in url.query}
+    return engines.engine_of(url.update_query_dict(keep_alive), hide_parameters=True)
 
 
 def as_time(microseconds: int) -> dt.datetime:
@@ -164,19 +192,19 @@ def connected(access: Access) -> Iterator[Connection]:
 
 
 @contextmanager
-def _snapshot(access: Access, part: Part, waiting: Callable[[], None]) -> Iterator[Snapshot]:
+def _snapshot(access: Access, part: Part, waiting: Callable[[], None], settings: SessionSettings) -> Iterator[Snapshot]:
     with reaching(access):
         connection = engine_of(access).connect()
     with connection:
         with reaching(access):
             migration.require(connection, (part,), access.schema)
             connection.rollback()
-            while (snapshot := _begin(access, part, connection)) is None:
+            while (snapshot := _begin(access, part, connection, settings)) is None:
                 waiting()
         yield snapshot
 
 
-def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | None:
+def _begin(access: Access, part: Part, connection: Connection, settings: SessionSettings) -> Snapshot | None:
     """Begin the transaction of a snapshot; None where a lock couldn't be had for a moment."""
     connection.begin()
     try:
@@ -187,8 +215,8 @@ def _begin(access: Access, part: Part, connection: Connection) -> Snapshot | Non
             raise
         connection.rollback()
         return None
-    ((now, lag),), _, ((name,),) = execute(connection, sql.CLOCK_AND_LAG, sql.PLAN_FOR_SCANS, sql.EXPORT_SNAPSHOT)
-    return Snapshot(access, connection, name, now, lag)
+    _, ((name,),), ((now, lag),) = execute(connection, settings.statement(), sql.EXPORT_SNAPSHOT, sql.CLOCK_AND_LAG)
+    return Snapshot(access, connection, name, now, settings, lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +224,14 @@ class PostgresSide:
     """One side of a pair in PostgreSQL; a value that can be sent to another process.
 
     ``snapshot`` is the name under which a transaction that is still open has exported what it sees; None reads what
-    is there at the time.
+    is there at the time. ``settings`` are those of its sessions.
     """
 
     access: Access
     part: Part
     pair: Pair
     snapshot: str | None = None
+    settings: SessionSettings = SessionSettings()
 
     def statement(self, ranges: Sequence[Range]) -> Statement:
         """Return the statement that reads ranges."""
@@ -223,7 +252,7 @@ class PostgresSide:
     def _fetch(self, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
         lock = sql.KEEP[self.part](self.access.schema)
-        settings = [sql.READ_IN_ONE_SNAPSHOT, lock, sql.PLAN_FOR_SCANS, sql.PLAN_FOR_ROWS]
+        settings = [sql.READ_IN_ONE_SNAPSHOT, lock, self.settings.statement(), sql.PLAN_FOR_ROWS]
         if self.snapshot is not None:
             settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
         with (
@@ -267,15 +296,43 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 
 def rendered(statement: Statement) -> str:
-    """Return a statement with its values in it, quoted by psycopg: ADBC copies only what has no parameters."""
+    """Return a statement with its values in it: ADBC copies only what has no parameters."""
     values = statement.values
     if not isinstance(values, Mapping):
         return statement.sql
+    return _PLACEHOLDER.sub(lambda match: literal(values[match[1]]) if match[1] else "%", statement.sql)
 
-    def literal(match: re.Match[str]) -> str:
-        return psycopg.sql.Literal(values[match[1]]).as_string(None) if match[1] else "%"
 
-    return _PLACEHOLDER.sub(literal, statement.sql)
+def literal(value: object) -> str:
+    """Return a value as SQL.
+
+    Without psycopg, which needs a libpq: an executor has none but ADBC's own.
+
+    Raises:
+        TypeError: the value is of a type that no statement of a reconciliation has.
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool | int):
+        return str(value).lower() if value is True or value is False or value >= 0 else f" {value}"
+    if isinstance(value, str | UUID):
+        text = str(value).replace("'", "''")
+        # E'' means the same, whatever standard_conforming_strings says.
+        return "E'{}'".format(text.replace("\\", "\\\\")) if "\\" in text else f"'{text}'"
+    if isinstance(value, list | tuple):
+        return literal("{{{}}}".format(",".join(map(_item, value))))
+    raise TypeError(f"{value!r} is of {type(value).__name__}, which no statement of a reconciliation has")
+
+
+def _item(value: object) -> str:
+    """Return an item of an array as the text of an array has it."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return '"{}"'.format(value.replace("\\", "\\\\").replace('"', '\\"'))
+    if isinstance(value, bool | int | UUID):
+        return str(value).lower()
+    raise TypeError(f"an array of {type(value).__name__} is in no statement of a reconciliation")
 
 
 def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.consumer.subscription import filter_of
+from outbox.database.engines import SERVER_KEEP_ALIVE
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status
 from outbox.database.tables import SEGMENTED
@@ -237,17 +238,33 @@ EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 #: Has this transaction see what was offered under a name.
 IMPORT_SNAPSHOT = "SET TRANSACTION SNAPSHOT %(name)s"
 
-#: For this transaction, gives sorts and hashes enough memory, and compiles nothing. Time-outs that are set for the role
-#: or the database are meant for services; the snapshot idles while others read.
-PLAN_FOR_SCANS = Statement("""
-SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true), set_config('statement_timeout', '0', true),
-       set_config('idle_in_transaction_session_timeout', '0', true)
-""")
+_SET = """
+SELECT set_config(name, value, %(local)s) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s (name, value)
+"""
 #: For this transaction, has the rows of both sides read by joins whose time doesn't depend on the statistics. Without
 #: them, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery for each.
 PLAN_FOR_ROWS = Statement("SELECT set_config('enable_nestloop', 'off', true)")
-#: Both, for all that a connection of our own does from now on.
-PLAN_SESSION = Statement(f"{PLAN_FOR_SCANS.sql};{PLAN_FOR_ROWS.sql}".replace("true)", "false)"))
+#: The same for all that a connection of our own does from now on.
+PLAN_FOR_ROWS_EVER = "SELECT set_config('enable_nestloop', 'off', false)"
+
+
+def settings(name: str, seconds: float, *, local: bool = True) -> Statement:
+    """Return what has a transaction (a session, unless ``local``) read much, under a name and with an end.
+
+    It gives sorts and hashes enough memory, and compiles nothing. Time-outs of the role or the database are meant for
+    services, and the snapshot idles while others read: in their place no statement and no pause takes longer than
+    ``seconds``, since until then vacuum removes nothing of what is seen. The server probes a host that fell silent.
+    """
+    limit = f"{int(seconds * 1000)}ms"
+    values = {
+        "jit": "off",
+        "work_mem": "64MB",
+        "statement_timeout": limit,
+        "idle_in_transaction_session_timeout": limit,
+        "application_name": name,
+        **SERVER_KEEP_ALIVE,
+    }
+    return Statement(_SET, {"local": local, "names": list(values), "values": list(values.values())})
 
 
 @dataclass(frozen=True, slots=True)

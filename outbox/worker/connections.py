@@ -22,7 +22,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox.database.engines import (
+    KEEP_COUNT,
+    KEEP_IDLE,
+    KEEP_INTERVAL,
     PREPARE_AFTER,
+    SERVER_KEEP_ALIVE,
     Pass,
     address_of,
     arguments_of,
@@ -45,16 +49,8 @@ T = TypeVar("T")
 
 # The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
 _ISOLATION = "AUTOCOMMIT"
-# Seconds until a peer that fell silent is noticed: _KEEP_IDLE + _KEEP_COUNT * _KEEP_INTERVAL.
-_KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 10, 5, 3
-# The same for the server's side; the last one, of PostgreSQL 14 and later, also while a statement runs.
-_OF_SERVER = {
-    "tcp_keepalives_idle": f"{_KEEP_IDLE}s",
-    "tcp_keepalives_interval": f"{_KEEP_INTERVAL}s",
-    "tcp_keepalives_count": f"{_KEEP_COUNT}",
-    "tcp_user_timeout": f"{_KEEP_IDLE + _KEEP_COUNT * _KEEP_INTERVAL}s",
-    "client_connection_check_interval": f"{_KEEP_IDLE}s",
-}
+# The last one, of PostgreSQL 14 and later, also while a statement runs.
+_OF_SERVER = SERVER_KEEP_ALIVE | {"client_connection_check_interval": f"{KEEP_IDLE}s"}
 _WATCH = """
 SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) s (name, value) JOIN pg_settings USING (name)
 """
@@ -120,9 +116,9 @@ def keep_alive(driver: Any) -> None:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
-            ("TCP_KEEPIDLE", _KEEP_IDLE),
-            ("TCP_KEEPINTVL", _KEEP_INTERVAL),
-            ("TCP_KEEPCNT", _KEEP_COUNT),
+            ("TCP_KEEPIDLE", KEEP_IDLE),
+            ("TCP_KEEPINTVL", KEEP_INTERVAL),
+            ("TCP_KEEPCNT", KEEP_COUNT),
         ):
             if (number := cast("int | None", getattr(socket, option, None))) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)

@@ -100,7 +100,7 @@ def test_differences_are_told_and_nothing_is_changed(sides: Town) -> None:
     """Differences are 1; without --apply nothing but the record is written, and stdout is one JSON value."""
     sides.plant([fate(), MISSING, MISSING, PARKED])
     result = reconcile(*PAIR, "-o", "json")
-    assert result.code == Code.FAILED, result.err
+    assert result.code == Code.PROBLEMS, result.err
     assert counts(result) == {"missing": 2, "parked": 1}
     assert result.json["applied"] is False
     assert len(sides.inbox()) == 2
@@ -200,7 +200,7 @@ def test_apply(sides: Town) -> None:
     """--apply --yes repairs by the policy; what is left decides the exit code, and the record says it all."""
     first, second = sides.plant([MISSING, PARKED])
     result = reconcile(*PAIR, "--apply", "--yes", "-o", "json")
-    assert (result.code, result.json["applied"], result.json["left"]) == (Code.FAILED, True, 1), result.err
+    assert (result.code, result.json["applied"], result.json["left"]) == (Code.PROBLEMS, True, 1), result.err
     assert (sends(sides, first), sends(sides, second)) == (2, 1)
     assert runs(sides, "applied, finished_at IS NOT NULL") == [(True, True)]
     assert sides.rows("SELECT message_id, result FROM outbox.reconciliation_finding WHERE result IS NOT NULL") == [
@@ -220,7 +220,7 @@ def test_max_findings(sides: Town) -> None:
     """--max-findings bounds what is listed, and the report says so on a terminal as well."""
     sides.plant([fate(status=InboxState.NONE, place=Place.AHEAD)] * 40)
     bounded = reconcile(*PAIR, "--max-findings", "17")
-    assert bounded.code == Code.FAILED
+    assert bounded.code == Code.PROBLEMS
     assert "17 of 40 differences are listed; 23 are left out (max_findings)" in " ".join(bounded.out.split())
     assert "40 messages beyond the offset (queue 1: 40)" in " ".join(bounded.out.split())
     assert len(sides.rows("SELECT FROM outbox.reconciliation_finding")) == 17
@@ -241,7 +241,7 @@ def test_apply_asks_first(sides: Town, monkeypatch: pytest.MonkeyPatch, answer: 
     result = reconcile(*PAIR, "--apply", "-o", "json")
     assert "1 missing of t → g: resend\nRepair 1 differences? [y/N] " in result.err
     assert result.json["applied"] is applied
-    assert result.code == (Code.DONE if applied else Code.FAILED)
+    assert result.code == (Code.DONE if applied else Code.PROBLEMS)
     assert sends(sides, missing) == (2 if applied else 1)
     assert runs(sides, "applied") == [applied]
 
@@ -305,7 +305,7 @@ def test_app(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     app = write_app(tmp_path, town, [("t", "g"), ("u", "g")], ["large"])
     result = reconcile("--app", app, "-o", "json")
-    assert result.code == Code.FAILED, result.err
+    assert result.code == Code.PROBLEMS, result.err
     assert [(pair["topic"], pair["counts"]["missing"]) for pair in result.json["pairs"]] == [("t", 1), ("u", 0)]
     assert "imported" in result.err
     assert [pair["topic"] for pair in reconcile("--app", app, "--topic", "u", "-o", "json").json["pairs"]] == ["u"]
@@ -489,7 +489,7 @@ def test_a_failure_is_no_difference(sides: Town) -> None:
     sides.plant([fate()])
     sides.at_producer("ALTER TABLE outbox.message RENAME COLUMN visible_at TO seen_at")
     result = reconcile(*PAIR)
-    assert result.code not in {Code.DONE, Code.FAILED}
+    assert result.code not in {Code.DONE, Code.FAILED, Code.PROBLEMS}
     assert result.out == ""
 
 

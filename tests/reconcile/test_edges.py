@@ -15,13 +15,14 @@ from sqlalchemy import Engine
 
 from outbox import Settings
 from outbox.database import migration
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, driver_of, execute
 from outbox.database.tables import SEGMENTED
 from outbox.embedded import ServerLike
+from outbox.errors import ReconcileError
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.rows import InboxState
-from outbox.reconcile.source import PostgresSide, snapshots_of
+from outbox.reconcile.source import PostgresSide, SessionSettings, engine_of, literal, snapshots_of
 from outbox.testing import make_due
 from tests.reconcile.town import (
     HOUR,
@@ -367,16 +368,66 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
 
 
 def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
-    """A database whose transactions mustn't idle, or whose statements mustn't last, is compared all the same."""
+    """A database whose transactions mustn't idle, or whose statements mustn't last, is compared all the same.
+
+    What is set in their place is how long the run may take: a snapshot that is forgotten doesn't stop vacuum for ever.
+    """
     for engine in (town.producer, town.consumer):
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             name = engine.url.database
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '20s'")
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET statement_timeout = '30s'")
-    with snapshots_of(*town.accesses) as snapshots:
+    expected = {
+        "idle_in_transaction_session_timeout": "2h",
+        "statement_timeout": "2h",
+        "tcp_user_timeout": "25000",
+        "application_name": f"outbox reconcile {FIRST_ID}",
+    }
+    sessions = SessionSettings.of_run(FIRST_ID, 7200.0)
+    assert set(dict(socket_options(town)).values()) == {"10", "5", "3"}
+    with snapshots_of(*town.accesses, settings=sessions) as snapshots:
         for snapshot in (snapshots.producer, snapshots.consumer):
-            for name in ("idle_in_transaction_session_timeout", "statement_timeout"):
-                assert execute(snapshot.connection, Statement(f"SHOW {name}")) == [[("0",)]]
+            side = PostgresSide(snapshot.access, "producer", PAIR, snapshot.name, snapshot.settings)
+            for name, value in expected.items():
+                assert execute(snapshot.connection, Statement(f"SHOW {name}")) == [[(value,)]]
+                # ADBC copies what it reads, which SHOW can't be.
+                shown = side._fetch(f"SELECT current_setting('{name}') AS s")["s"].to_pylist()
+                assert shown == [value]
+
+
+def socket_options(town: Town) -> dict[str, str]:
+    """Return how our end of a connection probes a silent server, as libpq has it."""
+    with engine_of(town.accesses[0]).connect() as connection:
+        known = driver_of(connection).info.get_parameters()
+    return {name: value for name, value in known.items() if name.startswith("keepalives_")}
+
+
+def test_a_run_ends_after_its_time(town: Town) -> None:
+    """While a table is locked a run waits for its snapshot, but no longer than it was given; the record says why."""
+    with town.consumer.begin() as connection:
+        connection.exec_driver_sql("LOCK TABLE outbox.consumer_message IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(ReconcileError, match=r"longer than max_time = 0.2s; mend: allow more"):
+            town.reconcile(max_time=0.2)
+    assert "max_time" in str(town.rows("SELECT error FROM outbox.reconciliation_run"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, False, 7, -7, "", "it's", "a\\b'c", "ü→", FIRST_ID,
+        ["a", "it's", 'q"q', "b\\", "", "NULL", "a,b{}"], [FIRST_ID, None], [1, -2], [],
+    ],
+)  # fmt: skip
+def test_what_is_written_into_a_statement_is_what_the_server_reads(town: Town, value: object) -> None:
+    """A value as a literal is the value, whatever quotes and backslashes it has."""
+    kind = {str: "text", UUID: "uuid", bool: "bool", int: "int8"}
+    first = value[0] if isinstance(value, list) and value else value
+    cast = kind.get(type(first), "text") + ("[]" if isinstance(value, list) else "")
+    with town.consumer.connect() as connection:
+        for strings in ("on", "off"):
+            connection.exec_driver_sql(f"SET standard_conforming_strings = {strings}")
+            (read,) = connection.exec_driver_sql(f"SELECT {literal(value)}::{cast}".replace("%", "%%")).one()
+            assert read == value
 
 
 @pytest.mark.slow

@@ -171,12 +171,12 @@ def test_what_is_sent_and_consumed_between_the_snapshots_is_no_phantom(
     between: list[UUID] = []
     real = source._begin
 
-    def begin(access: Any, part: Any, connection: Any) -> Any:
+    def begin(access: Any, *others: Any) -> Any:
         if taken:
             between.extend(town.send(*"defg"))
             town.consume(consumer)
         taken.append(access.url)
-        return real(access, part, connection)
+        return real(access, *others)
 
     monkeypatch.setattr(source, "_begin", begin)
     result = town.reconcile(window=Window(grace=0.0), tier=tier)

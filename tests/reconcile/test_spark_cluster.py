@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -11,10 +14,42 @@ import pytest
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.engine import SparkEngine
+from outbox.reconcile.spark.tasks import results
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import summed
 
 __all__ = ["night"]
+
+
+WITHOUT_LIBPQ = """
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"psycopg", "psycopg_binary", "psycopg_c", "psycopg2", "asyncpg"}:
+            raise ImportError(f"no pq wrapper available for {name}")
+
+
+sys.meta_path.insert(0, Missing())
+import pickle
+
+import outbox.reconcile.archive  # a task that reads archives has it
+from outbox.reconcile.spark.tasks import answers
+
+comparison, tasks = pickle.load(sys.stdin.buffer)
+sent = [answer["answer"][0].as_py() for task in tasks for answer in answers(comparison(task))]
+pickle.dump(sent, sys.stdout.buffer)
+"""
+
+
+def test_a_task_needs_no_libpq(night: Night) -> None:
+    """An executor has the libraries of the extra, and no libpq but that of ADBC: it reads all the same."""
+    sent = pickle.dumps((night.comparison, night.tasks(1)))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LIBPQ], input=sent, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found = results(pa.table({"answer": pickle.loads(done.stdout)}))  # noqa: S301 - from our own process
+    assert summed([found]) == summed(list(LocalEngine(2).run(night.comparison, night.tasks(), lambda _: None)))
 
 
 @pytest.mark.slow

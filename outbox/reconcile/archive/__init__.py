@@ -227,7 +227,7 @@ def take_archive(
         def archive(kind: Part, snapshot: Snapshot) -> Manifest:
             progress.stage(f"{pair}: archive of the {kind}", len(ranges))
             return write_archive(
-                PostgresSide(snapshot.access, kind, pair, snapshot.name),
+                PostgresSide(snapshot.access, kind, pair, snapshot.name, snapshot.settings),
                 ranges,
                 own / kind,
                 kind=kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -10,14 +11,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from outbox.errors import OutboxError
+from outbox.errors import OutboxError, ReconcileError
 from outbox.reconcile.archive import UnionSide
 from outbox.reconcile.compare import Collected, Comparison, Task
-from outbox.reconcile.job import Spark
+from outbox.reconcile.job import Interrupted, Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.session import Session, refuse_loopback, session
-from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, results
+from outbox.reconcile.spark.session import Session, last_warning, refuse_loopback, session
+from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, ready, results
+from outbox.text import duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +32,8 @@ _BY_JDBC = 64
 
 
 class SparkEngine(ExitStack):
-    """Runs tasks on Spark, which starts when there is something to run, and ends with the block if it is one of ours.
+    """Runs tasks on Spark, which starts at the latest when there is something to run, and ends with the block if it is
+    one of ours.
 
     ``workers`` tasks run at once where Spark is started in this process; on a cluster as many as the application has
     cores.
@@ -45,6 +48,30 @@ class SparkEngine(ExitStack):
     def session(self) -> Session:
         """The session; it is opened at first use."""
         return self.enter_context(session(self._options, self._workers))
+
+    def start(self, waiting: Callable[[], None]) -> None:
+        """Start Spark, and wait until it has run a task: a cluster may have no free place, or no Python with libraries.
+
+        ``waiting`` is called now and then; what it raises ends the wait.
+
+        Raises:
+            InvalidSettings: the options contradict what is there already.
+            ReconcileError: Spark doesn't start, fails, or has run nothing for as long as the options allow.
+        """
+        opened, most = self.session, self._options.max_wait
+        until = time.monotonic() + most
+
+        def wait(_: float) -> None:
+            waiting()
+            if time.monotonic() > until:
+                raise ReconcileError(
+                    f"Spark on {opened.master} has run no task within max_wait = {duration(most)}: it has no worker, "
+                    "or none with as much memory and as many cores free as an executor wants; mend: see its web page, "
+                    f"ask for less (spark.executor.memory, spark.cores.max), or wait longer{last_warning(opened.log)}"
+                )
+
+        with _translating(opened):
+            run(opened, opened.spark.range(0, 1, 1, 1).mapInArrow(ready, "id long"), wait)
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield the result of all tasks.
@@ -69,15 +96,24 @@ class SparkEngine(ExitStack):
             partitions = min(partitions, _BY_JDBC)
         elif opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
-        try:
+        with _translating(opened):
             frame = plan(opened.spark, comparison, tasks, partitions)
             answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
-        except OutboxError:
-            raise
-        except Exception as error:  # what Spark raises has no common base
-            raise translated(error) from None
         yield results(answers)
         done(len(tasks))
+
+
+@contextmanager
+def _translating(opened: Session) -> Iterator[None]:
+    try:
+        yield
+    except (OutboxError, Interrupted):
+        raise
+    except Exception as error:  # what Spark raises has no common base
+        why = translated(error)
+        # Spark ends by itself once its master is gone, and then only says that it has ended.
+        ended = "SparkContext" in str(why)
+        raise (ReconcileError(f"{why}{last_warning(opened.log)}") if ended else why) from None
 
 
 # Seconds between two questions for the progress.
@@ -85,7 +121,11 @@ _REPORT_EVERY = 0.2
 
 
 def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
-    """Return the rows of a plan; ``report`` is called with the share that is finished, under 1, which only grows."""
+    """Return the rows of a plan.
+
+    ``report`` is called several times a second with the share that is finished, under 1, which never shrinks; what it
+    raises ends the job.
+    """
     from pyspark import InheritableThread  # noqa: PLC0415 - an extra
 
     name = f"outbox-{uuid4().hex}"
@@ -110,16 +150,18 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
         try:
             while thread.is_alive():
                 thread.join(_REPORT_EVERY)
-                if most < (now := progress()) < 1.0:
-                    report(most := now)
+                most = max(most, now) if (now := progress()) < 1.0 else most
+                report(most)
         except BaseException:
-            # The session may be gone by now, and there is something else to raise.
-            with suppress(Exception):
-                if session.master.connect:
-                    session.spark.interruptTag(name)
-                else:
-                    session.spark.sparkContext.cancelJobGroup(name)
-            thread.join()
+            while thread.is_alive():
+                # The session may be gone by now, and there is something else to raise.
+                with suppress(Exception):
+                    if session.master.connect:
+                        session.spark.interruptTag(name)
+                    else:
+                        session.spark.sparkContext.cancelJobGroup(name)
+                # What isn't submitted yet can't be cancelled yet.
+                thread.join(_REPORT_EVERY)
             raise
     if isinstance(box[0], BaseException):
         raise box[0]

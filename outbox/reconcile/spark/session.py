@@ -31,6 +31,7 @@ import outbox
 from outbox.errors import InvalidSettings, ReconcileError, pip_install
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import cause, find_java, launcher_home
+from outbox.text import duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,10 +47,11 @@ _TOOLS = ("/usr/bin", "/bin")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A Spark session, and where it runs."""
+    """A Spark session, and where it runs. ``log`` is the file in which one of ours has its warnings."""
 
     spark: SparkSession
     master: Master
+    log: Path | None = None
 
 
 @contextmanager
@@ -113,24 +115,28 @@ def _launched(
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     with as_file(files(__package__) / "log4j2.properties") as log_config:
-        ours = _settings(options, workers) | _local_settings(master, folder, log_config)
+        log = folder / "spark.log"
+        ours = _settings(options, workers) | _local_settings(master, folder, log_config, log)
         theirs = {**defaults, **options.conf}
         # Of Java's options both, the user's last.
         java_options = f"{ours[_JAVA_OPTIONS]} {theirs.get(_JAVA_OPTIONS, '')}".rstrip()
         settings = {**ours, "spark.master": master.address, **theirs, _JAVA_OPTIONS: java_options}
         with _environment(_launch_environment(master)), _own_interrupts():
             try:
-                spark = SparkSession.builder.config(map={**settings}).getOrCreate()
+                with _ending_java_after(options.max_wait) as late:
+                    spark = SparkSession.builder.config(map={**settings}).getOrCreate()
             except Exception as error:
-                why = cause(error)  # asks Java
+                why = f"it took longer than max_wait = {duration(options.max_wait)}" if late.is_set() else cause(error)
                 _end_java()
-                raise ReconcileError(f"Spark doesn't start on {master}: {why}") from None
+                raise ReconcileError(f"Spark doesn't start on {master}: {why}{last_warning(log)}") from None
         try:
-            yield Session(spark, master)
+            yield Session(spark, master, log)
         finally:
             with _own_interrupts():
-                spark.stop()
-                _end_java()
+                try:
+                    spark.stop()
+                finally:
+                    _end_java()
 
 
 @contextmanager
@@ -224,12 +230,12 @@ def _settings(options: Spark, workers: int) -> dict[str, str]:
     return settings if options.jdbc_jar is None else settings | {"spark.jars": str(options.jdbc_jar)}
 
 
-def _local_settings(master: Master, folder: Path, log_config: Path) -> dict[str, str]:
+def _local_settings(master: Master, folder: Path, log_config: Path, log: Path) -> dict[str, str]:
     """Return what a driver of ours needs: its files in ``folder``, and no port that others can reach."""
     settings = {
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        _JAVA_OPTIONS: f'"-Dlog4j2.configurationFile={log_config.as_uri()}"',
+        _JAVA_OPTIONS: f'"-Dlog4j2.configurationFile={log_config.as_uri()}" "-Doutbox.spark.log={log}"',
         "spark.driver.memory": "1g",
     }
     if master.on_this_host:
@@ -276,12 +282,51 @@ def _own_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
+@contextmanager
+def _ending_java_after(seconds: float) -> Iterator[threading.Event]:
+    """End Java if the block takes longer, and set the event: a queue of YARN may have no place for days."""
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
+
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        gateway: Any = SparkContext._gateway
+        if gateway is not None and gateway.proc is not None:
+            gateway.proc.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+def last_warning(log: Path | None) -> str:
+    """Return what Spark's last error was, or its last warning, to be put behind an error of ours.
+
+    Nothing where it said nothing, or has another log.
+    """
+    try:
+        lines = log.read_text("utf-8", "replace").splitlines() if log is not None else []
+    except OSError:  # there is none
+        lines = []
+    lines = [line.removeprefix("Spark: ") for line in lines if line.startswith("Spark: ")]
+    # A Spark that gives up warns of what it can't do any more.
+    worst = [line for line in lines if line.startswith("ERROR ")] or lines
+    return f"; Spark says: {worst[-1]}" if worst else ""
+
+
 def _end_java() -> None:
     # SparkContext keeps its Java process for the next session: 400 MB in a worker that sleeps until the next night.
     from pyspark import SparkContext  # noqa: PLC0415 - an extra
 
     gateway: Any = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None
+    # One that failed to start may have stayed, if Java ended under it.
+    SparkContext._active_spark_context = None
     if gateway is None:
         return
     with suppress(Exception):  # a Java that is gone already is what is wanted

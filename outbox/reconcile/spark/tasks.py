@@ -28,7 +28,7 @@ from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.compare import Collected, Comparison, Task, compared
 from outbox.reconcile.rows import CONSUMER, PRODUCER, SCHEMAS
 from outbox.reconcile.source import PostgresSide, rendered
-from outbox.reconcile.sql import PLAN_SESSION
+from outbox.reconcile.sql import PLAN_FOR_ROWS_EVER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,6 +52,11 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
             deque(batches, maxlen=0)
 
     return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, _ANSWER)
+
+
+def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass rows on: whoever does so has a Python, this package and its libraries."""
+    yield from batches
 
 
 def answers(result: Collected) -> Iterator[pa.RecordBatch]:
@@ -141,7 +146,8 @@ def _read(spark: SparkSession, side: PostgresSide, tasks: Sequence[Task]) -> Dat
     from pyspark.sql import functions  # noqa: PLC0415 - an extra
 
     # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
-    options = jdbc_options(side.access.url) | {"sessionInitStatement": PLAN_SESSION.sql}
+    settings = f"{rendered(side.settings.statement(local=False))};{PLAN_FOR_ROWS_EVER}"
+    options = jdbc_options(side.access.url) | {"sessionInitStatement": settings}
     columns = ", ".join(map(_column, SCHEMAS[side.part]))
     parts = []
     for task in tasks:
