@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -130,6 +131,8 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
 
     name = f"outbox-{uuid4().hex}"
     box: list[pa.Table | BaseException] = []
+    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts who joins it.
+    ended = Event()
 
     def collect() -> None:
         try:
@@ -141,6 +144,8 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
             box.append(plan.toArrow())
         except BaseException as error:  # raised again by the thread that waits
             box.append(error)
+        finally:
+            ended.set()
 
     # In a thread of its own: this one stays free for Ctrl-C, which Java's answer would keep waiting.
     thread = InheritableThread(target=collect, session=session.spark)
@@ -148,12 +153,11 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
         thread.start()
         most = 0.0
         try:
-            while thread.is_alive():
-                thread.join(_REPORT_EVERY)
+            while not ended.wait(_REPORT_EVERY):
                 most = max(most, now) if (now := progress()) < 1.0 else most
                 report(most)
         except BaseException:
-            while thread.is_alive():
+            while not ended.is_set():
                 # The session may be gone by now, and there is something else to raise.
                 with suppress(Exception):
                     if session.master.connect:
@@ -161,7 +165,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
                     else:
                         session.spark.sparkContext.cancelJobGroup(name)
                 # What isn't submitted yet can't be cancelled yet.
-                thread.join(_REPORT_EVERY)
+                ended.wait(_REPORT_EVERY)
             raise
     if isinstance(box[0], BaseException):
         raise box[0]
