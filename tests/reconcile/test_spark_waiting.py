@@ -18,6 +18,7 @@ from outbox.errors import ReconcileError
 from outbox.reconcile.job import EngineName, Interrupted, Spark
 from outbox.reconcile.spark.engine import SparkEngine
 from outbox.reconcile.spark.java import find_java, launcher_home
+from outbox.reconcile.spark.session import last_warning
 from tests.kit import wait_until
 from tests.reconcile.town import IN_SYNC, Progress, Town
 
@@ -95,9 +96,13 @@ def test_a_cluster_without_a_place_is_told(master: str, capfd: pytest.CaptureFix
     waits = Spark(master=master, conf=CONF)
     with SparkEngine(waits, 2) as engine:
         assert engine.session.master.address == master  # it has started by now, however long that took
-        engine._options = replace(waits, max_wait=4.0)
-        with pytest.raises(ReconcileError, match=r"has run no task within max_wait = 4\.0s: .*mend: ") as caught:
-            engine.start(lambda: None)
+        engine._options = replace(waits, max_wait=1.0)
+
+        def said() -> None:
+            wait_until(lambda: "Initial job has not" in last_warning(engine.session.log), "Spark has said it")
+
+        with pytest.raises(ReconcileError, match=r"has run no task within max_wait = 1\.0s: .*mend: ") as caught:
+            engine.start(said)
     assert "Initial job has not accepted any resources" in str(caught.value)
     assert "Initial job has not accepted any resources" in capfd.readouterr().err
 
