@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy import URL
 
@@ -126,6 +126,11 @@ def function_name(function: Callable[..., object]) -> str:
 def counted(count: int, one: str, several: str | None = None) -> str:
     """Return a number with its noun, whose plural has an s by default: ``no rows``, ``1 half``, ``1,200 halves``."""
     return f"{f'{count:,}' if count else 'no'} {one if count == 1 else several or f'{one}s'}"
+
+
+def key_text(key: Iterable[str | None]) -> str:
+    """Return the parts of a key in one line: ``NULL`` where there is none, and ``"NULL"`` where a text says so."""
+    return ", ".join("NULL" if part is None else '"NULL"' if part == "NULL" else part for part in key)
 
 
 def error_text(error: BaseException) -> str:

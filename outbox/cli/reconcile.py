@@ -34,7 +34,7 @@ from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
-from outbox.text import described
+from outbox.text import described, key_text
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
@@ -434,7 +434,7 @@ def _sums(run: Run) -> list[dict[str, Any]]:
 
 
 def _key(row: dict[str, Any]) -> str:
-    return ", ".join(row["key"])
+    return key_text(row["key"])
 
 
 def _result(run: Run) -> str:

@@ -273,9 +273,12 @@ EXACT = Context(prec=150_000, traps=[Inexact, InvalidOperation])
 
 @dataclass(frozen=True, slots=True)
 class MeasureRow:
-    """One value of one measure under one key; ``unexplained`` = producer - rolled_back - consumer - in_flight."""
+    """One value of one measure under one key; ``unexplained`` = producer - rolled_back - consumer - in_flight.
 
-    key: tuple[str, ...]
+    A part of the key is None where it is NULL, or null in a body.
+    """
+
+    key: tuple[str | None, ...]
     value: str
     producer: Decimal
     rolled_back: Decimal
@@ -311,9 +314,9 @@ class MeasureResult:
             totals.append(MeasureRow(("total", *currency), value, *sums))
         return tuple(totals)
 
-    def by_currency(self, rows: Iterable[MeasureRow]) -> dict[tuple[str, tuple[str, ...]], list[MeasureRow]]:
+    def by_currency(self, rows: Iterable[MeasureRow]) -> dict[tuple[str, tuple[str | None, ...]], list[MeasureRow]]:
         """Return rows by value and currency, if a part of the key is called so: only such rows may be added up."""
-        groups: dict[tuple[str, tuple[str, ...]], list[MeasureRow]] = {}
+        groups: dict[tuple[str, tuple[str | None, ...]], list[MeasureRow]] = {}
         for row in rows:
             currency = tuple(part for name, part in zip(self.by, row.key, strict=True) if name.lower() == "currency")
             groups.setdefault((row.value, currency), []).append(row)

@@ -158,7 +158,7 @@ class Books:
         connection.execute(text(insert), {"id": id_, "account": account, "currency": currency, "amount": exact})
 
 
-def row(result: MeasureResult, *key: str, value: str = "amount") -> MeasureRow:
+def row(result: MeasureResult, *key: str | None, value: str = "amount") -> MeasureRow:
     """Return one row of a result."""
     (found,) = (row for row in result.rows if row.key == key and row.value == value)
     return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from io import StringIO
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from sqlalchemy import text
 
 from outbox.embedded import ServerLike
@@ -17,7 +19,9 @@ from outbox.reconcile.config import access_of
 from outbox.reconcile.job import Job, Outcome, Window
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
-from outbox.reconcile.rows import FINDING, InboxState, MeasureRow, ProducerState
+from outbox.reconcile.report import as_json
+from outbox.reconcile.report.text import print_report
+from outbox.reconcile.rows import FINDING, InboxState, JobResult, MeasureRow, ProducerState
 from outbox.reconcile.run import reconcile
 from tests.reconcile.books import OF_PAIR, PAIR, SUM, Books, at, money, row
 
@@ -135,16 +139,51 @@ def test_an_effect_without_a_debit_stays_unexplained(books: Books) -> None:
     }
 
 
-def test_rows_of_one_key_are_added_up_and_nulls_have_a_name(books: Books) -> None:
-    """Without GROUP BY rows are added up; a NULL key is the text NULL on every side; a NULL value is 0."""
+def test_rows_of_one_key_are_added_up_and_null_is_a_key(books: Books) -> None:
+    """Without GROUP BY rows are added up; NULL is a key of its own on every side; a NULL value is 0."""
     bare = "SELECT account, currency, 1 AS transfers, amount FROM {}"
     ids = [books.transfer(None, "1.50"), books.transfer(None, "2.50"), books.transfer("A", None, None)]
     books.credit([ids[0]])
     (result,) = books.measure(money(producer=bare.format("debit"), consumer=bare.format("credit")), ids=[ids[1]])
-    assert [row(result, "NULL", "EUR").producer, row(result, "NULL", "EUR").in_flight] == [4, Decimal("2.50")]
-    assert not row(result, "NULL", "EUR").unexplained
-    assert row(result, "A", "NULL").producer == 0
-    assert row(result, "A", "NULL", value="transfers").unexplained == 1
+    assert [row(result, None, "EUR").producer, row(result, None, "EUR").in_flight] == [4, Decimal("2.50")]
+    assert not row(result, None, "EUR").unexplained
+    assert row(result, "A", None).producer == 0
+    assert row(result, "A", None, value="transfers").unexplained == 1
+
+
+def test_the_text_null_is_not_null(books: Books) -> None:
+    """What is booked without an account doesn't make up for what an account called NULL lacks; both are told apart."""
+    nobody, somebody = books.transfer(None, "5.00"), books.transfer("NULL", "5.00")
+    books.credit([nobody, somebody])
+    books.run(books.consumer, "UPDATE credit SET account = NULL WHERE message_id = :id", id=somebody)
+    (result,) = books.measure(money(), ids=[])
+    assert row(result, None, "EUR").unexplained == -5
+    assert row(result, "NULL", "EUR").unexplained == 5
+    (waiting,) = books.measure(money(), ids=[nobody, somebody])
+    assert row(waiting, None, "EUR").in_flight == 5
+    assert row(waiting, "NULL", "EUR").in_flight == 5
+    job = JobResult(dt.datetime.now(dt.UTC), [], [result])
+    print_report(job, Console(file=(told := StringIO()), width=200))
+    shown = told.getvalue()
+    assert "NULL, EUR" in shown
+    assert '"NULL", EUR' in shown
+    keys = [each["key"] for each in as_json(job)["measures"][0]["rows"]]
+    assert [None, "EUR"] in keys
+    assert ["NULL", "EUR"] in keys
+
+
+@pytest.mark.parametrize("account", ["account::int", "account::numeric(9, 2)", "account::float8", "account"])
+def test_keys_that_are_numbers_compare_as_numbers(books: Books, account: str) -> None:
+    """Where one side's column is of a number, 7 is 7.00, whatever the others and the bodies write."""
+    ids = [books.transfer("7", "1.00"), books.transfer("1200", "2.00"), books.transfer("-0", "4.00")]
+    books.credit(ids[:2])
+    sums = "SELECT {} AS account, currency, 1 AS transfers, amount FROM {}"
+    selects = {"producer": sums.format(account, "debit"), "consumer": sums.format("account::numeric(9, 3)", "credit")}
+    (result,) = books.measure(money(**selects))
+    assert result.in_sync
+    assert {each.key[0] for each in result.rows} == {"7", "1200", "0"}
+    (bodies,) = books.measure(money(producer=None, consumer=selects["consumer"]))
+    assert bodies.in_sync
 
 
 def test_without_a_key_there_is_one_row(books: Books) -> None:

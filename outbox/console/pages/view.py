@@ -29,7 +29,7 @@ from outbox.operator.databases import Databases, is_away
 from outbox.operator.model import MAX_PAGE, HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from outbox.telemetry.hooks import emit
-from outbox.text import duration, plain, summary_of
+from outbox.text import duration, key_text, plain, summary_of
 
 T = TypeVar("T")
 
@@ -346,7 +346,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence)
+    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text)
     environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,

@@ -27,9 +27,9 @@ class Measure:
 
     ``producer``, ``consumer`` and (optional) ``rolled_back`` are SELECT statements, run in the same snapshot as the
     comparison of the messages, ``rolled_back`` in the producer's database. Each returns the columns ``by`` (the key,
-    compared as text; NULL is the text ``NULL``) and ``values`` (integers or numeric, never floats; NULL, which is what
-    ``sum`` gives of no rows, is 0). Rows with the same key are added up, so that GROUP BY may be left out. Without
-    ``by`` there is one row for all.
+    compared as numbers where one of the statements gives it as a number, else as text; NULL is a key of its own) and
+    ``values`` (integers or numeric, never floats; NULL, which is what ``sum`` gives of no rows, is 0). Rows with the
+    same key are added up, so that GROUP BY may be left out. Without ``by`` there is one row for all.
 
     They may use bound values of the window: ``:since`` and ``:until`` (timestamptz, or NULL where the window is open),
     and ``:first`` and ``:last`` (uuid, never NULL), the first and the last id that the window can hold. A window is one

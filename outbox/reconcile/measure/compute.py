@@ -6,7 +6,7 @@ Sums are exact, to the last digit. Bodies are added up by the database, and one 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: The parts of a key, in the order of the measure's ``by``.
-Key = tuple[str, ...]
+#: The parts of a key, in the order of the measure's ``by``; None is NULL.
+Key = tuple[str | None, ...]
 Path = Sequence[str]
 
 #: Half messages that one statement adds up.
@@ -63,6 +63,13 @@ class Tally:
                 sums[at] = EXACT.add(sums[at], value)
             else:
                 self.faults.append(f"{value} under the key {key!r} can't be added up; mend the row that has it")
+
+    def with_numbers(self, at: Collection[int]) -> Tally:
+        """Return it with those parts of its keys (by place) as numbers that are some: 7.00, 7 and 07 are one key."""
+        tally = Tally(self.width, self.faults)
+        for key, values in self.sums.items():
+            tally.add(tuple(_number_text(part) if place in at else part for place, part in enumerate(key)), values)
+        return tally
 
 
 class Bodies:
@@ -189,9 +196,19 @@ def _at(body: Any, path: Path) -> Any:
     return body
 
 
-def _key(body: Any, path: Path) -> str:
+def _number_text(part: str | None) -> str | None:
+    """Return a part of a key as the shortest text of its number; as it is if it is none."""
+    if part is None or not re.fullmatch(sql.NUMBER, part):
+        return part
+    number = Decimal(part)
+    return "0" if number.is_zero() else f"{number.normalize(EXACT):f}"
+
+
+def _key(body: Any, path: Path) -> str | None:
     value = _at(body, path)
-    text = "NULL" if value is None else _text(value)
+    if value is None:
+        return None
+    text = _text(value)
     if text is None or storable(text) != text:
         raise InvalidMessage(f"its {'.'.join(path)} is no text: {str(value)[:40]!r}")
     return text
@@ -219,6 +236,7 @@ def _text(value: Any) -> str | None:
 _TIME = DateTime(timezone=True)
 _TYPES: dict[str, Any] = {"since": _TIME, "until": _TIME, "first": Uuid(), "last": Uuid()}
 _EXACT = {"smallint", "integer", "bigint", "numeric"}
+_NUMBERS = _EXACT | {"real", "double precision"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +249,11 @@ class Select:
     window: Window
     seconds: float
 
-    def check(self) -> None:
-        """See that it can be run, and returns what it must (or it is an `InvalidSettings`); it isn't run."""
+    def check(self) -> frozenset[str]:
+        """See that it can be run, and returns what it must (or it is an `InvalidSettings`); it isn't run.
+
+        Returns which of its columns are numbers.
+        """
         columns = self._run(sql.select_columns(self.measure.selects[self.side]), self.measure.refused, _columns)
         names = [name for name, _ in columns]
         if missing := [column for column in self.measure.columns if column not in names]:
@@ -248,6 +269,7 @@ class Select:
                     f"returns {name} as {kind}, which can't be added up exactly; write {name}::numeric, "
                     "or better keep it as numeric in the table"
                 )
+        return frozenset(name for name, kind in columns if kind in _NUMBERS)
 
     def tally(self) -> Tally:
         """Run it, and return its sums; it is a `ReconcileError` if it failed, or took too long."""
@@ -305,6 +327,14 @@ _COMMITTED = (ProducerState.COMMITTED, ProducerState.SCHEDULED, ProducerState.DI
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """The SELECTs of a measure by side, and which parts of its keys (by place) are numbers on one side at least."""
+
+    selects: Mapping[str, Select]
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """A pair that was compared: what is under way (`in_transit`), and after which position of each queue it began."""
 
@@ -348,10 +378,10 @@ def check_measures(
     window: Window,
     *,
     seconds: float = TIMEOUT,
-) -> list[dict[str, Select]]:
+) -> list[Checked]:
     """See that measures can be computed, before hours are spent on a comparison; nothing is read.
 
-    Returns their SELECTs by side.
+    Returns their SELECTs.
 
     Raises:
         InvalidSettings: a measure of a pair that isn't compared, or a SELECT that can't be run, lacks a column, has
@@ -367,9 +397,8 @@ def check_measures(
             )
         connections = {"producer": producer, "rolled_back": producer, "consumer": consumer}
         selects = {side: Select(connections[side], measure, side, window, seconds) for side in measure.selects}
-        for select in selects.values():
-            select.check()
-        result.append(selects)
+        numbers = frozenset[str]().union(*(select.check() for select in selects.values()))
+        result.append(Checked(selects, frozenset(at for at, name in enumerate(measure.by) if name in numbers)))
     return result
 
 
@@ -399,15 +428,20 @@ def measure_all(
     pairs = [one.pair for one in known.values()]
     checked = check_measures(declared, pairs, producer, consumer, window, seconds=seconds)
     results = []
-    for measure, selects in zip(declared, checked, strict=True):
+    for measure, its in zip(declared, checked, strict=True):
         one = known[measure.topic, measure.group]
-        tallies = {side: select.tally() for side, select in selects.items()}
+        tallies = {side: select.tally() for side, select in its.selects.items()}
         tallies["in_flight"] = Bodies(producer, schema, measure, one.pair, seconds).in_transit(one.in_transit)
         if measure.producer is None:
             bodies = Bodies(producer, schema, measure, one.pair, seconds)
             tallies["producer"] = bodies.settled(window.range, one.starts)
-        results.append(_result(measure, one.pair, tallies))
+        as_numbers = {side: tally.with_numbers(its.numbers) for side, tally in tallies.items()}
+        results.append(_result(measure, one.pair, as_numbers))
     return results
+
+
+def _order(key: Key) -> list[tuple[bool, str]]:
+    return [(part is None, part or "") for part in key]
 
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
@@ -416,7 +450,7 @@ def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> Measu
     zeros = [Decimal()] * len(measure.values)
     rows = tuple(
         MeasureRow(key, value, *(sums.get(key, zeros)[at] for sums in by_side))
-        for key in sorted({key for sums in by_side for key in sums})
+        for key in sorted({key for sums in by_side for key in sums}, key=_order)
         for at, value in enumerate(measure.values)
     )
     faults = tuple(fault for tally in tallies.values() for fault in tally.faults)

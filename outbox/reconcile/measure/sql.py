@@ -17,7 +17,7 @@ NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
 #: Its longest text.
 NUMBER_CHARS = 1000
 
-# Keys are compared across databases as text, which must not depend on how either of them is configured.
+# Keys are compared across databases by their text, which must not depend on how either of them is configured.
 _LIMITS = """
 SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', true),
        set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'iso_8601', true),
@@ -97,7 +97,7 @@ def body_sums(halves: Statement, by: Sequence[Sequence[str]], values: Sequence[S
     paths = {column: path for column, path in (key | added).items() if path is not None}
     good = [f"jsonb_typeof({column}) NOT IN ('object', 'array')" for column in key]
     good += [_IS_NUMBER.replace("{c}", column) for column in added if column in paths]
-    keys = [f", CASE WHEN good THEN coalesce({column} #>> '{{}}', 'NULL') END" for column in key]
+    keys = [f", CASE WHEN good THEN {column} #>> '{{}}' END" for column in key]
     sums = [
         f", sum(CASE WHEN good THEN ({column} #>> '{{}}')::numeric END)" if path else ", count(*)::numeric"
         for column, path in added.items()
@@ -119,7 +119,7 @@ def select_columns(select: str) -> str:
 
 def select_sums(select: str, by: Sequence[str], values: Sequence[str]) -> str:
     """Return the SQL that adds up a user's SELECT. Rows: ``(*key, *sums)``."""
-    key = [f"coalesce(\"{column}\"::text, 'NULL')" for column in by]
+    key = [f'"{column}"::text' for column in by]
     added = [f'coalesce(sum("{column}"), 0)::numeric' for column in values]
     grouped = f" GROUP BY {', '.join(key)}" if key else ""
     return f"SELECT {', '.join([*key, *added])} FROM (\n{select}\n) AS measured{grouped}"

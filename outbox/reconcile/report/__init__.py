@@ -25,7 +25,7 @@
     measures[]
       name, topic, group, by[], in_sync         everything adds up, and could be read
       faults[]                                  sentences about what couldn't be read
-      totals[]    {key[], value, producer, rolled_back, consumer, in_flight, unexplained}
+      totals[]    {key[] (null is NULL), value, producer, rolled_back, consumer, in_flight, unexplained}
       rows[]      the same, for each key
       rows_left_out
 
@@ -62,7 +62,7 @@ from outbox.reconcile.rows import (
     Torn,
     to_findings,
 )
-from outbox.text import counted, duration
+from outbox.text import counted, duration, key_text
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
@@ -229,7 +229,7 @@ def verdict(result: JobResult) -> Verdict:
 
 def _unexplained(measure: MeasureResult) -> Iterable[str]:
     amounts = [
-        f"{amount(unexplained(rows))} {' '.join([value, *currency])}"
+        f"{amount(unexplained(rows))} {' '.join(filter(None, [value, key_text(currency)]))}"
         for (value, currency), rows in measure.by_currency(measure.unexplained).items()
     ]
     if amounts:

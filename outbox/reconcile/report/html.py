@@ -33,7 +33,7 @@ from outbox.reconcile.report import (
     verdict,
 )
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
-from outbox.text import counted, duration, plain, write_whole
+from outbox.text import counted, duration, key_text, plain, write_whole
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -271,6 +271,7 @@ def _template() -> Template:
         "code": _code,
         "counted": counted,
         "duration": duration,
+        "key_text": key_text,
         "moment": _moment,
         "number": "{:,}".format,
     }

@@ -31,6 +31,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from outbox.reconcile.job import KINDS, Outcome, Pair
 from outbox.reconcile.report import kinds, unexplained
 from outbox.reconcile.rows import JobResult
+from outbox.text import key_text
 
 
 def write_prometheus(path: Path, result: JobResult) -> None:
@@ -59,7 +60,7 @@ def write_prometheus(path: Path, result: JobResult) -> None:
     sums = _gauge(registry, "unexplained", "What nothing accounts for.", "measure", "value", "currency")
     for measure in result.measures:
         for (value, currency), amounts in measure.by_currency(measure.rows).items():
-            gauge = sums.labels(*measure.pair.names, measure.name, value, " ".join(currency))
+            gauge = sums.labels(*measure.pair.names, measure.name, value, key_text(currency))
             gauge.set(float(unexplained(amounts)))
     write_to_textfile(str(path), registry)
 

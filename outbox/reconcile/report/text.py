@@ -22,7 +22,7 @@ from outbox.reconcile.report import (
     verdict,
 )
 from outbox.reconcile.rows import JobResult, MeasureResult, MeasureRow
-from outbox.text import counted, duration, plain
+from outbox.text import counted, duration, key_text, plain
 
 _ROWS_SHOWN = 20
 
@@ -128,7 +128,7 @@ def _measure(measure: MeasureResult) -> Iterator[RenderableType]:
 
 
 def _cells(row: MeasureRow, style: str) -> list[Text]:
-    texts = (", ".join(row.key), row.value, *map(amount, (row.producer, row.rolled_back, row.consumer, row.in_flight)))
+    texts = (key_text(row.key), row.value, *map(amount, (row.producer, row.rolled_back, row.consumer, row.in_flight)))
     unexplained = Text(amount(row.unexplained), "bold red" if row.unexplained else style)
     return [*(Text(plain(text), style) for text in texts), unexplained]
 
