@@ -46,6 +46,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     ├── MessagesPruned                      a group fell behind what the producer still keeps
     ├── ReconcileError                      a reconciliation that can't be run
     │   ├── SourceError                     one of its sources can't be read
+    │   │   └── SourceLost                  it is out of reach; or a connection or a snapshot is lost
     │   └── JavaNotFound                    no Java that Spark supports
     └── EmbeddedError                       the embedded PostgreSQL can't do it
         └── PostgresNotFound                there are no PostgreSQL programs on this machine
@@ -380,6 +381,10 @@ class SourceError(ReconcileError):
     """A source of a reconciliation can't be read; the message holds no password."""
 
     kind = ErrorKind.UNAVAILABLE
+
+
+class SourceLost(SourceError):
+    """A source of a reconciliation is out of reach, or a connection or a snapshot is lost: it may be read again."""
 
 
 class JavaNotFound(ReconcileError):

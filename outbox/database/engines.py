@@ -7,6 +7,7 @@ end.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 from collections.abc import Callable
@@ -277,3 +278,25 @@ class LoopRunner:
 
     def end(self) -> None:
         """Do nothing: the connection was closed with its pass."""
+
+
+class Backoff:
+    """Waits in seconds that double from ``first`` to ``cap``, each shortened by up to half at random.
+
+    The randomness keeps all who wait for the same database from coming back in the same moment. Not thread-safe.
+    """
+
+    def __init__(self, first: float, cap: float, *, jitter: float = 0.5) -> None:
+        self._first = min(first, cap)
+        self._cap = cap
+        self._jitter = jitter
+        self._next = self._first
+
+    def next(self) -> float:
+        """Return the next wait."""
+        wait, self._next = self._next, min(self._next * 2, self._cap)
+        return wait * random.uniform(1 - self._jitter, 1)  # noqa: S311 - jitter, no secret
+
+    def reset(self) -> None:
+        """Begin with the first wait again."""
+        self._next = self._first

@@ -438,17 +438,19 @@ LOCK_NOT_AVAILABLE = "55P03"
 STATEMENT_CANCELLED = "57014"
 
 INSUFFICIENT_PRIVILEGE = "42501"
+#: On a standby too, where the replay of the primary's log needs what a statement reads to be gone.
+SERIALIZATION_FAILURE = "40001"
 #: Another transaction was in the way; the same statement may succeed later: lock, deadlock, serialization failure.
-CONTENDED = frozenset({LOCK_NOT_AVAILABLE, "40P01", "40001"})
+CONTENDED = frozenset({LOCK_NOT_AVAILABLE, "40P01", SERIALIZATION_FAILURE})
 
 _STATES = {
     **dict.fromkeys(CONTENDED, ErrorKind.CONFLICT),
     STATEMENT_CANCELLED: ErrorKind.TIMEOUT,
     "25006": ErrorKind.READ_ONLY,
 }
-# Classes of SQLSTATE: connection exception, invalid authorization, invalid catalog name, insufficient resources,
-# operator intervention (57P; 57014 is a cancelled statement).
-_UNAVAILABLE = re.compile(r"08|28|3D|53|57P")
+#: Classes of SQLSTATE of what can't be reached, or is lost: connection exception, invalid authorization, invalid
+#: catalog name, insufficient resources, operator intervention (57P; 57014 is a cancelled statement).
+UNAVAILABLE = re.compile(r"08|28|3D|53|57P")
 _DATA = "22"
 # The driver's classes for a connection that can't be made or is lost; such an error has no SQLSTATE. What the driver
 # refuses to send has none either.
@@ -471,7 +473,7 @@ def kind_of(error: BaseException) -> ErrorKind | None:
         case DBAPIError():
             state = sqlstate(error)
             lost = error.connection_invalidated or (not state and type(error.orig).__name__ in _LOST)
-            if lost or _UNAVAILABLE.match(state):
+            if lost or UNAVAILABLE.match(state):
                 usual = ErrorKind.UNAVAILABLE
             else:
                 usual = ErrorKind.USAGE if state.startswith(_DATA) else ErrorKind.INTERNAL

@@ -158,6 +158,11 @@ class Common:
     settled: dict[tuple[str, str], settling.SettledRanges] = field(default_factory=dict)
     _digests: ProducerDigests | None = None
 
+    def forget(self) -> None:
+        """Forget all that was read, since its snapshots are lost."""
+        self.settled.clear()
+        self._digests = None
+
     def prepare(self, snapshots: Snapshots) -> None:
         """See what there is, and what of it is settled."""
         if self.settled:

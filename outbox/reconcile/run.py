@@ -5,6 +5,10 @@ The second look: a difference counts only if it is still there when both sides a
 Two databases have no snapshot in common. In the first look the consumer's is the older one, so that it knows nothing
 the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
 the producer's side first, and goes on until two looks in a row say the same of a message.
+
+What is lost on the way is taken up again: a reader by its snapshot; a pair whose snapshots went with their server, or
+that a standby had to end, from its beginning; and a run that died by the next one, from the ranges of each pair that
+were in sync.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.errors import OutboxError, ReconcileError
+from outbox.errors import OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
 from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
@@ -30,7 +35,7 @@ from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
 from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
-from outbox.reconcile.source import SessionSettings, engine_of, snapshots_of
+from outbox.reconcile.source import SessionSettings, connected, engine_of, insist, reaching, snapshots_of
 from outbox.reconcile.sql import LAST_ID
 from outbox.text import duration
 
@@ -53,7 +58,7 @@ def recheck(
         outcomes = _outcomes(findings.slice(start, _BATCH))
         change.subtract(outcomes.values())
         for reading in range(_MOST_READINGS):
-            findings_now, others = _read_again(job, pair, sorted(outcomes))
+            findings_now, others = insist(functools.partial(_read_again, job, pair, sorted(outcomes)))
             still = differing(findings_now)
             opened.append(in_flight(findings_now))
             change.update(others)
@@ -115,30 +120,22 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
     with _recorded(record, ids.runs, ids), _engine(job, progress) as engine:
+        for access in (job.producer, job.consumer):
+            with connected(access):  # from now on what isn't there was lost, and may be back
+                pass
         passes: list[FirstPass] = []
         measured: dict[int, MeasureResult] = {}
-        common = Common(job)
-        for run_id, pair in zip(ids.runs, job.pairs, strict=True):
-            settings = SessionSettings.of_run(run_id, job.max_time)
-            waiting = functools.partial(progress.done, 0)
-            # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
-            with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
-                connections = snapshots.producer.connection, snapshots.consumer.connection
-                if not passes:
-                    check_measures(job.measures, job.pairs, *connections, job.window)
-                    record.begin(ids)
-                first = Pairing(run_id, job, pair, snapshots, engine, progress, common).compare()
+        with record.alive(ids.runs):
+            common = Common(job)
+            for run_id, pair in zip(ids.runs, job.pairs, strict=True):
+                look = _FirstLook(run_id, job, pair, engine, progress, common)
+                first, values = look.insist(ids if not passes else None, record)
                 passes.append(first)
-                if mine := {number: each for number, each in enumerate(job.measures) if each.of(pair.names)}:
-                    found = [Compared(pair, _arriving(first), first.rules.starts)]
-                    values = measure_all(mine.values(), found, *connections, job.window, job.producer.schema)
-                    measured |= dict(zip(mine, values, strict=True))
-                if job.record and not settled.keep(snapshots.consumer, pair, first.settled, first.fresh):
-                    progress.say(f"{pair}: another run was faster; which ranges are in sync is written by that one")
-        measures = [measured[number] for number in sorted(measured)]
-        results = [first.result for first in passes]
-        for first in passes:
-            _confirm(job, first, progress)
+                measured |= values
+            measures = [measured[number] for number in sorted(measured)]
+            results = [first.result for first in passes]
+            for first in passes:
+                _confirm(job, first, progress)
         for result in results:
             record.findings(result)
             record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
@@ -159,7 +156,8 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     for pair in result.pairs:
         with _recorded(record, [pair.run_id]):
             record.reopen(pair.run_id)
-            _repair(job, pair, record, progress)
+            with record.alive([pair.run_id]):
+                _repair(job, pair, record, progress)
             record.end(pair)
     result.seconds += time.monotonic() - began
 
@@ -179,7 +177,7 @@ def repair_found(
 
     Raises as `mend`.
     """
-    found, _ = _read_again(job, pair, sorted(kinds))
+    found, _ = insist(lambda: _read_again(job, pair, sorted(kinds)))
     now = {finding.id: finding for finding in to_findings(differing(found))}
     results = dict.fromkeys(kinds.keys() - now.keys(), HEALED)
     same = []
@@ -191,6 +189,67 @@ def repair_found(
     engines = engine_of(job.producer), engine_of(job.consumer)
     repaired = repair(job, pair, run_id, same, *engines, why=why, origin=origin)
     return results | {each.id: each.result for each in repaired}
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstLook:
+    """One reading of a pair, with its measures, in snapshots of its own."""
+
+    run_id: UUID
+    job: Job
+    pair: Pair
+    engine: Engine
+    progress: Progress
+    common: Common
+
+    def insist(self, begin: RunIds | None, record: Record) -> tuple[FirstPass, dict[int, MeasureResult]]:
+        """Take it, from the beginning where a database is lost over it; keep what is settled by it.
+
+        Returns the measures of the pair too, by their number in the job. Where the record is to be begun with it,
+        ``begin`` has its ids.
+        """
+        waiting = functools.partial(self.progress.done, 0)
+        first, measured = insist(lambda: self._take(begin, record), waiting=waiting, lost=self._lost)
+        if self.job.record:
+            kept = insist(functools.partial(self._keep, first), waiting=waiting)
+            if not kept:
+                self._say("another run was faster; which ranges are in sync is written by that one")
+        return first, measured
+
+    def _take(self, begin: RunIds | None, record: Record) -> tuple[FirstPass, dict[int, MeasureResult]]:
+        job, settings = self.job, SessionSettings.of_run(self.run_id, self.job.max_time)
+        waiting = functools.partial(self.progress.done, 0)
+        # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
+        with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
+            connections = snapshots.producer.connection, snapshots.consumer.connection
+            if begin is not None:
+                check_measures(job.measures, job.pairs, *connections, job.window)
+                record.begin(begin)
+            try:
+                pairing = Pairing(self.run_id, job, self.pair, snapshots, self.engine, self.progress, self.common)
+                first = pairing.compare()
+                if not (mine := {number: each for number, each in enumerate(job.measures) if each.of(self.pair.names)}):
+                    return first, {}
+                found = [Compared(self.pair, _arriving(first), first.rules.starts)]
+                with reaching(job.producer):  # where the bodies are; a SELECT of the user's names its own side
+                    values = measure_all(mine.values(), found, *connections, job.window, job.producer.schema)
+                return first, dict(zip(mine, values, strict=True))
+            except SourceError as error:
+                # A reader only knows that it can't read: where the server went, that is why, and it may be back.
+                if isinstance(error, SourceLost) or snapshots.held:
+                    raise
+                raise SourceLost(str(error)) from None
+
+    def _keep(self, first: FirstPass) -> bool:
+        return settled.keep(self.job.consumer, self.pair, first.settled, first.fresh)
+
+    def _lost(self, error: SourceLost) -> None:
+        # What was read with the snapshots that are lost may be what the server has lost with them.
+        self.common.forget()
+        self._say(f"{error}; the comparison is begun again, with new snapshots")
+
+    def _say(self, sentence: str) -> None:
+        self.progress.say(f"{self.pair}: {sentence}")
 
 
 def _arriving(first: FirstPass) -> list[UUID]:
@@ -208,7 +267,7 @@ def _confirm(job: Job, first: FirstPass, progress: Progress) -> None:
     progress.stage(f"{result.pair}: second look", found.num_rows + positions.num_rows)
     with timed(result.seconds, "second look"):
         if positions.num_rows:
-            positions, passed = backlog.parted(rules_now(job, result.pair))
+            positions, passed = backlog.parted(insist(lambda: rules_now(job, result.pair)))
             found = pa.concat_tables([found, passed], promote_options="default").sort_by("id")
         ahead = positions.num_rows
         progress.done(ahead)

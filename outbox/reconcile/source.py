@@ -1,7 +1,8 @@
 """PostgreSQL as a source: one snapshot of each database for as long as a comparison reads, and Arrow over COPY (ADBC).
 
-A query may take minutes. A job that is ended cancels those of its threads, and doesn't wait for them. No text has the
-password of a URL in it.
+A query may take minutes. A job that is ended cancels those of its threads, and doesn't wait for them. What is lost on
+the way is read again (`insist`); with a server its snapshots are lost, and the reader of a snapshot says so. No text
+has the password of a URL in it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import atexit
 import datetime as dt
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NoReturn
+from functools import cache, partial
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -22,15 +24,34 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import CONTENDED, Statement, execute, sqlstate
+from outbox.database.execute import (
+    CONTENDED,
+    SERIALIZATION_FAILURE,
+    UNAVAILABLE,
+    Statement,
+    execute,
+    kind_of,
+    sqlstate,
+)
 from outbox.database.sql import plan_by_index
-from outbox.errors import OutboxError, SourceError
+from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost
 from outbox.message.model import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
 from outbox.reconcile.rows import SCHEMAS, fixed_ids
 from outbox.text import summary_of
+
+T = TypeVar("T")
+
+#: So often what is lost is tried at most, with waits (seconds) from _FIRST_WAIT to _LONGEST_WAIT between: most of a
+#: minute in all, which a fail-over takes.
+MOST_TRIES = 7
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
+#: A reader tries less often: whoever holds its snapshot knows better whether there is something to wait for.
+_READER_TRIES = 3
+# While it waits it asks so often whether it still should.
+_ASK_EVERY = 0.2
 
 _guard = threading.Lock()
 _cursors: dict[int, Any] = {}
@@ -83,6 +104,33 @@ def raise_bare(error: OutboxError) -> NoReturn:
         raise
 
 
+def insist(
+    act: Callable[[], T],
+    *,
+    tries: int = MOST_TRIES,
+    waiting: Callable[[], None] = lambda: None,
+    lost: Callable[[SourceLost], None] = lambda _: None,
+) -> T:
+    """Return what an act returns, which may be done twice; do it again where a source is lost over it.
+
+    ``waiting`` is called now and then in between; what it raises ends the wait. ``lost`` is told what was lost.
+
+    Raises:
+        SourceLost: it was lost so often.
+    """
+    backoff = engines.Backoff(_FIRST_WAIT, _LONGEST_WAIT)
+    for _ in range(tries - 1):
+        try:
+            return act()
+        except SourceLost as error:
+            lost(error)
+        until = time.monotonic() + backoff.next()
+        while (left := until - time.monotonic()) > 0:
+            waiting()
+            time.sleep(min(left, _ASK_EVERY))
+    return act()
+
+
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
     """What servers call the sessions that read, and for how many seconds one may wait or work at something."""
@@ -129,6 +177,16 @@ class Snapshots:
         both: dict[Part, Snapshot] = {"producer": self.producer, "consumer": self.consumer}
         return {part: each.lag / 1e6 for part, each in both.items() if each.lag is not None}
 
+    @property
+    def held(self) -> bool:
+        """Are both still there?"""
+        try:
+            for each in (self.producer, self.consumer):
+                execute(each.connection, sql.NOTHING)
+        except SQLAlchemyError as error:
+            return kind_of(error) is not ErrorKind.UNAVAILABLE
+        return True
+
 
 @contextmanager
 def snapshots_of(
@@ -145,7 +203,7 @@ def snapshots_of(
     those of the sessions: a server ends a snapshot over which nothing is done for so long.
 
     Raises:
-        SourceError: a database can't be reached.
+        SourceLost: a database can't be reached.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
     with (
@@ -176,12 +234,16 @@ def pruned_below(access: Access, part: Part, now: int) -> UUID:
 
 @contextmanager
 def reaching(access: Access) -> Iterator[None]:
-    """Turn what a database, or the way to it, goes wrong with into a `SourceError` without its password."""
+    """Turn what a database, or the way to it, goes wrong with into a `SourceError` without its password.
+
+    It is a `SourceLost` where it may be read again.
+    """
     try:
         yield
     except SQLAlchemyError as error:
         text = summary_of(getattr(error, "orig", None) or error)
-        raise_bare(SourceError(f"{described(access.url)}: {hidden(text, access.url)}"))
+        again = kind_of(error) is ErrorKind.UNAVAILABLE or sqlstate(error) == SERIALIZATION_FAILURE
+        raise_bare((SourceLost if again else SourceError)(f"{described(access.url)}: {hidden(text, access.url)}"))
 
 
 @contextmanager
@@ -201,7 +263,12 @@ def _snapshot(access: Access, part: Part, waiting: Callable[[], None], settings:
             connection.rollback()
             while (snapshot := _begin(access, part, connection, settings)) is None:
                 waiting()
-        yield snapshot
+        try:
+            yield snapshot
+        finally:
+            # Nothing was written; what went wrong before is to be told, also where the connection is lost.
+            with suppress(SQLAlchemyError):
+                connection.rollback()
 
 
 def _begin(access: Access, part: Part, connection: Connection, settings: SessionSettings) -> Snapshot | None:
@@ -238,31 +305,65 @@ class PostgresSide:
         return sql.rows(self.part, self.access.schema, self.pair, ranges)
 
     def read(self, ranges: Sequence[Range]) -> pa.Table:
-        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`); `SourceError` if they can't be read."""
+        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`).
+
+        Raises:
+            SourceLost: the connection was lost several times, or the snapshot is gone.
+            SourceError: they can't be read.
+        """
         schema = SCHEMAS[self.part]
         if not ranges:
             return schema.empty_table()
         try:
-            return shaped(self._fetch(rendered(self.statement(ranges))), schema)
+            return insist(partial(self._read, rendered(self.statement(ranges)), schema), tries=_READER_TRIES)
+        except _Unreached as error:
+            # From here: elsewhere the snapshot is held.
+            raise_bare(SourceError(str(error)))
+
+    def _read(self, query: str, schema: pa.Schema) -> pa.Table:
+        """Read once. Where its standby needs a reader to be gone, that is so for each reader of the snapshot."""
+        connected = False
+        try:
+            with _adbc_connection(conninfo(self.access.url)) as connection:
+                connected = True
+                return shaped(self._fetch(connection, query), schema)
+        except SourceLost:
+            raise
         except Exception as error:
             # Whatever the driver says may quote the URL.
             text = hidden(summary_of(error), self.access.url)
-            raise_bare(SourceError(f"{described(self.access.url)} can't be read: {text}"))
+            state = sqlstate(error)
+            lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
+            kind = SourceError
+            if not connected:
+                kind = _Unreached
+            elif lost or state == SERIALIZATION_FAILURE:
+                kind = SourceLost
+            raise_bare(kind(f"{described(self.access.url)} can't be read: {text}"))
 
-    def _fetch(self, query: str) -> pa.Table:
+    def _fetch(self, connection: Any, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
         lock = sql.KEEP[self.part](self.access.schema)
-        settings = [sql.READ_IN_ONE_SNAPSHOT, lock, self.settings.statement(), sql.PLAN_FOR_ROWS]
-        if self.snapshot is not None:
-            settings.insert(1, Statement(sql.IMPORT_SNAPSHOT, {"name": self.snapshot}))
-        with (
-            _adbc_connection(conninfo(self.access.url)) as connection,
-            connection.cursor() as cursor,
-            cancellable(cursor),
-        ):
-            for statement in (*map(rendered, settings), query):
+        with connection.cursor() as cursor, cancellable(cursor):
+            cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
+            if self.snapshot is not None:
+                self._import(cursor, self.snapshot)
+            for statement in (*map(rendered, (lock, self.settings.statement(), sql.PLAN_FOR_ROWS)), query):
                 cursor.execute(statement)
             return cursor.fetch_arrow_table()
+
+    def _import(self, cursor: Any, snapshot: str) -> None:
+        try:
+            cursor.execute(rendered(Statement(sql.IMPORT_SNAPSHOT, {"name": snapshot})))
+        except Exception as error:
+            # A class of its own for each reason, and none for this one.
+            if UNAVAILABLE.match(sqlstate(error)) or not sqlstate(error):
+                raise
+            raise_bare(SourceLost(f"{described(self.access.url)}: the snapshot that is read is gone"))
+
+
+class _Unreached(SourceLost):
+    """No connection could be made."""
 
 
 @contextmanager

@@ -233,6 +233,8 @@ KEEP = {
 #: query, which would take the snapshot.
 WAIT_A_MOMENT = Statement("SET LOCAL lock_timeout = '500ms'")
 WAIT_AS_EVER = Statement("SET LOCAL lock_timeout TO DEFAULT")
+#: Asks whether anybody is there.
+NOTHING = Statement("SELECT 1")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 #: Has this transaction see what was offered under a name.

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from outbox.database.engines import discard
+from outbox.database.engines import Backoff, discard
 from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
 from outbox.telemetry.events import ListenerLost, ListenerSilent, ListenerWorking
 from outbox.telemetry.hooks import emit
 from outbox.worker.connections import WorkerDatabase, cut
-from outbox.worker.duty import Backoff, jittered
+from outbox.worker.duty import jittered
 
 #: Seconds without a notification after which a probe is sent, and in which it must arrive.
 PROBE_AFTER = 30.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
+from outbox.database.engines import Backoff
 from outbox.database.execute import kind_of
 from outbox.database.grants import require_privileges
 from outbox.errors import ErrorKind, InvalidSettings
@@ -30,7 +31,7 @@ from outbox.telemetry.events import (
 from outbox.telemetry.hooks import emit, work_for
 from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Backoff, Duty, Health, Lane
+from outbox.worker.duty import Duty, Health, Lane
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 
 if TYPE_CHECKING:

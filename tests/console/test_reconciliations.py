@@ -156,21 +156,28 @@ def test_a_message_that_was_pruned(acting: Http, shop: Shop, found: Reconciled) 
 
 
 def test_states_of_runs(acting: Http, shop: Shop) -> None:
-    """One that runs, one that has had no end for long, one that failed, one that is in sync."""
+    """Two that began or were heard of lately, two that weren't, one that failed, one that is in sync."""
     insert = """INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at,
-                                                       counts, error, schedule)
+                                                       counts, error, schedule, plan)
                 SELECT gen_random_uuid(), gen_random_uuid(), 'states', 'g', now() - make_interval(hours => age),
-                       finished_at, counts, error, 'hourly'
-                  FROM (VALUES (0, NULL::timestamptz, NULL::jsonb, NULL),
-                               (2, NULL, NULL, NULL),
-                               (3, now(), NULL, 'no such host'),
-                               (4, now(), '{"consumed": 7}', NULL)) v (age, finished_at, counts, error)"""
+                       finished_at, counts, error, 'hourly',
+                       CASE WHEN heard_of IS NOT NULL
+                            THEN jsonb_build_object('alive_at', now() - make_interval(mins => heard_of)) END
+                  FROM (VALUES (0, NULL::timestamptz, NULL::jsonb, NULL, NULL::int),
+                               (1, NULL, NULL, NULL, 1),
+                               (2, NULL, NULL, NULL, NULL),
+                               (2, NULL, NULL, NULL, 6),
+                               (3, now(), NULL, 'no such host', NULL),
+                               (4, now(), '{"consumed": 7}', NULL, NULL)) v
+                       (age, finished_at, counts, error, heard_of)"""
     with shop.engine.begin() as connection:
         connection.execute(text(insert))
     answer = acting.get(f"{RUNS}?topic=states").json()
-    assert [run["state"] for run in answer["items"]] == ["running", "unended", "failed", "in_sync"]
-    for state in ("running", "unended", "failed", "in_sync"):
-        (run,) = acting.get(f"{RUNS}?topic=states&state={state}").json()["items"]
+    states = ["running", "running", "unended", "unended", "failed", "in_sync"]
+    assert [run["state"] for run in answer["items"]] == states
+    assert [run["plan"] for run in answer["items"]] == [None] * 6
+    for state in dict.fromkeys(states):
+        run = acting.get(f"{RUNS}?topic=states&state={state}").json()["items"][0]
         page = Visitor(acting).go(f"reconciliations/{run['id']}")
         well_made(page)
     assert "no such host" in Visitor(acting).go("reconciliations?topic=states").text

@@ -14,12 +14,12 @@ import pytest
 from apscheduler.events import EVENT_SCHEDULER_STARTED
 
 from outbox import Counts
-from outbox.database.engines import Pass
+from outbox.database.engines import Backoff, Pass
 from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
-from outbox.worker.duty import Backoff, Duty, Lane, jittered
+from outbox.worker.duty import Duty, Lane, jittered
 from tests.kit import wait_until
 
 NEVER = 3600.0

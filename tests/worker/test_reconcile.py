@@ -188,7 +188,7 @@ def test_a_failure_is_recorded_and_told_in_one_line(
     (why,) = bench.rows(ERRORS)
     (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert line.getMessage() == f"reconcile nightly: far → mail: {why}"
-    assert "SourceError" in why
+    assert "SourceLost" in why
     assert "hunter2" not in caplog.text + why
     assert "\n" not in why
     assert line.exc_info is None
@@ -369,4 +369,4 @@ def test_the_role_alone_needs_a_reconciliation(bench: Bench) -> None:
 def test_when_it_is_due(when: dict[str, Any], last: tuple[Any, ...], due_in: float) -> None:
     """On a Tuesday at noon (UTC), after a run that began and ended so many seconds ago; a boundary is taken once."""
     began, ended = (None if ago is None else NOW - dt.timedelta(seconds=ago) for ago in last[:2])
-    assert Timetable(Reconciliation("x", **when)).due_in(LastRun(NOW, began, ended, *last[2:])) == due_in
+    assert Timetable(Reconciliation("x", **when)).due_in(LastRun(NOW, began, began, ended, *last[2:])) == due_in

@@ -115,7 +115,7 @@ _CHIPS = {
     "in_sync": Chip("check", "good", "in sync", "no difference, and all sums add up"),
     "different": Chip("alert", "bad", "different", "differences were found, or sums don't add up"),
     "run_failed": Chip("x", "bad", "failed", "it came to no result"),
-    "unended": Chip("question", "warn", "no end", "it has had no end for over an hour: its process must have died"),
+    "unended": Chip("question", "warn", "no end", "nothing was heard of it for minutes: its process must have died"),
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
     # A group.
     "paused": Chip("hourglass", "warn", "paused", "an operator has paused it: workers begin nothing of it"),

@@ -17,8 +17,17 @@ import pyarrow.compute as pc
 from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import STATEMENT_CANCELLED, Row, Statement, execute, sqlstate, statement
-from outbox.errors import InvalidMessage, OutboxError, ReconcileError, SourceError
+from outbox.database.execute import (
+    SERIALIZATION_FAILURE,
+    STATEMENT_CANCELLED,
+    Row,
+    Statement,
+    execute,
+    kind_of,
+    sqlstate,
+    statement,
+)
+from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError, SourceLost
 from outbox.message import content
 from outbox.message.compression import decompress
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
@@ -306,10 +315,8 @@ class Select:
             why = str(error.orig).strip()
             if sqlstate(error) == STATEMENT_CANCELLED:
                 why = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({why})"
-            if error.connection_invalidated:
-                raise SourceError(
-                    f"measure {self.measure.name!r}: the {self.side}'s database is lost: {why}"
-                ) from error
+            if kind_of(error) is ErrorKind.UNAVAILABLE or sqlstate(error) == SERIALIZATION_FAILURE:
+                raise SourceLost(f"measure {self.measure.name!r}: the {self.side}'s database is lost: {why}") from error
             raise failed(f"its {self.side} SELECT failed: {why}") from error
 
 

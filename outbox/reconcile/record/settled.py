@@ -229,9 +229,8 @@ def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> Se
     return SettledRanges(ranges, version, now, outside, len(known) - len(untouched))
 
 
-def keep(consumer: Snapshot, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
+def keep(access: Access, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
     """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
-    access = consumer.access
     with connected(access) as connection:
         # The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
         mark = json.dumps(settled.mark)

@@ -18,20 +18,26 @@ if TYPE_CHECKING:
 
 #: A run that failed is begun again after so many seconds, if the timetable doesn't say so earlier.
 RETRY_AFTER = 600.0
-#: A run without an end counts as lost after so many seconds: its worker was killed.
-LOST_AFTER = 3600.0
+#: A run that is at work says so every so many seconds,
+HEARTBEAT = 30.0
+#: and one that hasn't for so many seconds counts as lost: its process was killed.
+LOST_AFTER = 300.0
+#: When a run (alias r) was last heard of, as SQL.
+HEARD_OF = "coalesce((r.plan ->> 'alive_at')::timestamptz, r.started_at)"
 _MOMENT = dt.timedelta(microseconds=1)
 
 # The runs of the newest job of the schedule, found pair by pair at the end of an index.
-_LAST_SCHEDULED = """
+_LAST_SCHEDULED = f"""
 WITH run AS MATERIALIZED (
     SELECT r.* FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS p (topic, consumer_group)
-     CROSS JOIN LATERAL (SELECT job_id, started_at, finished_at, error FROM {s}.reconciliation_run r
+     CROSS JOIN LATERAL (SELECT job_id, started_at, {HEARD_OF} AS heard_of, finished_at, error
+                           FROM {{s}}.reconciliation_run r
                           WHERE r.topic = p.topic AND r.consumer_group = p.consumer_group
                             AND r.schedule = %(schedule)s
                           ORDER BY r.started_at DESC LIMIT 1) r
 )
-SELECT clock_timestamp(), min(started_at), max(finished_at), bool_or(finished_at IS NULL), bool_or(error IS NOT NULL)
+SELECT clock_timestamp(), min(started_at), max(heard_of), max(finished_at), bool_or(finished_at IS NULL),
+       bool_or(error IS NOT NULL)
   FROM run WHERE job_id = (SELECT job_id FROM run ORDER BY started_at DESC LIMIT 1)
 """
 
@@ -41,6 +47,7 @@ class LastRun(NamedTuple):
 
     now: dt.datetime
     began: dt.datetime | None
+    heard_of: dt.datetime | None
     ended: dt.datetime | None
     running: bool | None
     failed: bool | None
@@ -75,10 +82,10 @@ class Timetable:
 
     def due_in(self, last: LastRun) -> float:
         """Return in how many seconds it is due; 0 or less if it is."""
-        if last.began is None:
+        if last.began is None or last.heard_of is None:
             return 0.0
         if last.running or last.ended is None:
-            due = last.began + dt.timedelta(seconds=LOST_AFTER)
+            due = last.heard_of + dt.timedelta(seconds=LOST_AFTER)
         else:
             due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
             if self._trigger is not None:

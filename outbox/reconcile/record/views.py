@@ -24,7 +24,7 @@ from outbox.operator.look.redact import MASK, Redactor
 from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
-from outbox.reconcile.record.timetable import LOST_AFTER, Timetable, last_scheduled
+from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, last_scheduled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -58,7 +58,8 @@ class Run:
     """A pair of topic and group, compared; the runs of one job have its ``job_id``.
 
     ``counts`` are by outcome, ``differences`` is how many of them are differences, ``left`` how many of these are
-    neither repaired nor healed (counted as far as `MOST_LEFT`): None before there is a result.
+    neither repaired nor healed (counted as far as `MOST_LEFT`): None before there is a result. ``heard_of`` is when its
+    process last said that it is at work: one that hasn't for long, and has no end, has died.
     ``applied``: the run itself repaired. ``measures`` are the sums of business tables, as the JSON report has them; a
     list of runs has only their totals. ``plan`` says how it was compared, and why so. ``seconds`` is how long it took.
     ``ordered_by`` is the operator who ordered the run, ``schedule`` the timetable by which it began.
@@ -73,6 +74,7 @@ class Run:
     window_start: dt.datetime | None
     window_end: dt.datetime | None
     started_at: dt.datetime
+    heard_of: dt.datetime
     finished_at: dt.datetime | None
     seconds: float | None
     applied: bool
@@ -199,29 +201,29 @@ SETTLED = f"result IN ('{DONE}', '{HEALED}')"
 MOST_LEFT = 1_000
 
 _ROWS = """
--- id job_id topic group state window_start window_end started_at finished_at seconds applied counts:json differences \
-left measures:json plan:json error schedule ordered_by
-SELECT id, job_id, topic, consumer_group, state, window_start, window_end, started_at, finished_at,
+-- id job_id topic group state window_start window_end started_at heard_of finished_at seconds applied counts:json \
+differences left measures:json plan:json error schedule ordered_by
+SELECT id, job_id, topic, consumer_group, state, window_start, window_end, started_at, heard_of, finished_at,
        extract(epoch FROM finished_at - started_at)::float8, applied, counts::text, differences,
        CASE WHEN counts IS NOT NULL THEN least({most_left}, coalesce((plan ->> 'left_out')::int8, 0) + (
             SELECT count(*) FROM (SELECT FROM {{s}}.reconciliation_finding f
                                    WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f)) END,
        {measures}::text,
-       plan::text, error, schedule,
+       nullif(plan - 'alive_at', jsonb_build_object())::text, error, schedule,
        (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
-  FROM (SELECT n.*, d.differences,
-               CASE WHEN n.finished_at IS NULL AND n.started_at < clock_timestamp() - make_interval(secs => {lost})
+  FROM (SELECT r.*, {heard_of} AS heard_of, d.differences,
+               CASE WHEN r.finished_at IS NULL AND {heard_of} < clock_timestamp() - make_interval(secs => {lost})
                     THEN 'unended'
-                    WHEN n.finished_at IS NULL THEN 'running'
-                    WHEN n.error IS NOT NULL THEN 'failed'
-                    WHEN d.differences > 0 OR n.measures @> '[{{"in_sync": false}}]' THEN 'different'
+                    WHEN r.finished_at IS NULL THEN 'running'
+                    WHEN r.error IS NOT NULL THEN 'failed'
+                    WHEN d.differences > 0 OR r.measures @> '[{{"in_sync": false}}]' THEN 'different'
                     ELSE 'in_sync' END AS state
-          FROM {{s}}.reconciliation_run n
-         CROSS JOIN LATERAL (SELECT CASE WHEN n.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
-                               FROM jsonb_each_text(n.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
+          FROM {{s}}.reconciliation_run r
+         CROSS JOIN LATERAL (SELECT CASE WHEN r.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
+                               FROM jsonb_each_text(r.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
 _TOTALS = "(SELECT jsonb_agg(m - 'rows') FROM jsonb_array_elements(measures) m)"
 _LISTED, _WHOLE = (
-    _ROWS.format(measures=measures, lost=LOST_AFTER, settled=SETTLED, most_left=MOST_LEFT)
+    _ROWS.format(measures=measures, lost=LOST_AFTER, heard_of=HEARD_OF, settled=SETTLED, most_left=MOST_LEFT)
     for measures in (_TOTALS, "measures")
 )
 

