@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
 CONSUMER_VARIABLE = "OUTBOX_CONSUMER_URL"
+RECORD_VARIABLE = "OUTBOX_RECORD_URL"
 #: How many findings are shown as tables unless an option says so.
 SHOWN = 20
 
@@ -129,7 +130,7 @@ class PairOptions:
 _FILTERS = options_of(Pair, "topic", "group")
 _WINDOW = options_of(Window, "last")
 _SPARK = options_of(Spark, "conf", prefixed={"ui"})
-_JOB = options_of(Job, "producer", "consumer", "pairs", "window", "measures", "spark")
+_JOB = options_of(Job, "producer", "consumer", "pairs", "window", "measures", "record", "record_in", "spark")
 
 
 def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
@@ -148,9 +149,9 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, m
         values = {**values, "producer": source.access(url)}
     values = {"consumer": values["producer"], **values}
     if source.schema:
-        for side in ("producer", "consumer"):
-            access = values[side]
-            values[side] = replace(access, settings=replace(access.settings, schema=source.schema))
+        for side in ("producer", "consumer", "record_in"):
+            if (access := values.get(side)) is not None:
+                values[side] = replace(access, settings=replace(access.settings, schema=source.schema))
     times, _ = options.read_filter(Window, window, lambda: clock_of(values["producer"]))
     return job_of(merged(merged(values, more), {"window": times}))
 
@@ -178,6 +179,29 @@ Examples:
   outbox reconcile --config nightly.toml -o json
   outbox reconcile --topic orders --group mail --apply --policy parked=retry
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """Where the run is recorded."""
+
+    record: str | None = option(
+        None,
+        "The database in which the run is recorded. Default: OUTBOX_RECORD_URL; that of --config; or the consumer's, "
+        "which can't be a standby then.",
+        metavar="URL",
+    )
+    no_record: bool = option(False, "Record nothing.")
+
+    def values(self, source: SourceOptions) -> Values:
+        """Return what options and environment say of the record."""
+        if self.record and self.no_record:
+            raise Failure("--record and --no-record exclude each other")
+        if self.no_record:
+            return {"record": False}
+        if not self.record and not variable(RECORD_VARIABLE):
+            return {}
+        return {"record_in": source.access(_find_url(self.record, "--record", RECORD_VARIABLE))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +268,7 @@ def reconcile(
     window: Any,
     job: Any,
     spark: Any,
+    recording: RecordingOptions,
     report: ReportOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
     yes: options.YesOption = False,
@@ -259,7 +284,7 @@ def reconcile(
     secrets: list[str] = []
     with _no_result(secrets), needing("outbox reconcile", "reconcile"):
         report.check()
-        values = {**read_options(Job, job), "spark": read_options(Spark, spark)}
+        values = {**read_options(Job, job), "spark": read_options(Spark, spark), **recording.values(source)}
         if fresh and "keep_for" in values:
             raise Failure("--fresh and --keep-for exclude each other")
         if fresh:
@@ -267,7 +292,7 @@ def reconcile(
         if values["spark"]:
             values.setdefault("engine", EngineName.SPARK)
         work = _job(source, pairs, filters, window, values)
-        secrets += [work.producer.url, work.consumer.url]
+        secrets += [work.producer.url, work.consumer.url, work.recorder.url]
         if work.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
         if work.apply:
@@ -338,8 +363,8 @@ class RecordOptions:
 
     consumer: str | None = option(
         None,
-        "The consumer's database, in which the runs are recorded. Default: OUTBOX_CONSUMER_URL, the better place for a "
-        "password, or OUTBOX_PRODUCER_URL, or OUTBOX_DATABASE_URL.",
+        "The consumer's database, in which the runs are recorded. Default: OUTBOX_RECORD_URL, where they are recorded "
+        "elsewhere; OUTBOX_CONSUMER_URL, the better place for a password; OUTBOX_PRODUCER_URL; or OUTBOX_DATABASE_URL.",
         metavar="URL",
     )
     schema: str | None = option(None, SCHEMA_HELP, metavar="NAME")
@@ -349,7 +374,9 @@ class RecordOptions:
         from outbox.operator.databases import Databases, open_database  # noqa: PLC0415 - what the other commands needn't import
         from outbox.reconcile.record.orders import ReconciliationOrders  # noqa: PLC0415 - what the other commands needn't import
 
-        url = _find_url(self.consumer, "--consumer", CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE)
+        url = _find_url(
+            self.consumer, "--consumer", RECORD_VARIABLE, CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE
+        )
         settings = Settings.from_env(schema=self.schema or None)
         database = open_database(str(url.database), engine_of(url), settings)
         if "consumer" not in database.parts:

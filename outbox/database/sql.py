@@ -50,17 +50,19 @@ ALIVE = 3 * REPORT_INTERVAL
 #: A producing process reports at most once a minute, and only when it sends (seconds).
 SENDS_LATELY = 180.0
 
-#: Names the log that a producer's tables are, in SQL that reads ``pg_control_system() s``. It changes when the tables
+#: The parts of the name of a database's storage, in SQL that reads ``pg_control_system() s``. It changes when tables
 #: may have lost what others have seen: a promotion and a recovery to a point in time change the timeline; pg_upgrade
 #: and a restore of a dump into another cluster change the system identifier, into another database, or a copy of one,
-#: its oid, over the old tables theirs. A crash and a volume that its storage put back change nothing. The control file
+#: its oid. A crash and a volume that its storage put back change nothing. The control file
 #: tells a new timeline only after its first checkpoint: it is read on standbys alone, where nothing is written. The
 #: name of a WAL file has the timeline that is written now; of a constant it would be computed by the planner, which
 #: fails on a standby.
-LOG = """concat_ws('.', s.system_identifier,
+STORAGE = """s.system_identifier,
        CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
-       (SELECT oid FROM pg_database WHERE datname = current_database()), '{s}.message'::regclass::oid)"""
+       (SELECT oid FROM pg_database WHERE datname = current_database())"""
+#: Names the log that a producer's tables are; it changes with their storage, and where a dump is restored over them.
+LOG = f"concat_ws('.', {STORAGE}, '{{s}}.message'::regclass::oid)"
 
 
 def number(position: str) -> str:

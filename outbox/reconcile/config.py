@@ -2,7 +2,8 @@
 
 Each gives `Values`: what it says of the fields of `Job`, and nothing of the others. `merged` puts one over another, and
 `job_of` makes the job. Each field's help says what it is for; ``docs/reconciling.md`` has a whole file. A file names a
-database by ``url`` or ``url_env`` in a table ``[producer]`` or ``[consumer]``, and its paths begin in its folder.
+database by ``url`` or ``url_env`` in a table ``[producer]``, ``[consumer]`` or ``[record]``, and its paths begin in its
+folder.
 """
 
 from __future__ import annotations
@@ -106,10 +107,11 @@ def read_mapping(
         InvalidMessage: a topic or group that isn't a name.
     """
     reader, values = Reader(folder=folder, partial=True), dict(document)
-    for side in ("producer", "consumer"):
+    for side, name in (("producer", "producer"), ("consumer", "consumer"), ("record", "record_in")):
         if isinstance(address := values.get(side), Mapping):
+            del values[side]
             known = Reader().read(_Address, address, side)
-            values[side] = known.access(side, os.environ if environ is None else environ)
+            values[name] = known.access(side, os.environ if environ is None else environ)
     if isinstance(measures := values.get("measure"), list):
         values["measure"] = [_of_a_pair(each, values.get("pair"), n) for n, each in enumerate(measures, 1)]
     return reader.values(Job, values)

@@ -396,7 +396,8 @@ class Job:
 
     ``archives`` are folders of archived messages (`archive`) that stand in for what the producer has pruned.
     ``policy`` says what is done about kinds of differences; a kind that it doesn't name has the first of its repairs.
-    Without ``apply`` nothing is written but the record.
+    Without ``apply`` nothing is written but the record, into ``record_in`` where the consumer is a standby; the
+    consumer's tables must be there too, though they may be empty.
 
     Raises:
         InvalidSettings: no pair, the same pair twice, a number that makes no sense, or a repair that can't mend its
@@ -424,6 +425,7 @@ class Job:
     )
     apply: bool = option(False, "Repair what differs, by the policy.")
     record: bool = option(True, "Write runs, findings and what was in sync into the consumer's database.")
+    record_in: Access | None = option(None, "Write them into this database instead.")
     keep_for: Seconds = option(
         7 * 86400.0, "How long a range that was in sync is trusted; 0 trusts none.", metavar="DURATION"
     )
@@ -446,6 +448,11 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
+
+    @property
+    def recorder(self) -> Access:
+        """The database that has the record."""
+        return self.record_in or self.consumer
 
 
 class Progress(Protocol):

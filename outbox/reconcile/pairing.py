@@ -171,7 +171,9 @@ class Common:
         trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
         keep_for = self.job.keep_for if trusts else 0.0
         for pair in self.job.pairs:
-            self.settled[pair.names] = settling.load(snapshots, pair, self.job.window.range, keep_for)
+            self.settled[pair.names] = settling.load(
+                snapshots, pair, self.job.window.range, keep_for, self.job.record_in
+            )
 
     def gaps(self, pair: Pair) -> list[Range]:
         """Return what of the window isn't settled."""

@@ -24,10 +24,23 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.errors import OutboxError, ReconcileError, SourceError, SourceLost
-from outbox.reconcile import plan
+from outbox.database import migration
+from outbox.database.execute import execute
+from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
+from outbox.reconcile import plan, sql
 from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
-from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range
+from outbox.reconcile.job import (
+    HEALED,
+    KINDS,
+    EngineName,
+    Job,
+    NoProgress,
+    Outcome,
+    Pair,
+    Progress,
+    Range,
+    described,
+)
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
 from outbox.reconcile.record import settled
@@ -119,17 +132,15 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
-    with _recorded(record, ids.runs, ids), _engine(job, progress) as engine:
-        for access in (job.producer, job.consumer):
-            with connected(access):  # from now on what isn't there was lost, and may be back
-                pass
-        passes: list[FirstPass] = []
-        measured: dict[int, MeasureResult] = {}
-        with record.alive(ids.runs):
+    with _recorded(record, ids.runs, ids), record.alive(ids.runs):
+        _check_databases(job)
+        with _engine(job, progress) as engine:
+            passes: list[FirstPass] = []
+            measured: dict[int, MeasureResult] = {}
             common = Common(job)
             for run_id, pair in zip(ids.runs, job.pairs, strict=True):
-                look = _FirstLook(run_id, job, pair, engine, progress, common)
-                first, values = look.insist(ids if not passes else None, record)
+                comparison = _PairComparison(run_id, job, pair, engine, progress, common)
+                first, values = comparison.insist(record, None if passes else ids)
                 passes.append(first)
                 measured |= values
             measures = [measured[number] for number in sorted(measured)]
@@ -191,8 +202,34 @@ def repair_found(
     return results | {each.id: each.result for each in repaired}
 
 
+def _check_databases(job: Job) -> None:
+    """See that all databases are there, and can be written to as far as the job does: what isn't there later was lost.
+
+    Raises:
+        SourceLost: one can't be reached.
+        InvalidSettings: one is a standby.
+        SchemaMissing, SchemaOutdated: where the record is to be isn't migrated.
+    """
+    for part, access in (("producer", job.producer), ("consumer", job.consumer)):
+        with connected(access) as connection:
+            ((is_standby,),) = execute(connection, sql.IS_STANDBY)[0]
+        if is_standby and job.apply:
+            raise InvalidSettings(
+                f"the {part} ({described(access.url)}) is a standby, in which nothing can be repaired; compare without "
+                "apply, or name its primary"
+            )
+        if is_standby and job.record and access == job.recorder:
+            raise InvalidSettings(
+                f"the {part} ({described(access.url)}) is a standby, in which no run can be recorded; name another "
+                "database for the record (--record, OUTBOX_RECORD_URL, [record] in a file), or record nothing"
+            )
+    if job.record:
+        with connected(job.recorder) as connection:
+            migration.require(connection, ("consumer",), job.recorder.schema)
+
+
 @dataclass(frozen=True, slots=True)
-class _FirstLook:
+class _PairComparison:
     """One reading of a pair, with its measures, in snapshots of its own."""
 
     run_id: UUID
@@ -202,21 +239,21 @@ class _FirstLook:
     progress: Progress
     common: Common
 
-    def insist(self, begin: RunIds | None, record: Record) -> tuple[FirstPass, dict[int, MeasureResult]]:
+    def insist(self, record: Record, begin: RunIds | None) -> tuple[FirstPass, dict[int, MeasureResult]]:
         """Take it, from the beginning where a database is lost over it; keep what is settled by it.
 
         Returns the measures of the pair too, by their number in the job. Where the record is to be begun with it,
         ``begin`` has its ids.
         """
         waiting = functools.partial(self.progress.done, 0)
-        first, measured = insist(lambda: self._take(begin, record), waiting=waiting, lost=self._lost)
+        first, measured = insist(lambda: self._take(record, begin), waiting=waiting, lost=self._lost)
         if self.job.record:
-            kept = insist(functools.partial(self._keep, first), waiting=waiting)
-            if not kept:
+            written = insist(functools.partial(self._keep, first), waiting=waiting)
+            if not written:
                 self._say("another run was faster; which ranges are in sync is written by that one")
         return first, measured
 
-    def _take(self, begin: RunIds | None, record: Record) -> tuple[FirstPass, dict[int, MeasureResult]]:
+    def _take(self, record: Record, begin: RunIds | None) -> tuple[FirstPass, dict[int, MeasureResult]]:
         job, settings = self.job, SessionSettings.of_run(self.run_id, self.job.max_time)
         waiting = functools.partial(self.progress.done, 0)
         # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
@@ -241,7 +278,7 @@ class _FirstLook:
                 raise SourceLost(str(error)) from None
 
     def _keep(self, first: FirstPass) -> bool:
-        return settled.keep(self.job.consumer, self.pair, first.settled, first.fresh)
+        return settled.keep(self.job.recorder, self.pair, first.settled, first.fresh)
 
     def _lost(self, error: SourceLost) -> None:
         # What was read with the snapshots that are lost may be what the server has lost with them.

@@ -314,18 +314,23 @@ class PostgresSide:
         schema = SCHEMAS[self.part]
         if not ranges:
             return schema.empty_table()
+        reached: list[bool] = []
+        query = rendered(self.statement(ranges))
         try:
-            return insist(partial(self._read, rendered(self.statement(ranges)), schema), tries=_READER_TRIES)
-        except _Unreached as error:
-            # From here: elsewhere the snapshot is held.
+            return insist(partial(self._read, query, schema, reached), tries=_READER_TRIES)
+        except SourceLost as error:
+            if reached:
+                raise
+            # Nothing was lost: this host has no way to it, and whoever holds the snapshot knows whether it is there.
             raise_bare(SourceError(str(error)))
 
-    def _read(self, query: str, schema: pa.Schema) -> pa.Table:
-        """Read once. Where its standby needs a reader to be gone, that is so for each reader of the snapshot."""
+    def _read(self, query: str, schema: pa.Schema, reached: list[bool]) -> pa.Table:
+        """Read once; ``reached`` has something in it once there was a connection."""
         connected = False
         try:
             with _adbc_connection(conninfo(self.access.url)) as connection:
                 connected = True
+                reached.append(connected)
                 return shaped(self._fetch(connection, query), schema)
         except SourceLost:
             raise
@@ -334,12 +339,8 @@ class PostgresSide:
             text = hidden(summary_of(error), self.access.url)
             state = sqlstate(error)
             lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
-            kind = SourceError
-            if not connected:
-                kind = _Unreached
-            elif lost or state == SERIALIZATION_FAILURE:
-                kind = SourceLost
-            raise_bare(kind(f"{described(self.access.url)} can't be read: {text}"))
+            again = not connected or lost or state == SERIALIZATION_FAILURE
+            raise_bare((SourceLost if again else SourceError)(f"{described(self.access.url)} can't be read: {text}"))
 
     def _fetch(self, connection: Any, query: str) -> pa.Table:
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
@@ -356,14 +357,10 @@ class PostgresSide:
         try:
             cursor.execute(rendered(Statement(sql.IMPORT_SNAPSHOT, {"name": snapshot})))
         except Exception as error:
-            # A class of its own for each reason, and none for this one.
+            # How a server puts it depends on its version.
             if UNAVAILABLE.match(sqlstate(error)) or not sqlstate(error):
                 raise
             raise_bare(SourceLost(f"{described(self.access.url)}: the snapshot that is read is gone"))
-
-
-class _Unreached(SourceLost):
-    """No connection could be made."""
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
         raise declared.refused(str(error)) from None
     if "consumer" in values:
         raise declared.refused("its consumer is the database of the Outbox; leave consumer out")
-    if not values.get("record", True):
+    if not values.get("record", True) or "record_in" in values:
         raise declared.refused("its record is how workers know that it was run; leave record out")
     return subscribed(outbox, values)
 

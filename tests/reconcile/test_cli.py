@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ for topic, group in {pairs!r}:
 @pytest.fixture(autouse=True)
 def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable says which database."""
-    for name in ("DATABASE_URL", "PRODUCER_URL", "CONSUMER_URL", "SCHEMA", "APP"):
+    for name in ("DATABASE_URL", "PRODUCER_URL", "CONSUMER_URL", "RECORD_URL", "SCHEMA", "APP"):
         monkeypatch.delenv(f"OUTBOX_{name}", raising=False)
 
 
@@ -184,6 +184,22 @@ def test_tiers_and_what_is_kept(sides: Town) -> None:
     assert plan()["settled"] > 0
     assert plan("--fresh")["settled"] == 0
     assert reconcile(*PAIR, "--tier", "full", "-o", "json").json["pairs"][0]["plan"]["tier"] == "full"
+
+
+def test_the_record_may_be_elsewhere(
+    sides: Town, new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--record and its variable name another database, which `runs` reads then; it excludes --no-record."""
+    sides.plant([MISSING])
+    elsewhere = new_database()
+    assert reconcile(*PAIR, "--record", elsewhere).code == Code.PROBLEMS
+    assert runs(sides) == []
+    excluded = reconcile(*PAIR, "--record", elsewhere, "--no-record")
+    assert "--record and --no-record exclude each other" in excluded.err
+    monkeypatch.setenv("OUTBOX_RECORD_URL", elsewhere)
+    assert reconcile(*PAIR).code == Code.PROBLEMS
+    assert runs(sides) == []
+    assert len(reconcile("runs", "-o", "json").json["items"]) == 2
 
 
 def test_keep_for(sides: Town) -> None:
@@ -472,7 +488,7 @@ def test_why_is_recorded(sides: Town) -> None:
     reconcile(*PAIR, "--producer", bad.render_as_string(False))
     ((ended, why),) = runs(sides, "finished_at IS NOT NULL, error")
     assert ended
-    assert "SourceError" in why
+    assert "SourceLost" in why
     assert "hunter2" not in why
     (row,) = run_cli("reconcile", "runs", "-o", "json").json["items"]
     assert (row["error"], row["differences"]) == (why, None)

@@ -1,4 +1,4 @@
-"""The producer's tables are read on a standby, which may be behind its primary."""
+"""A side is read on a standby: it may be behind its primary, nothing is written there, and replay goes first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from outbox import Settings, embedded
+from outbox.errors import InvalidSettings
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Tier, Window
-from outbox.reconcile.rows import PairResult, ProducerState
+from outbox.reconcile.rows import InboxState, PairResult, ProducerState
 from outbox.reconcile.run import reconcile
 from tests.failover.clusters import Clusters, ask, base_cluster, caught_up, clusters
-from tests.reconcile.town import HOUR, IN_SYNC, Town, fate, ids_at, ids_in, kinds
+from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, ids_in, kinds
 
 SHOP, BANK = "shop", "bank"
 
@@ -119,3 +120,77 @@ def test_an_op_that_was_in_progress_on_a_standby_is_seen_when_it_commits(
     replicated.caught_up()
 
     assert kinds(replicated.read_there(topic, tier=Tier.DIGEST)) == {late: Outcome.UNDISPATCHED}
+
+
+def consumer_at(replicated: Replicated, topic: str, **options: Any) -> Job:
+    """Return a job that reads the consumer's side on the standby; without ``record_in`` it has nowhere to record."""
+    town = replicated.town
+    consumer = Access(replicated.standby.url(BANK), town.settings)
+    return Job(town.accesses[0], consumer, (Pair(topic, "g"),), Window(grace=60.0), **options)
+
+
+def test_the_record_of_a_consumer_on_a_standby_is_in_another_database(
+    replicated: Replicated, small_buckets: Callable[[Sequence[UUID]], None]
+) -> None:
+    """There runs and findings are, and what was in sync: as long as the group is as far as it was."""
+    town, topic = replicated.town, "recorded"
+    ids = town.plant([IN_SYNC] * 20, topic=topic, ids=ids_at(HOUR, 20))
+    (missing,) = town.plant([fate(status=InboxState.NONE)], topic=topic, ids=ids_at(HOUR / 2))
+    small_buckets([ids[10], missing])
+    replicated.caught_up()
+    at_primary = town.accesses[1]
+
+    first, second = (
+        reconcile(consumer_at(replicated, topic, record_in=at_primary, tier=Tier.DIGEST)).pairs[0] for _ in range(2)
+    )
+
+    assert kinds(first) == kinds(second) == {missing: Outcome.MISSING}
+    assert first.plan.settled == 0
+    assert second.plan.settled == 2
+    found = "SELECT message_id FROM outbox.reconciliation_finding WHERE run_id = :run"
+    assert town.rows(found, run=second.run_id) == [missing]
+    town.run(
+        "UPDATE {s}.consumer_offset SET position = position - 1 WHERE topic = :topic AND position > 0", topic=topic
+    )
+    replicated.caught_up()
+    assert reconcile(consumer_at(replicated, topic, record_in=at_primary, tier=Tier.DIGEST)).pairs[0].plan.settled == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, r"is a standby, in which no run can be recorded; .*--record"),
+        ({"record": False, "apply": True}, "repaired"),
+    ],
+)
+def test_nothing_is_written_to_a_standby(replicated: Replicated, options: dict[str, Any], said: str) -> None:
+    """Neither a record nor a repair: that is told before anything is compared."""
+    with pytest.raises(InvalidSettings, match=said):
+        reconcile(consumer_at(replicated, "unwritten", **options))
+
+
+def test_what_a_standby_had_to_end_is_begun_again(replicated: Replicated) -> None:
+    """Replay removes what a snapshot sees, and doesn't wait: the pair is compared in new snapshots."""
+    town, topic = replicated.town, "conflict"
+    (missing,) = town.plant([fate(status=InboxState.NONE)], topic=topic)
+    gone = town.plant([IN_SYNC] * 50, topic="gone")
+    replicated.caught_up()
+    replicated.at_standby("ALTER SYSTEM SET max_standby_streaming_delay = 0")
+    replicated.at_standby("SELECT pg_reload_conf()")
+
+    def clean(title: str) -> None:
+        if gone and title == f"{topic} → g: rows":
+            town.forget(*gone)
+            gone.clear()
+            with town.consumer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("VACUUM outbox.consumer_message")
+            replicated.caught_up()
+
+    progress = Progress(clean)
+    try:
+        found = reconcile(consumer_at(replicated, topic, record=False), progress).pairs[0]
+    finally:
+        replicated.at_standby("ALTER SYSTEM RESET max_standby_streaming_delay")
+        replicated.at_standby("SELECT pg_reload_conf()")
+    assert kinds(found) == {missing: Outcome.MISSING}
+    assert "begun again" in " ".join(progress.said)

@@ -223,7 +223,8 @@ def test_misspelt_variables_are_refused(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_APP", "OUTBOX_PG_BIN"),
+        *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_RECORD_URL", "OUTBOX_APP"),
+        "OUTBOX_PG_BIN",
         *(
             "OUTBOX_JDBC_JAR",
             "OUTBOX_CONSOLE_PORT",

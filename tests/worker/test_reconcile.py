@@ -198,13 +198,19 @@ def test_a_failure_is_recorded_and_told_in_one_line(
 
 
 def test_a_run_that_was_killed(bench: Bench) -> None:
-    """A run without an end may be running; after an hour it counts as lost, and is run again."""
+    """A run without an end may be running; nothing heard of it for minutes, it counts as lost, and is run again."""
     declare(bench, every=60)
     assert look(bench) == 1
-    execute(bench, "UPDATE outbox.reconciliation_run SET finished_at = NULL")
-    age(bench, 3000)
+    execute(bench, "UPDATE outbox.reconciliation_run SET finished_at = NULL, plan = NULL")
+    age(bench, LOST_AFTER - 100)
     assert look(bench) == 0
-    age(bench, LOST_AFTER)
+    age(bench, 3600)
+    heard = """UPDATE outbox.reconciliation_run
+                  SET plan = jsonb_build_object('alive_at', now() - make_interval(secs => {}))
+                WHERE finished_at IS NULL"""
+    execute(bench, heard.format(LOST_AFTER - 100))
+    assert look(bench) == 0
+    execute(bench, heard.format(LOST_AFTER + 1))
     assert look(bench) == 1
 
 
@@ -299,6 +305,7 @@ def test_refused_without_the_libraries(bench: Bench, monkeypatch: pytest.MonkeyP
     [
         ({"every": 60, "job": {"grace": 1}}, "grace is unknown; known are producer, consumer"),
         ({"every": 60, "job": {"record": False}}, "leave record out"),
+        ({"every": 60, "job": {"record": {"url": "postgresql://far/x"}}}, "leave record out"),
         ({"every": 60, "job": {"pair": [{"topic": "paid", "group": "nobody"}]}}, "paid:nobody is no subscription"),
         ({"every": 60, "job": {"workers": 0}}, "workers = 0"),
         ({"every": 60, "config": "/nowhere.toml"}, "can't be read"),

@@ -77,7 +77,7 @@ class Tally:
         """Return it with those parts of its keys (by place) as numbers that are some: 7.00, 7 and 07 are one key."""
         tally = Tally(self.width, self.faults)
         for key, values in self.sums.items():
-            tally.add(tuple(_number_text(part) if place in at else part for place, part in enumerate(key)), values)
+            tally.add(tuple(_number_text(part) if number in at else part for number, part in enumerate(key)), values)
         return tally
 
 

@@ -6,7 +6,8 @@ check, a failure. Each is found by an index on what was added since the mark of 
 the day's rows and the differences, not the history.
 
 Where the producer's storage was put back to an earlier state, nothing is trusted: what was the newest at the mark must
-still be there.
+still be there. The consumer's storage has taken the marks with it, unless they are in another database: then the mark
+says how far the group had come, and a group that isn't as far any more has lost something.
 
 What this can't see is a change behind the framework's back: an inbox row that was deleted by hand in a range that
 was settled. So a range is trusted for ``keep_for`` seconds only, and `Job.keep_for` = 0 trusts none.
@@ -23,7 +24,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
-from outbox.database.sql import LOG
+from outbox.database.sql import LOG, STORAGE
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
 from outbox.reconcile.sql import as_array
@@ -84,6 +85,14 @@ SELECT q, coalesce(l.position, 0), l.half_id::text
 """
 
 _NEWEST_OP = "SELECT sequence, half_id::text FROM {s}.op_message ORDER BY sequence DESC LIMIT 1"
+
+# What was lost behind an offset that is as far again was handled again.
+_CONSUMED = f"""
+SELECT concat_ws('.', {STORAGE}),
+       (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text FROM {{s}}.consumer_offset
+         WHERE consumer_group = %(group)s AND topic = %(topic)s)
+  FROM pg_control_system() s
+"""
 
 # Where the message or the op isn't there, it was pruned if it, and all before it, made way for newer ones.
 _LOST_AT_PRODUCER = """
@@ -160,8 +169,11 @@ class SettledRanges:
         return sum((counts for _, counts in self.ranges), Counter())
 
 
-def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
-    """Return where everything stands: the producer's snapshot, the ends of its queues, and its newest op."""
+def _mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
+    """Return where everything stands: the producer's snapshot, the ends of its queues, and its newest op.
+
+    And, ``of_consumer``, how far the group has come.
+    """
     access = snapshots.producer.access
     with reaching(access):
         (here,), heads, ops = execute(
@@ -175,16 +187,26 @@ def _mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *log, access.schema, *filters, effect, access.settings.retention]
     ends = {"heads": [list(head) for head in heads], "ops": [list(op) for op in ops]}
-    return {"identity": identity, "snapshot": snapshot, "xmax": xmax, **ends}
+    mark = {"identity": identity, "snapshot": snapshot, "xmax": xmax, **ends}
+    if of_consumer:
+        access = snapshots.consumer.access
+        with reaching(access):
+            (((storage, offsets),),) = execute(snapshots.consumer.connection, pair_statement(_CONSUMED, access, pair))
+        mark["identity"] = [*identity, storage]
+        mark["offsets"] = json.loads(offsets)
+    return mark
 
 
 def _fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
-    """Has the producer lost something of before the mark, though it still is the same log?
+    """Has the producer, or the group, lost something of before the mark, though it still is the same storage?
 
     Storage that was put back tells nobody; new transactions have the numbers, and new messages the positions, of those
     that were lost. So the newest of that time must still be there.
     """
     if now["xmax"] < before["xmax"]:
+        return True
+    offsets = now.get("offsets", {})
+    if any(offsets.get(queue, 0) < position for queue, position in before.get("offsets", {}).items()):
         return True
     queues, positions, ids = zip(*before["heads"], strict=True) if before["heads"] else ((), (), ())
     sequences, ops = zip(*before["ops"], strict=True) if before["ops"] else ((), ())
@@ -196,16 +218,22 @@ def _fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> boo
     return bool(lost[0][0][0])
 
 
-def load(snapshots: Snapshots, pair: Pair, window: Range, keep_for: float) -> SettledRanges:
-    """Return the ranges inside the window that needn't be looked at; none if ``keep_for`` (seconds) is 0."""
-    now = _mark_of(snapshots, pair)
-    access = snapshots.consumer.access
-    with reaching(access):
-        marks, rows = execute(
-            snapshots.consumer.connection,
-            pair_statement(_MARK, access, pair),
-            pair_statement(KNOWN, access, pair, keep_for=keep_for),
-        )
+def load(
+    snapshots: Snapshots, pair: Pair, window: Range, keep_for: float, record_in: Access | None = None
+) -> SettledRanges:
+    """Return the ranges inside the window that needn't be looked at; none if ``keep_for`` (seconds) is 0.
+
+    ``record_in`` is the database that has them, unless it is the consumer's.
+    """
+    now = _mark_of(snapshots, pair, of_consumer=record_in is not None)
+    access = record_in or snapshots.consumer.access
+    known_ranges = pair_statement(_MARK, access, pair), pair_statement(KNOWN, access, pair, keep_for=keep_for)
+    if record_in is None:
+        with reaching(access):
+            marks, rows = execute(snapshots.consumer.connection, *known_ranges)
+    else:
+        with connected(record_in) as connection:
+            marks, rows = execute(connection, *known_ranges)
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now["identity"] or not rows:
         return SettledRanges([], version, now)

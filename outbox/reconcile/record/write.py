@@ -86,7 +86,7 @@ class RunIds:
         """Return what writes that the pairs are being compared, where it isn't written: without an end, it died."""
         known = {"job": self.job, "since": job.window.since, "until": job.window.until, "schedule": self.schedule}
         return [
-            statement(job.consumer.schema, _BEGIN, {**known, "id": run_id, "topic": pair.topic, "group": pair.group})
+            statement(job.recorder.schema, _BEGIN, {**known, "id": run_id, "topic": pair.topic, "group": pair.group})
             for run_id, pair in zip(self.runs, job.pairs, strict=True)
         ]
 
@@ -113,12 +113,12 @@ class Record:
         stopped = isinstance(error, KeyboardInterrupt | Interrupted)
         values = {"id": run_id, "error": "interrupted" if stopped else why_of(error, self._job)}
         # Once: whoever ends for an error isn't kept.
-        self._execute(replace(statement(self._job.consumer.schema, _FAIL, values), lossy=("error",)), tries=1)
+        self._execute(replace(statement(self._job.recorder.schema, _FAIL, values), lossy=("error",)), tries=1)
 
     @contextmanager
     def alive(self, runs: Sequence[UUID]) -> Iterator[None]:
         """Say every `HEARTBEAT` that these runs are at work, until the end of the block."""
-        beat = statement(self._job.consumer.schema, _ALIVE, {"ids": list(runs)})
+        beat = statement(self._job.recorder.schema, _ALIVE, {"ids": list(runs)})
         ended = Event()
 
         def heart() -> None:
@@ -157,7 +157,7 @@ class Record:
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""
         for start in range(0, len(repairs), _BATCH):
-            self._execute(acted(self._job.consumer.schema, run_id, repairs[start : start + _BATCH]))
+            self._execute(acted(self._job.recorder.schema, run_id, repairs[start : start + _BATCH]))
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
@@ -172,11 +172,11 @@ class Record:
         self._write(_END, result.run_id, counts=json.dumps(counts), plan=json.dumps(plan))
 
     def _write(self, template: str, run_id: UUID, **values: object) -> None:
-        self._execute(statement(self._job.consumer.schema, template, {"id": run_id, **values}))
+        self._execute(statement(self._job.recorder.schema, template, {"id": run_id, **values}))
 
     def _execute(self, *statements: Statement, tries: int = MOST_TRIES) -> None:
         def write() -> None:
-            with connected(self._job.consumer) as connection:
+            with connected(self._job.recorder) as connection:
                 execute(connection, *statements)
 
         if self._job.record:
@@ -197,7 +197,9 @@ def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
 def why_of(error: BaseException, job: Job) -> str:
     """Return in one line what went wrong with a job, without a password."""
     text = " ".join(summary_of(error).split())
-    return hidden(hidden(text, job.producer.url), job.consumer.url)
+    for access in (job.producer, job.consumer, job.recorder):
+        text = hidden(text, access.url)
+    return text
 
 
 def detail_of(finding: Finding) -> dict[str, Any]:
