@@ -16,6 +16,7 @@ from sqlalchemy import ARRAY, Uuid, any_, func, literal, select
 from outbox.reconcile.job import DONE, EngineName, Outcome, Repair, Spark
 from outbox.reconcile.rows import JobResult, Repaired, to_findings
 from outbox.reconcile.run import reconcile
+from outbox.text import key_text
 
 from . import back_office, comparison, faults
 from .back_office import ByHand
@@ -70,7 +71,7 @@ class Reconciliation:
         for measure in self.after.measures:
             yield from measure.faults
             for row in measure.unexplained:
-                yield f"{measure.name}: {row.unexplained} {row.value} unexplained at {', '.join(row.key)}"
+                yield f"{measure.name}: {row.unexplained} {row.value} unexplained at {key_text(row.key)}"
 
     def _badly_found(self) -> Iterator[str]:
         """Yield where what was found isn't what was planted."""

@@ -328,10 +328,10 @@ class PostgresSide:
         """Read once; ``reached`` has something in it once there was a connection."""
         connected = False
         try:
-            with _adbc_connection(conninfo(self.access.url)) as connection:
+            with adbc_connection(conninfo(self.access.url)) as connection:
                 connected = True
                 reached.append(connected)
-                return shaped(self._fetch(connection, query), schema)
+                return shaped(self.fetch(connection, query), schema)
         except SourceLost:
             raise
         except Exception as error:
@@ -342,7 +342,8 @@ class PostgresSide:
             again = not connected or lost or state == SERIALIZATION_FAILURE
             raise_bare((SourceLost if again else SourceError)(f"{described(self.access.url)} can't be read: {text}"))
 
-    def _fetch(self, connection: Any, query: str) -> pa.Table:
+    def fetch(self, connection: Any, query: str) -> pa.Table:
+        """Return what a query says in the snapshot, on an ADBC connection that was just made."""
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
         lock = sql.KEEP[self.part](self.access.schema)
         with connection.cursor() as cursor, cancellable(cursor):
@@ -364,7 +365,8 @@ class PostgresSide:
 
 
 @contextmanager
-def _adbc_connection(address: str) -> Iterator[Any]:
+def adbc_connection(address: str) -> Iterator[Any]:
+    """Open an ADBC connection to what `conninfo` returned."""
     database, counting = _adbc_database(address)
     with counting:
         connection = database.adbc_clone()

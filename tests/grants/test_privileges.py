@@ -82,24 +82,24 @@ def said(town: Town, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Part], A
 
     def do(duty: str, part: Part) -> Acts:
         heard: dict[str, Any] = {}
-        round_trip, fetch = execute_module._round_trip, PostgresSide._fetch
+        round_trip, fetch = execute_module._round_trip, PostgresSide.fetch
 
         def hear(driver: Any, pairs: Any) -> Any:
             if driver.info.get_parameters().get("application_name") == part:
                 heard.update({sql: values for sql, values in pairs if sql not in UNPREPARED})
             return round_trip(driver, pairs)
 
-        def hear_fetch(side: PostgresSide, query: str) -> Any:
+        def hear_fetch(side: PostgresSide, connection: Any, query: str) -> Any:
             if side.part == part:
                 heard[query] = None
-            return fetch(side, query)
+            return fetch(side, connection, query)
 
         for each in PARTS:
             url = town.owned[each].url.update_query_dict({"application_name": each})
             town.at[each] = create_engine(url, poolclass=NullPool)
         with monkeypatch.context() as patch:
             patch.setattr(execute_module, "_round_trip", hear)
-            patch.setattr(PostgresSide, "_fetch", hear_fetch)
+            patch.setattr(PostgresSide, "fetch", hear_fetch)
             # The owner may rewrite small tables as a whole; who may not goes row by row.
             patch.setattr(rewrite, "_MAY", "SELECT false")
             ACTS[duty, part](town)

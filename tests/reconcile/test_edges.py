@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -22,7 +23,15 @@ from outbox.errors import ReconcileError
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.rows import InboxState
-from outbox.reconcile.source import PostgresSide, SessionSettings, engine_of, literal, snapshots_of
+from outbox.reconcile.source import (
+    PostgresSide,
+    SessionSettings,
+    adbc_connection,
+    conninfo,
+    engine_of,
+    literal,
+    snapshots_of,
+)
 from outbox.testing import make_due
 from tests.reconcile.town import (
     HOUR,
@@ -352,7 +361,7 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
         ):
             execute(snapshot.connection, reconcile_sql.PLAN_FOR_ROWS)
             side = PostgresSide(snapshot.access, part, pair)  # type: ignore[arg-type]
-            assert side._fetch("SELECT current_setting('enable_nestloop') AS s")["s"].to_pylist() == ["off"]
+            assert shown(side, "enable_nestloop") == ["off"]
 
             def plan(ranges: list[Range], side: PostgresSide = side, snapshot=snapshot) -> list[str]:  # type: ignore[no-untyped-def]
                 return [row[0] for row in execute(snapshot.connection, explain(side.statement(ranges)))[0]]
@@ -390,9 +399,14 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
             side = PostgresSide(snapshot.access, "producer", PAIR, snapshot.name, snapshot.settings)
             for name, value in expected.items():
                 assert execute(snapshot.connection, Statement(f"SHOW {name}")) == [[(value,)]]
-                # ADBC copies what it reads, which SHOW can't be.
-                shown = side._fetch(f"SELECT current_setting('{name}') AS s")["s"].to_pylist()
-                assert shown == [value]
+                assert shown(side, name) == [value]
+
+
+def shown(side: PostgresSide, name: str) -> list[Any]:
+    """Return a setting of a reader's session; ADBC copies what it reads, which SHOW can't be."""
+    with adbc_connection(conninfo(side.access.url)) as connection:
+        values: list[Any] = side.fetch(connection, f"SELECT current_setting('{name}') AS s")["s"].to_pylist()
+        return values
 
 
 def socket_options(town: Town) -> dict[str, str]:
