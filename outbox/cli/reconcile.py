@@ -210,17 +210,22 @@ class ReportOptions:
 
     html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
     prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
+    findings: Path | None = option(
+        None, "Write the differences as Parquet, a file for each pair, by day.", metavar="DIR"
+    )
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
     def files(self) -> list[tuple[str, Path]]:
         """Return what else than stdout the result goes to, by the module of `outbox.reconcile.report`."""
-        return [(name, path) for name in ("html", "prometheus") if (path := getattr(self, name))]
+        return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
         for name, path in self.files():
-            if path.is_dir():
+            if name == "findings" and path.is_file():
+                raise Failure(f"--findings {path} is a file; name a folder")
+            if name != "findings" and path.is_dir():
                 raise Failure(f"--{name} {path} is a folder; name a file")
             if not path.parent.is_dir():
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}")

@@ -331,18 +331,21 @@ def test_app(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_files(sides: Town, tmp_path: Path) -> None:
-    """--html and --prometheus are written whole, beside the report on stdout."""
+    """--html, --prometheus and --findings are written whole, beside the report on stdout."""
     sides.plant([MISSING])
-    page, gauges = tmp_path / "report.html", tmp_path / "outbox.prom"
-    reconcile(*PAIR, "--html", str(page), "--prometheus", str(gauges))
+    page, gauges, lake = tmp_path / "report.html", tmp_path / "outbox.prom", tmp_path / "lake"
+    reconcile(*PAIR, "--html", str(page), "--prometheus", str(gauges), "--findings", str(lake))
     assert page.read_text().rstrip().endswith("</html>")
     assert 'outbox_reconcile_differences{group="g",kind="missing",topic="t"} 1.0' in gauges.read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outbox.prom", "report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "outbox.prom", "report.html"]
+    assert [path.parent.name for path in lake.rglob("*.parquet")] == [f"day={dt.datetime.now(dt.UTC).date()}"]
 
 
 def test_files_that_cannot_be_written(sides: Town, tmp_path: Path) -> None:
     """Where a file can't be written it is said before anything is read."""
     assert "is a folder" in refused(Code.USAGE, *PAIR, "--html", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert "is a file; name a folder" in refused(Code.USAGE, *PAIR, "--findings", str(tmp_path / "file"))
     assert "there is no folder" in refused(Code.USAGE, *PAIR, "--prometheus", str(tmp_path / "no" / "file"))
     assert runs(sides) == []
 

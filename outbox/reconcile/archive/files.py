@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(manifest: Manifest) -> None:
     """Write the list of an archive's parts in place of the last one."""
     values = {**manifest.content.header, "parts": plain(manifest.parts)}
-    with _whole(manifest.folder / MANIFEST) as file:
+    with whole(manifest.folder / MANIFEST) as file:
         file.write(json.dumps(values, indent=1).encode())
 
 
@@ -163,7 +163,7 @@ def read_part(path: Path, content: Content, ranges: Sequence[Range]) -> pa.Table
 def write_part(path: Path, content: Content, part: ArchivePart, rows: pa.Table) -> None:
     """Write a part."""
     values = json.dumps({**content.header, "part": plain(part)})
-    with _whole(path) as file:
+    with whole(path) as file:
         pq.write_table(
             rows.replace_schema_metadata({_KEY: values}),
             file,
@@ -175,14 +175,18 @@ def write_part(path: Path, content: Content, part: ArchivePart, rows: pa.Table) 
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Any]:
+def whole(path: Path) -> Iterator[Any]:
     """Open a file that appears under its name when it is whole and on the disk, and never otherwise."""
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
