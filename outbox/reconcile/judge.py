@@ -85,15 +85,17 @@ class Both:
         return differ
 
 
-def judge(both: Both, rules: Rules) -> tuple[Counter[Outcome], pa.Table]:
+def judge(both: Both, rules: Rules, *, every: bool = False) -> tuple[Counter[Outcome], pa.Table]:
     """Judge all messages of two sides.
 
-    Returns how many there are of each outcome; and, as `rows.FINDING`, the differences and the messages in flight.
+    Returns how many there are of each outcome; and, as `rows.FINDING`, the differences and the messages in flight, or
+    ``every`` message.
     """
     outcomes = _outcomes(both, rules)
     values, numbers = np.unique(outcomes[outcomes >= 0], return_counts=True)
     counts = Counter({Outcome(int(value)): int(number) for value, number in zip(values, numbers, strict=True)})
-    reported = np.flatnonzero((outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.TORN))
+    is_reported = outcomes >= 0 if every else (outcomes == Outcome.IN_FLIGHT) | (outcomes >= Outcome.TORN)
+    reported = np.flatnonzero(is_reported)
     return counts, _findings(both, reported, outcomes[reported])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.errors import InvalidSettings, ReconcileError, SourceError
+from outbox.errors import InvalidSettings, ReconcileError, SourceError, SourceLost
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import translated
 from outbox.reconcile.spark.session import Master, master_of, package_zip, refuse_loopback, spark_defaults
@@ -181,6 +181,11 @@ Caused by: java.io.IOException: No space left on device
     ("trace", "kind", "said"),
     [
         (PSQL, SourceError, "can't be read through JDBC: FATAL: no such thing"),
+        (
+            PSQL.replace("no such thing", "terminating connection due to administrator command"),
+            SourceLost,
+            "can't be read through JDBC: FATAL: terminating connection",
+        ),
         (PYTHON, ReconcileError, "Spark's executors miss a library (No module named 'pyarrow'); mend: "),
         (JAVA, ReconcileError, "Spark failed: No space left on device"),
         ("", ReconcileError, "Spark failed: RuntimeError"),

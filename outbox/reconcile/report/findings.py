@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from outbox.reader import plain
 from outbox.reconcile.archive.files import whole
-from outbox.reconcile.job import KINDS
+from outbox.reconcile.job import KINDS, Outcome
 from outbox.reconcile.rows import FINDING, InboxState, JobResult, PairResult, ProducerState, Torn, to_uuids
 
 #: What of a finding isn't as `rows.FINDING` has it: numbers stand for names there.
@@ -80,25 +80,31 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
     ids = to_uuids(found)
     results = {repaired.id: repaired.result for repaired in pair.repairs}
     actions = {kind: kind.repair(result.policy) for kind in KINDS}
-    columns = {
+    columns = named(found) | {
         "run": pa.repeat(str(pair.run_id), number),
         "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
         "topic": pa.repeat(pair.pair.topic, number),
         "group": pa.repeat(pair.pair.group, number),
         "message_id": pa.array([str(each) for each in ids], pa.string()),
-        "kind": _named({int(kind): kind.label for kind in KINDS}, found["outcome"]),
-        "action": _named({int(kind): action.value for kind, action in actions.items()}, found["outcome"]),
+        "action": _names({int(kind): action.value for kind, action in actions.items()}, found["outcome"]),
         "result": pa.array([results.get(each) for each in ids], pa.string()),
-        "effects": pc.if_else(pc.less(found["effects"], 0), None, found["effects"]),
     }
+    return pa.table([columns[name] for name in FINDINGS.names], schema=FINDINGS)
+
+
+def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a table of findings (`rows.FINDING`) but its ids, with names for numbers."""
+    columns = {name: found[name] for name in found.column_names if name not in {"id", "outcome"}}
+    columns["kind"] = _names({int(outcome): outcome.label for outcome in Outcome}, found["outcome"])
+    columns["effects"] = pc.if_else(pc.less(found["effects"], 0), None, found["effects"])
     for name, kind in _NAMES.items():
         # What isn't torn says nothing about that.
         names = {each.value: each.name.lower() for each in kind if each is not Torn.NO}
-        columns[name] = _named(names, found[name])
-    return pa.table([columns[name] if name in columns else found[name] for name in FINDINGS.names], schema=FINDINGS)
+        columns[name] = _names(names, found[name])
+    return columns
 
 
-def _named(names: dict[int, str], numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+def _names(names: dict[int, str], numbers: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the names of numbers; null where there is none."""
     known = pa.array([names.get(number) for number in range(max(names) + 1)], pa.string())
     return pc.take(known, numbers)

@@ -151,7 +151,9 @@ def _made(cache: Path, name: str, text: str) -> Path:
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
 _DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
 # What the driver says of a connection that it had; it doesn't show the state.
-_LOST = re.compile(r"FATAL|I/O error|conflict with recovery|snapshot|connection has been closed")
+_LOST = re.compile(
+    r"terminating connection|conflict with recovery|I/O error|has been closed|is (?:starting up|shutting down)"
+)
 # "Caused by: x.y.Error: what", and what Py4J puts before the first trace: ": x.y.Error: what".
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 

@@ -1,0 +1,184 @@
+"""Two DataFrames compared: the same as the engine finds in the tables, and rows of any other origin."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from outbox.errors import InvalidSettings
+from outbox.reconcile.job import FIRST_ID, Outcome, Range, Spark
+from outbox.reconcile.rows import InboxState, ProducerState, to_findings
+from outbox.reconcile.spark.frames import COMPARED, FrameRules, compare
+from outbox.reconcile.spark.session import session
+from tests.reconcile.spark_fixtures import Night, night
+from tests.reconcile.spark_rows import BEGAN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["night"]
+
+NOW = dt.datetime.fromtimestamp(BEGAN + 86_400, dt.UTC)
+LONG_AGO = NOW - dt.timedelta(hours=5)
+SENT = "id string, at timestamp, state string"
+KNOWN = "id string, status string, changed_at timestamp"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """A session on two threads of this machine."""
+    with session(Spark(conf={"spark.sql.shuffle.partitions": "3"}), 2) as opened:
+        yield opened.spark
+
+
+def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+    """Return rows as a frame."""
+    return spark.createDataFrame(rows, schema)
+
+
+def outcomes(found: DataFrame) -> dict[str, str]:
+    """Return the kind of each message."""
+    rows = found.select("message_id", "kind").collect()
+    kinds = {row["message_id"]: row["kind"] for row in rows}
+    assert len(kinds) == len(rows)
+    return kinds
+
+
+def as_words(table: pa.Table, column: str, kind: Any) -> pa.Table:
+    """Return a table with the names of a column's numbers, and ids as text."""
+    words = pa.array([kind(number).name.lower() for number in table[column].to_pylist()], pa.string())
+    ids = pa.array([str(UUID(bytes=value)) for value in table["id"].to_pylist()], pa.string())
+    table = table.set_column(table.column_names.index(column), column, words)
+    return table.set_column(table.column_names.index("id"), "id", ids)
+
+
+def test_the_same_is_found_as_in_the_tables(spark: SparkSession, night: Night) -> None:
+    """What both sides of two databases say, as frames, comes to what the comparison of the databases comes to."""
+    comparison, everything = night.comparison, [Range(FIRST_ID, None)]
+    producer, consumer = comparison.producer.read(everything), comparison.consumer.read(everything)
+    sent = spark.createDataFrame(as_words(producer, "state", ProducerState).drop_columns("torn"))
+    known = spark.createDataFrame(as_words(consumer, "status", InboxState))
+    (result,) = (comparison(task) for task in night.tasks(1))
+    expected = {str(each.id): each for each in to_findings(result.table)}
+    rules = FrameRules(NOW, offsets=comparison.rules.offsets)
+
+    found = {row["message_id"]: row for row in compare(sent, known, rules).collect()}
+
+    assert {id_: row["kind"] for id_, row in found.items()} == {
+        id_: each.outcome.label for id_, each in expected.items()
+    }
+    for id_, each in expected.items():
+        row = found[id_]
+        assert (row["queue"], row["position"], row["attempts"]) == (each.queue, each.position, each.attempts)
+        assert (row["state"], row["status"]) == tuple(
+            None if number is None else number.name.lower() for number in (each.state, each.status)
+        )
+        assert row["at"] == (None if each.at is None else each.at.astimezone().replace(tzinfo=None))
+    counted = Counter(outcomes(compare(sent, known, rules, every=True)).values())
+    assert counted == {outcome.label: number for outcome, number in result.counts.items()}
+
+
+def test_a_legacy_table_needs_an_id_and_a_time(spark: SparkSession) -> None:
+    """Ids of any text, every message sent, every row of the consumer an effect: nothing else is needed."""
+    sent = frame(
+        spark,
+        [("4711", LONG_AGO), ("order/ä", LONG_AGO), ("f7", NOW), ("ffff", LONG_AGO)],
+        "id string, at timestamp",
+    )
+    known = frame(spark, [("4711",), ("stranger",)], "id string")
+    assert outcomes(compare(sent, known, FrameRules(NOW), every=True)) == {
+        "4711": "consumed",
+        "order/ä": "missing",
+        "ffff": "missing",
+        "f7": "in_flight",
+        "stranger": "phantom",
+    }
+    assert compare(sent, known, FrameRules(NOW)).columns == COMPARED.names
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "kind"),
+    [
+        ("dispatched", "parked", Outcome.PARKED),
+        ("dispatched", "failed", Outcome.FAILED),
+        ("rolled_back", "consumed", Outcome.CONSUMED_THOUGH_ROLLED_BACK),
+        ("rolled_back", None, None),
+        ("committed", None, Outcome.UNDISPATCHED),
+        ("undecided", None, Outcome.UNDECIDED),
+        ("undecided", "consumed", Outcome.PHANTOM),
+    ],
+)
+def test_states_are_words(spark: SparkSession, state: str, status: str | None, kind: Outcome | None) -> None:
+    """What either side says is said in the words of the report."""
+    sent = frame(spark, [("m", LONG_AGO, state)], SENT)
+    known = frame(spark, [("m", status, LONG_AGO)] if status else [], KNOWN)
+    assert outcomes(compare(sent, known, FrameRules(NOW))) == ({"m": kind.label} if kind else {})
+
+
+def test_where_the_group_is_decides(spark: SparkSession) -> None:
+    """With offsets, what lies beyond them is unconsumed; without, everything was read."""
+    sent = frame(
+        spark, [("a", LONG_AGO, 0, 5), ("b", LONG_AGO, 1, 5)], "id string, at timestamp, queue int, position int"
+    )
+    known = frame(spark, [], "id string")
+    assert outcomes(compare(sent, known, FrameRules(NOW, offsets={0: 5}))) == {"a": "missing", "b": "unconsumed"}
+    assert outcomes(compare(sent, known, FrameRules(NOW))) == {"a": "missing", "b": "missing"}
+
+
+def test_bodies_and_effects(spark: SparkSession) -> None:
+    """Digests are compared as they are; the business table's rows are counted where the frame does so."""
+    sent = frame(spark, [(each, LONG_AGO, "x") for each in "abc"], "id string, at timestamp, digest string")
+    rows = [("a", "x", 1), ("b", "y", 1), ("c", "x", 2)]
+    known = frame(spark, rows, "id string, digest string, effects long")
+    assert outcomes(compare(sent, known, FrameRules(NOW))) == {"b": "digest_mismatch", "c": "duplicate_effect"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "known", "said"),
+    [
+        ("id string", "id string", "the producer's frame has no column at; rename or add one"),
+        (
+            "id long, at timestamp",
+            "id string",
+            "column id of the producer's frame is bigint; cast it to string or binary",
+        ),
+        ("id string, at string", "id string", "column at of the producer's frame is string; cast it to timestamp"),
+        ("id string, at timestamp", "id binary", "id is string in the producer's frame and binary in the consumer's"),
+    ],
+)
+def test_frames_that_cant_be_compared(spark: SparkSession, sent: str, known: str, said: str) -> None:
+    """The frame, the column and the mend are named before anything runs."""
+    with pytest.raises(InvalidSettings, match=said):
+        compare(frame(spark, [], sent), frame(spark, [], known), FrameRules(NOW))
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ([("m", LONG_AGO, "sent")], "state = sent of the producer's frame must be one of: undecided, rolled_back"),
+        ([("m", LONG_AGO, "dispatched")] * 2, "id m is twice in the producer's frame; keep one row"),
+        ([(None, LONG_AGO, "dispatched")], "an id of the producer's frame is null"),
+    ],
+)
+def test_rows_that_cant_be_judged(spark: SparkSession, sent: list[tuple[Any, ...]], said: str) -> None:
+    """A row that can't be is named, and the job fails: nothing is guessed."""
+    from pyspark.errors import PythonException
+
+    with pytest.raises(PythonException, match=said):
+        compare(frame(spark, sent, SENT), frame(spark, [], KNOWN), FrameRules(NOW)).collect()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"now": NOW.replace(tzinfo=None)}, "now = .* has no time zone"), ({"grace": -1.0}, "grace = -1")],
+)
+def test_rules_that_cant_be(wrong: dict[str, Any], said: str) -> None:
+    """They name what is wrong."""
+    with pytest.raises(InvalidSettings, match=said):
+        FrameRules(**{"now": NOW} | wrong)
