@@ -61,7 +61,7 @@ def access_of(url: str, schema: str | None = None, what: str = "url", *, passwor
 
 
 @dataclass(frozen=True, slots=True)
-class _Address:
+class Address:
     """How a file names a database."""
 
     url: str | None = None
@@ -110,7 +110,7 @@ def read_mapping(
     for side, name in (("producer", "producer"), ("consumer", "consumer"), ("record", "record_in")):
         if isinstance(address := values.get(side), Mapping):
             del values[side]
-            known = Reader().read(_Address, address, side)
+            known = Reader().read(Address, address, side)
             values[name] = known.access(side, os.environ if environ is None else environ)
     if isinstance(measures := values.get("measure"), list):
         values["measure"] = [_of_a_pair(each, values.get("pair"), n) for n, each in enumerate(measures, 1)]

@@ -335,12 +335,7 @@ class PostgresSide:
         except SourceLost:
             raise
         except Exception as error:
-            # Whatever the driver says may quote the URL.
-            text = hidden(summary_of(error), self.access.url)
-            state = sqlstate(error)
-            lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
-            again = not connected or lost or state == SERIALIZATION_FAILURE
-            raise_bare((SourceLost if again else SourceError)(f"{described(self.access.url)} can't be read: {text}"))
+            raise_bare(failure_of(error, self.access, connected=connected))
 
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""
@@ -362,6 +357,16 @@ class PostgresSide:
             if UNAVAILABLE.match(sqlstate(error)) or not sqlstate(error):
                 raise
             raise_bare(SourceLost(f"{described(self.access.url)}: the snapshot that is read is gone"))
+
+
+def failure_of(error: Exception, access: Access, *, connected: bool = True) -> SourceError:
+    """Return what to raise in place of an error of ADBC's; one that may be read again where it wasn't ``connected``."""
+    # Whatever the driver says may quote the URL.
+    text = hidden(summary_of(error), access.url)
+    state = sqlstate(error)
+    lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
+    again = not connected or lost or state == SERIALIZATION_FAILURE
+    return (SourceLost if again else SourceError)(f"{described(access.url)} can't be read: {text}")
 
 
 @contextmanager

@@ -1,0 +1,31 @@
+"""Streams a topic's log into Parquet files until all is there that was when it began; it may be killed at any time.
+
+Run as ``python -m tests.reconcile.spark_log_process TOPIC LAKE CHECKPOINT``; the database is in ``LOG_URL``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from outbox.reconcile.job import Spark
+from outbox.reconcile.spark.log import register
+from outbox.reconcile.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def stream(spark: SparkSession, topic: str, lake: str, checkpoint: str, **options: str) -> int:
+    """Stream what is there now; return in how many batches."""
+    register(spark)
+    source = spark.readStream.format("outbox").options(topic=topic, **options).load()
+    sink = source.writeStream.format("parquet").option("path", lake).option("checkpointLocation", checkpoint)
+    query = sink.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return len([each for each in query.recentProgress if each["numInputRows"]])
+
+
+if __name__ == "__main__":
+    with session(Spark(conf={"spark.sql.shuffle.partitions": "1"}), 2) as opened:
+        stream(opened.spark, *sys.argv[1:], url_env="LOG_URL", max_rows="100", rows_per_partition="30")
