@@ -27,7 +27,7 @@ class Usage:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        self.cpu = -self._seconds()
+        self.cpu = -self.seconds
         self._thread.start()
         return self
 
@@ -36,7 +36,7 @@ class Usage:
     ) -> None:
         self._end.set()
         self._thread.join()
-        self.cpu += self._seconds()
+        self.cpu += self.seconds
 
     def _watch(self) -> None:
         while True:
@@ -44,7 +44,9 @@ class Usage:
             if self._end.wait(_EVERY):
                 return
 
-    def _seconds(self) -> float:
+    @property
+    def seconds(self) -> float:
+        """The time of all processors that they and the server have taken since they began."""
         return sum(map(_cpu, _tree(self._process) + ([] if self._server is None else _tree(self._server))))
 
 
