@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
@@ -102,6 +102,41 @@ def test_a_legacy_table_needs_an_id_and_a_time(spark: SparkSession) -> None:
     assert compare(sent, known, FrameRules(NOW)).columns == COMPARED.names
 
 
+def test_ids_of_others_mean_nothing(spark: SparkSession) -> None:
+    """Neither the time of a UUIDv7 nor the first digit of a business string's is read from ids of any origin."""
+    strangers = [str(uuid4()) for _ in range(200)] + [f"{n:x}" for n in range(200)]
+    sent = frame(spark, [], "id string, at timestamp")
+    known = frame(spark, [(each, LONG_AGO) for each in strangers], "id string, received_at timestamp")
+    found = outcomes(compare(sent, known, FrameRules(NOW, pruned_before=LONG_AGO - dt.timedelta(days=1))))
+    assert found == dict.fromkeys(strangers, "phantom")
+    found = outcomes(compare(sent, known, FrameRules(NOW, pruned_before=NOW), every=True))
+    assert found == dict.fromkeys(strangers, "unjudged")
+    assert outcomes(compare(sent, known, FrameRules(NOW, pruned_before=NOW))) == {}
+
+
+@pytest.mark.parametrize("kinds", [("long", "int"), ("int", "string"), ("binary", "binary")])
+def test_ids_of_any_type(spark: SparkSession, kinds: tuple[str, str]) -> None:
+    """Numbers are the texts of their digits; bytes may be as long as they like, and are shown as hex."""
+    ids: list[Any] = list(range(50))
+    values = [[str(each) if kind == "string" else each for each in ids] for kind in kinds]
+    if kinds[0] == "binary":
+        values = [[bytes([each] * 5) for each in ids] for _ in kinds]
+    sent = frame(spark, [(each, LONG_AGO) for each in values[0]], f"id {kinds[0]}, at timestamp")
+    known = frame(spark, [(each,) for each in values[1][:-1]], f"id {kinds[1]}")
+    (missing,) = outcomes(compare(sent, known, FrameRules(NOW), partitions=7)).items()
+    assert missing == ("3131313131" if kinds[0] == "binary" else "49", "missing")
+
+
+def test_ids_are_the_same_to_the_letter(spark: SparkSession) -> None:
+    """Whatever the number of tasks: two spellings are two ids, and neither hides the other."""
+    id_ = str(uuid4())
+    sent = frame(spark, [(id_, LONG_AGO)], "id string, at timestamp")
+    known = frame(spark, [(id_.upper(),)], "id string")
+    for partitions in (1, 5):
+        found = outcomes(compare(sent, known, FrameRules(NOW), partitions=partitions))
+        assert found == {id_: "missing", id_.upper(): "phantom"}
+
+
 @pytest.mark.parametrize(
     ("state", "status", "kind"),
     [
@@ -143,11 +178,8 @@ def test_bodies_and_effects(spark: SparkSession) -> None:
     ("sent", "known", "said"),
     [
         ("id string", "id string", "the producer's frame has no column at; rename or add one"),
-        (
-            "id long, at timestamp",
-            "id string",
-            "column id of the producer's frame is bigint; cast it to string or binary",
-        ),
+        ("id double, at timestamp", "id string", "id of the producer's frame is double; cast it to string or binary"),
+        ("id long, at timestamp", "id binary", "id is string in the producer's frame and binary in the consumer's"),
         ("id string, at string", "id string", "column at of the producer's frame is string; cast it to timestamp"),
         ("id string, at timestamp", "id binary", "id is string in the producer's frame and binary in the consumer's"),
     ],
@@ -156,6 +188,13 @@ def test_frames_that_cant_be_compared(spark: SparkSession, sent: str, known: str
     """The frame, the column and the mend are named before anything runs."""
     with pytest.raises(InvalidSettings, match=said):
         compare(frame(spark, [], sent), frame(spark, [], known), FrameRules(NOW))
+
+
+def test_what_may_be_pruned_needs_a_time(spark: SparkSession) -> None:
+    """Without it nobody could say what is old."""
+    frames = frame(spark, [], "id string, at timestamp"), frame(spark, [], "id string")
+    with pytest.raises(InvalidSettings, match="pruned_before needs the column received_at"):
+        compare(*frames, FrameRules(NOW, pruned_before=NOW))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings
-from outbox.message.model import uuid7_at
-from outbox.reconcile.job import FIRST_ID
+from outbox.reconcile.job import FIRST_ID, KINDS, Outcome
 from outbox.reconcile.judge import Both, Rules, judge
 from outbox.reconcile.report.findings import FINDINGS, named
 from outbox.reconcile.rows import InboxState, ProducerState, fixed_ids
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_IDS = ("string", "binary", *_INTEGERS)
 _TIME = pa.timestamp("us", tz="UTC")
 #: Beyond each position.
 _ALL_READ = 2**62
@@ -59,7 +59,7 @@ def _words(kind: type[enum.IntEnum]) -> dict[str, int]:
 #: case), ``at`` since when; ``sends`` how often it was sent, the last time to ``queue`` and ``position``. ``digest`` is
 #: of its body, ``addressed`` whether it is meant for the group.
 PRODUCER_COLUMNS: tuple[FrameColumn, ...] = (
-    FrameColumn("id", ("string", "binary"), pa.binary(), required=True),
+    FrameColumn("id", _IDS, pa.binary(), required=True),
     FrameColumn("at", ("timestamp",), _TIME, required=True),
     FrameColumn("state", ("string",), pa.int8(), default="dispatched", words=_words(ProducerState)),
     FrameColumn("sends", _INTEGERS, pa.int16(), default=1),
@@ -73,7 +73,7 @@ PRODUCER_COLUMNS: tuple[FrameColumn, ...] = (
 #: One row for each message that the consumer knows: ``status`` is what it says of it (`rows.InboxState` in lower case),
 #: ``changed_at`` since when, ``effects`` how many rows of it its business table has, -1 where that isn't known.
 CONSUMER_COLUMNS: tuple[FrameColumn, ...] = (
-    FrameColumn("id", ("string", "binary"), pa.binary(), required=True),
+    FrameColumn("id", _IDS, pa.binary(), required=True),
     FrameColumn("status", ("string",), pa.int8(), default="consumed", words=_words(InboxState)),
     FrameColumn("received_at", ("timestamp",), _TIME),
     FrameColumn("changed_at", ("timestamp",), _TIME),
@@ -99,7 +99,7 @@ class FrameRules:
 
     ``now`` is when both frames were read, ``grace`` (seconds) how long a message may be on its way. ``offsets`` are the
     positions up to which the group has read each queue: None, and it has read everything; ``starts`` those after which
-    it began. What only the consumer has, and is older than ``pruned_before`` by its id (UUIDv7), isn't judged.
+    it began. What only the consumer has, and received before ``pruned_before``, isn't judged.
 
     Raises:
         InvalidSettings: a time without a time zone, or a negative grace.
@@ -124,12 +124,10 @@ class FrameRules:
     def rules(self) -> Rules:
         """The rules of the judge."""
         now = int(self.now.timestamp() * 1_000_000)
-        horizon = FIRST_ID if self.pruned_before is None else uuid7_at(self.pruned_before.timestamp())
         return Rules(
             producer_now=now,
             consumer_now=now,
             grace=int(self.grace * 1_000_000),
-            horizon=horizon.bytes,
             offsets=dict(self.offsets or {}),
             starts=dict(self.starts),
             max_resends=self.max_resends,
@@ -141,24 +139,28 @@ def compare(
 ) -> DataFrame:
     """Return the differences between two frames and the messages in flight, or ``every`` message (`COMPARED`).
 
-    The frames are those of one topic and one group. Ids are the same on both sides: UUIDs as text or as 16 bytes, or
-    any other text. An id that is there twice on a side fails the job, and is named. ``partitions`` is how many tasks
-    compare, each of which has its share of both frames in memory; None: as many as Spark shuffles into.
+    The frames are those of one topic and one group. Ids are texts, bytes or integers, the same on both sides to the
+    letter; an integer is the text of its digits. One that is there twice on a side fails the job, and is named.
+    ``partitions`` is how many tasks compare, each of which has its share of both frames in memory; None: as many as
+    Spark shuffles into.
 
     Raises:
-        InvalidSettings: a frame lacks a column, has one of another type, or ids of the frames differ in type; names the
-            frame, the column, and the mend.
+        InvalidSettings: a frame lacks a column (``received_at`` too where ``pruned_before`` is given), has one of
+            another type, or ids of the frames differ in type; names the frame, the column, and the mend.
     """
     from pyspark.sql import functions  # noqa: PLC0415 - an extra
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
     types = _checked(producer, "producer", PRODUCER_COLUMNS), _checked(consumer, "consumer", CONSUMER_COLUMNS)
+    if rules.pruned_before is not None and "received_at" not in types[1]:
+        raise InvalidSettings("pruned_before needs the column received_at in the consumer's frame; add it")
     for name in ("id", "digest"):
         if len({each[name] for each in types if name in each}) > 1:
             ours, theirs = (each[name] for each in types)
             raise InvalidSettings(f"{name} is {ours} in the producer's frame and {theirs} in the consumer's; cast one")
     number = partitions or int(producer.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     by = functions.pmod(functions.xxhash64("id"), functions.lit(number)).alias("share")
+    pruned_before = rules.pruned_before
     of_judge, reads_everything = rules.rules, rules.offsets is None
 
     def judged(ours: pa.Table, theirs: pa.Table) -> pa.Table:
@@ -169,21 +171,34 @@ def compare(
         known = _shaped(theirs, CONSUMER_COLUMNS, "consumer")
         sent = sent.append_column("torn", pa.repeat(pa.scalar(0, pa.int8()), sent.num_rows))
         both = Both(sent.drop_columns("message_id"), known.drop_columns("message_id"))
-        _, found = judge(both, here, every=every)
+        _, found = judge(both, here, every=True)
+        if pruned_before is not None:
+            found = _unjudged(found, pruned_before)
+        if not every:
+            found = found.filter(_is_reported(found["outcome"]))
         ids = dict(zip(_keys(sent), sent["message_id"].to_pylist(), strict=True))
         ids |= dict(zip(_keys(known), known["message_id"].to_pylist(), strict=True))
         columns = named(found) | {"message_id": pa.array([ids[each] for each in _keys(found)], pa.string())}
         return pa.table([columns[name] for name in COMPARED.names], schema=COMPARED)
 
-    shares = [
-        frame.select(by, *(each for each in columns if each in frame.columns)).groupBy("share")
-        for frame, columns in ((producer, _names(PRODUCER_COLUMNS)), (consumer, _names(CONSUMER_COLUMNS)))
-    ]
+    shares = []
+    for frame, columns in ((producer, PRODUCER_COLUMNS), (consumer, CONSUMER_COLUMNS)):
+        # Of an integer its digits, before it decides where the row goes.
+        id_ = frame["id"].cast("string") if dict(frame.dtypes)["id"] in _INTEGERS else frame["id"]
+        known_columns = [column.name for column in columns if column.name in frame.columns]
+        shares.append(frame.select(*known_columns).withColumn("id", id_).withColumn("share", by).groupBy("share"))
     return shares[0].cogroup(shares[1]).applyInArrow(judged, from_arrow_schema(COMPARED))
 
 
-def _names(columns: Sequence[FrameColumn]) -> list[str]:
-    return [column.name for column in columns]
+def _is_reported(outcomes: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.or_(pc.equal(outcomes, int(Outcome.IN_FLIGHT)), pc.greater_equal(outcomes, int(KINDS[0])))
+
+
+def _unjudged(found: pa.Table, before: dt.datetime) -> pa.Table:
+    """Return findings with what only the consumer has, and received before a time, as not to be judged."""
+    old = pc.and_(pc.is_null(found["state"]), pc.less(found["received_at"], pa.scalar(before, _TIME)))
+    outcomes = pc.if_else(pc.fill_null(old, False), pa.scalar(int(Outcome.UNJUDGED), pa.int8()), found["outcome"])
+    return found.set_column(found.column_names.index("outcome"), "outcome", outcomes)
 
 
 def _checked(frame: DataFrame, side: str, columns: Sequence[FrameColumn]) -> dict[str, str]:
@@ -198,7 +213,8 @@ def _checked(frame: DataFrame, side: str, columns: Sequence[FrameColumn]) -> dic
             raise InvalidSettings(
                 f"column {column.name} of the {side}'s frame is {kind}; cast it to {' or '.join(column.types)}"
             )
-    return {column.name: types[column.name] for column in columns if column.name in types}
+    known = {column.name: types[column.name] for column in columns if column.name in types}
+    return known | {"id": "string" if known["id"] in _INTEGERS else known["id"]}
 
 
 def _shaped(rows: pa.Table, columns: Sequence[FrameColumn], side: str) -> pa.Table:
@@ -230,29 +246,24 @@ def _numbers(texts: pa.ChunkedArray, column: FrameColumn, side: str) -> pa.Chunk
 
 
 def _ids(ids: pa.ChunkedArray, side: str) -> tuple[pa.Array, pa.Array]:
-    """Return ids as text, and as 16 bytes that order and equal them: of a text that is no UUID its hash."""
+    """Return ids as texts, and as 16 bytes that are the same for the same id.
+
+    They are hashes: what the judge reads from an id of ours (its time, or that it is a business string's) isn't in
+    those of others. The first bit is 0, as in no id of a business string.
+    """
     texts, keys = [], []
     for value in ids.to_pylist():
         if value is None:
             raise InvalidSettings(f"an id of the {side}'s frame is null; leave such rows out")
-        if isinstance(value, bytes):
-            if len(value) != len(FIRST_ID.bytes):
-                raise InvalidSettings(f"id {value.hex()} of the {side}'s frame hasn't 16 bytes; give it as text")
-            texts.append(str(UUID(bytes=value)))
-            keys.append(value)
-            continue
-        texts.append(value)
-        keys.append(_key(value))
+        raw = value if isinstance(value, bytes) else value.encode()
+        texts.append(_text(value) if isinstance(value, bytes) else value)
+        digest = hashlib.blake2b(raw, digest_size=16).digest()
+        keys.append(bytes([digest[0] & 0x7F]) + digest[1:])
     return pa.array(texts, pa.string()), pa.array(keys, pa.binary(16))
 
 
-def _key(text: str) -> bytes:
-    try:
-        return UUID(text).bytes
-    except ValueError:
-        # Below the ids of business strings, which the judge knows by their first digit.
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        return bytes([digest[0] & 0x7F]) + digest[1:]
+def _text(value: bytes) -> str:
+    return str(UUID(bytes=value)) if len(value) == len(FIRST_ID.bytes) else value.hex()
 
 
 def _keys(table: pa.Table) -> list[bytes]:
