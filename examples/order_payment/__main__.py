@@ -51,6 +51,7 @@ def _shorter(minute: float) -> dict[str, str]:
         "OUTBOX_CONFIRM_RESENDS": "2",
         "OUTBOX_RETRY_DELAYS": f"{6 * minute},{6 * minute}",
         "GIVE_BACK_AFTER": str(2 * minute),
+        "RECONCILE_EVERY": str(minute),
     }
 
 

@@ -1,32 +1,20 @@
-"""The reconciliation of the two services, declared: what the users paid is what the enterprises have."""
+"""The reconciliation of the two services: what the users paid is what the enterprises have."""
 
 from __future__ import annotations
 
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.reconcile.job import Access, Effect, EngineName, Job, Pair, Window
-from outbox.reconcile.measure import Measure
+from outbox.operator.databases import Databases, open_database
+from outbox.operator.model import PageRequest
+from outbox.reconcile.config import job_of, merged, read_file
+from outbox.reconcile.job import Access, EngineName, Job
+from outbox.reconcile.record.views import Reconciliations, Run, RunFilter
 
 from . import account_service, order_service
-from .account_service import RETURNED
-from .message import CARD, GROUP, TOPIC
+from .order_service import EACH_MINUTE, RECONCILIATION
 
-#: Every message of the topic that the group takes is to have one row in the business table `credit`.
-PAIR = Pair(TOPIC, GROUP, tags=[CARD], effect=Effect("credit", "message_id"))
-
-#: What was paid for orders at an enterprise, and not returned, is what it was credited, plus what is on its way.
-EARNINGS = Measure(
-    name="earnings",
-    topic=TOPIC,
-    group=GROUP,
-    by=("enterprise",),
-    values=("orders", "amount"),
-    producer="SELECT enterprise, count(*) AS orders, sum(price) AS amount FROM payment "
-    f"WHERE state <> '{RETURNED}' GROUP BY enterprise",
-    consumer="SELECT enterprise, count(*) AS orders, sum(price) AS amount FROM credit GROUP BY enterprise",
-    in_flight={"enterprise": "enterprise", "orders": "*", "amount": "price"},
-)
+_MOST = 500
 
 
 def job(accounts: Engine, orders: Engine, engine: EngineName) -> Job:
@@ -34,16 +22,22 @@ def job(accounts: Engine, orders: Engine, engine: EngineName) -> Job:
 
     All work is done when it is run: no grace for what is on its way, and no trust in what was in sync before.
     """
-    return Job(
-        producer=_access(accounts, account_service.outbox),
-        consumer=_access(orders, order_service.outbox),
-        pairs=(PAIR,),
-        window=Window(grace=0),
-        engine=engine,
-        measures=(EARNINGS,),
-        keep_for=0,
-        actor="order-payment example",
-    )
+    values = {
+        "producer": _access(accounts, account_service.outbox),
+        "consumer": _access(orders, order_service.outbox),
+        "window": {"grace": 0.0},
+        "engine": engine,
+        "keep_for": 0.0,
+        "actor": "order-payment example",
+    }
+    return job_of(merged(read_file(RECONCILIATION), values))
+
+
+def each_minute(orders: Engine) -> list[Run]:
+    """Return the runs of the worker of the order service, the newest first."""
+    databases = Databases([open_database("orders", orders, order_service.outbox.settings)])
+    found = Reconciliations(databases).runs(RunFilter(schedule=EACH_MINUTE), PageRequest(size=_MOST))
+    return list(found.items)
 
 
 def _access(engine: Engine, outbox: Outbox) -> Access:

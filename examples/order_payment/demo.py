@@ -26,7 +26,7 @@ from outbox.worker import Worker
 from . import account_service, order_service
 from .accidents import lose
 from .account_service import RETURNED, SETTLED, Account, Payment, pay
-from .comparison import job
+from .comparison import each_minute, job
 from .message import CARD, VOUCHER
 from .order_service import PAID, Enterprise, Order
 from .timeline import ROLLED_BACK, Timeline, at_consumer, known
@@ -76,6 +76,11 @@ def run(orders: int, seed: int, minute: float, engine: EngineName, listening: so
             _live(timeline, purchases, seed, listening)
     for table in timeline.tables():
         console.print(table)
+    runs = each_minute(b)
+    different = sum(each.state == "different" for each in runs)
+    console.print(
+        f"Each minute the services were compared: {len(runs):,} times, {different:,} of them with differences."
+    )
     return report(Books.of(a, b, paid_in), _reconciled(a, b, engine), console)
 
 

@@ -1,13 +1,14 @@
 """The order service, the consumer: marks an order as paid and credits its enterprise, exactly once.
 
 It serves the status of its inbox by HTTP, for the account service to ask: any ASGI server serves `app`.
-``outbox run --app examples.order_payment.order_service:outbox`` consumes.
+``outbox run --app examples.order_payment.order_service:outbox`` consumes, and compares both services each minute.
 """
 
 from __future__ import annotations
 
 import os
 from decimal import Decimal
+from pathlib import Path
 from typing import ClassVar
 from uuid import UUID
 
@@ -24,6 +25,12 @@ UNPAID, PAID = "unpaid", "paid"
 
 engine = create_engine(os.environ.get("ORDERS_URL", "postgresql+psycopg://localhost/orders"))
 outbox = Outbox(engine, group=GROUP)
+
+#: The scheduler: one of the workers compares both services each minute, message by message and by their sums. What was
+#: sent less than a minute ago is on its way. It repairs nothing: the account service sends again what it finds lost.
+EACH_MINUTE, RECONCILIATION = "each-minute", Path(__file__).with_name("reconciliation.toml")
+_MINUTE = float(os.environ.get("RECONCILE_EVERY", "60"))
+outbox.reconciliation(EACH_MINUTE, every=_MINUTE, config=RECONCILIATION, job={"window": {"grace": _MINUTE}})
 
 
 class Base(DeclarativeBase):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,17 +17,17 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from examples.order_payment import account_service, order_service
 from examples.order_payment.__main__ import main
 from examples.order_payment.accidents import INBOX, lose
 from examples.order_payment.account_service import Account, Payment, Refused, give_back, note_settled, pay
-from examples.order_payment.comparison import job
+from examples.order_payment.comparison import each_minute, job
 from examples.order_payment.demo import Books, make_purchases, open_books, serving
 from examples.order_payment.message import CARD, GROUP, TOPIC, VOUCHER, OrderPaid
-from examples.order_payment.order_service import Credit, Enterprise, Order, application, settle
+from examples.order_payment.order_service import EACH_MINUTE, Credit, Enterprise, Order, application, settle
 from examples.order_payment.timeline import known, seen
 from outbox import Outbox, Settings, testing
 from outbox.embedded import ServerLike
@@ -33,6 +35,7 @@ from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.model import MessageFate, MessageFilter, PageRequest
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.run import reconcile
+from outbox.worker.reconciliation import reconcilers
 from tests.kit import rebound
 
 ROOT = Path(__file__).parents[2]
@@ -290,6 +293,34 @@ def test_the_reconciliation_agrees_to_the_cent(services: Services) -> None:
     assert pair.differences == {Outcome.MISSING: 1}
 
 
+def test_the_scheduler_tells_what_is_lost_within_a_minute(services: Services) -> None:
+    """The worker's comparison is that of the file, by its timetable; the loss is in its record until it is healed."""
+    declared = order_service.outbox.reconciliations[EACH_MINUTE]
+    assert declared.seconds == 60.0
+    settling = services.settling
+    settling.reconciliation(
+        EACH_MINUTE, every=60, config=declared.config, job={"window": {"grace": 0.0}, "keep_for": 0}
+    )
+    (reconciler,) = reconcilers(settling, threading.Event())
+
+    def minute() -> str:
+        with services.orders.begin() as connection:
+            past = "started_at = started_at - interval '61 s', finished_at = finished_at - interval '61 s'"
+            connection.execute(text(f"UPDATE outbox.reconciliation_run SET {past}"))
+        with services.orders.connect() as own, services.orders.connect() as source:
+            assert reconciler(own, source).done == 1
+        return each_minute(services.orders)[0].state
+
+    services.pay(1)
+    services.deliver()
+    assert minute() == "in_sync"
+    lose(services.orders, 1, seed=1)
+    assert minute() == "different"
+    services.confirm()
+    services.deliver()
+    assert minute() == "in_sync"
+
+
 @pytest.mark.parametrize("field", ["paid_in", "users", "enterprises"])
 def test_a_cent_that_is_missing_anywhere_is_seen(field: str) -> None:
     """The books agree only if all of them do, and each payment has an end."""
@@ -320,6 +351,9 @@ def test_every_state_is_seen_and_each_payment_ends(server: ServerLike, engine: s
     assert "What the account service knows" in done.stdout
     for event in ("losses are known", "failures are known", "parked: money back", "given up: by hand"):
         assert event in done.stdout
+    compared = re.search(r"Each minute the services were compared: (\d+) times, (\d+) of them with diff", done.stdout)
+    assert compared, done.stdout
+    assert int(compared[1]) >= int(compared[2]) >= 1
     assert "In sync: each order is paid, or the money is back, and not a cent is missing." in done.stdout
 
 
