@@ -205,10 +205,9 @@ class RecordingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """In which forms the result is reported; ``limit`` is of the findings shown on stdout."""
+class SummaryOptions:
+    """In which forms any result is reported; ``limit`` is of the findings shown on stdout."""
 
-    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
     prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
     findings: Path | None = option(
         None, "Write the differences as Parquet, a file for each pair, by day.", metavar="DIR"
@@ -218,7 +217,8 @@ class ReportOptions:
 
     def files(self) -> list[tuple[str, Path]]:
         """Return what else than stdout the result goes to, by the module of `outbox.reconcile.report`."""
-        return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
+        names = ("html", "prometheus", "findings")
+        return [(name, path) for name in names if (path := getattr(self, name, None))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
@@ -233,6 +233,13 @@ class ReportOptions:
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
             importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is reported now
 
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions(SummaryOptions):
+    """In which forms the result of one job is reported."""
+
+    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
+
     def report(self, result: JobResult) -> None:
         """Print the report, and write the files."""
         if self.output is Output.JSON:
@@ -244,7 +251,7 @@ class ReportOptions:
 
             print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
-            with _writing(path):
+            with writing(path):
                 getattr(importlib.import_module(f"outbox.reconcile.report.{name}"), f"write_{name}")(path, result)
 
     def report_failure(self, job: Job) -> None:
@@ -252,12 +259,13 @@ class ReportOptions:
         if self.prometheus:
             from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - what the other commands needn't import
 
-            with _writing(self.prometheus):
+            with writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Tell which file it is that can't be written in the block."""
     try:
         yield
     except OSError as error:
@@ -287,7 +295,7 @@ def reconcile(
             raise Failure(f"options of `{command}` stand after it, not before")
         return
     secrets: list[str] = []
-    with _no_result(secrets), needing("outbox reconcile", "reconcile"):
+    with no_result(secrets), needing("outbox reconcile", "reconcile"):
         report.check()
         values = {**read_options(Job, job), "spark": read_options(Spark, spark), **recording.values(source)}
         if fresh and "keep_for" in values:
@@ -344,7 +352,7 @@ def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
 
 
 @contextmanager
-def _no_result(secrets: Sequence[str]) -> Iterator[None]:
+def no_result(secrets: Sequence[str]) -> Iterator[None]:
     """Give a failure that has no code of its own that of no result; no traceback shows what is secret in URLs."""
     try:
         yield

@@ -79,18 +79,27 @@ class Address:
         return access_of(url, self.schema, self.url_env)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return a file as it is.
+
+    Raises:
+        InvalidSettings: it can't be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path} is no TOML: {error}") from None
+
+
 def read_file(path: Path, environ: Mapping[str, str] | None = None) -> Values:
     """Return what a file says. ``environ`` is that of the process unless given.
 
     Raises:
         InvalidSettings: the file can't be read, or something in it can't be right; names the file, the key, the mend.
     """
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidSettings(f"{path} can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{path} is no TOML: {error}") from None
+    document = read_toml(path)
     try:
         return read_mapping(document, path.parent, environ)
     except (InvalidSettings, InvalidMessage) as error:

@@ -87,7 +87,7 @@ class Outcome(enum.IntEnum):
     # The gravest: what its rows at the producer say can't be relied on.
     TORN = 10, "its rows at the producer contradict each other: something else than the outbox wrote them", Repair.ALERT
     CONSUMED_THOUGH_ROLLED_BACK = 11, "it took effect, though it was rolled back, recalled or compensated", Repair.ALERT
-    DUPLICATE_EFFECT = 12, "the business table has more than one row of it", Repair.ALERT
+    DUPLICATE_EFFECT = 12, "it took effect more than once: in one business table, or in several databases", Repair.ALERT
     LOST = 13, "the consumer has read it, and the producer has lost it since: its log went back", Repair.ALERT
     # Or it was never decided, or isn't due yet.
     PHANTOM = 14, "the consumer has it, and the producer never sent it", Repair.ALERT, Repair.PARK

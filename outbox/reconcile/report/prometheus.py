@@ -1,6 +1,7 @@
 """The last run as Prometheus' text, for the textfile collector of the node exporter, or any other way of your own.
 
-All are gauges with the labels ``topic`` and ``group``; every kind is there, also at 0, so that an alert ends:
+All are gauges with the labels ``topic`` and ``group``, of a fleet also ``producer`` and ``consumer``; every kind is
+there, also at 0, so that an alert ends:
 
     outbox_reconcile_success                        1 if the run came to an end, 0 if it failed
     outbox_reconcile_last_run_timestamp_seconds     when the run began, by the databases' clock
@@ -23,7 +24,7 @@ After a run that failed only the first two are there: nothing is known of the re
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
@@ -36,49 +37,71 @@ from outbox.text import key_text
 
 def write_prometheus(path: Path, result: JobResult) -> None:
     """Write the gauges of a run to a file, at once and whole: a temporary file beside it is renamed."""
-    registry = CollectorRegistry()
-    _outcome(registry, ((pair.pair, pair.begun_at) for pair in result.pairs), success=True)
-    in_sync = _gauge(registry, "in_sync", "Whether there was no difference.")
-    in_flight = _gauge(registry, "in_flight_messages", "Messages on their way for less than the grace period.")
-    rows = _gauge(registry, "read_rows", "Rows read one by one, on both sides.")
-    duration = _gauge(registry, "duration_seconds", "How long the comparison took.")
-    lags = _gauge(registry, "standby_lag_seconds", "How far a standby was behind its primary.", "side")
-    found = _gauge(registry, "differences", "Differences found.", "kind")
-    left = _gauge(registry, "differences_left", "Differences neither repaired nor healed.", "kind")
-    for pair in result.pairs:
-        labels = pair.pair.names
-        in_sync.labels(*labels).set(pair.in_sync)
-        in_flight.labels(*labels).set(pair.counts[Outcome.IN_FLIGHT])
-        rows.labels(*labels).set(pair.plan.rows_read)
-        duration.labels(*labels).set(sum(pair.seconds.values()))
-        for side, lag in pair.plan.standby_lag.items():
-            lags.labels(*labels, side).set(lag)
-        summaries = {kind.kind: kind for kind in kinds(pair, result)}
-        for kind in KINDS:
-            found.labels(*labels, kind.label).set(summaries[kind].number if kind in summaries else 0)
-            left.labels(*labels, kind.label).set(summaries[kind].left if kind in summaries else 0)
-    sums = _gauge(registry, "unexplained", "What nothing accounts for.", "measure", "value", "currency")
-    for measure in result.measures:
-        for (value, currency), amounts in measure.by_currency(measure.rows).items():
-            gauge = sums.labels(*measure.pair.names, measure.name, value, key_text(currency))
-            gauge.set(float(unexplained(amounts)))
-    write_to_textfile(str(path), registry)
+    gauges = Gauges()
+    gauges.add(result)
+    gauges.write(path)
 
 
 def write_failed(path: Path, pairs: Iterable[Pair], at: dt.datetime) -> None:
     """Write that the run of these pairs at this time failed."""
-    registry = CollectorRegistry()
-    _outcome(registry, ((pair, at) for pair in pairs), success=False)
-    write_to_textfile(str(path), registry)
+    gauges = Gauges()
+    gauges.fail(pairs, at)
+    gauges.write(path)
 
 
-def _outcome(registry: CollectorRegistry, runs: Iterable[tuple[Pair, dt.datetime]], *, success: bool) -> None:
-    succeeded = _gauge(registry, "success", "Whether the last run came to an end.")
-    began = _gauge(registry, "last_run_timestamp_seconds", "When the last run began.")
-    for pair, at in runs:
-        succeeded.labels(*pair.names).set(success)
-        began.labels(*pair.names).set(at.timestamp())
+class Gauges:
+    """The gauges of one run or of several; ``labels`` are those that tell the runs apart, before topic and group."""
 
+    def __init__(self, *labels: str) -> None:
+        self._labels = labels
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
 
-def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(f"outbox_reconcile_{name}", text, ("topic", "group", *labels), registry=registry)
+    def write(self, path: Path) -> None:
+        """Write them to a file, at once and whole."""
+        write_to_textfile(str(path), self._registry)
+
+    def add(self, result: JobResult, *values: str) -> None:
+        """Add a run that came to an end; ``values`` are those of the labels."""
+        self._outcome(((pair.pair, pair.begun_at) for pair in result.pairs), values, success=True)
+        in_sync = self._gauge("in_sync", "Whether there was no difference.")
+        in_flight = self._gauge("in_flight_messages", "Messages on their way for less than the grace period.")
+        rows = self._gauge("read_rows", "Rows read one by one, on both sides.")
+        duration = self._gauge("duration_seconds", "How long the comparison took.")
+        lags = self._gauge("standby_lag_seconds", "How far a standby was behind its primary.", "side")
+        found = self._gauge("differences", "Differences found.", "kind")
+        left = self._gauge("differences_left", "Differences neither repaired nor healed.", "kind")
+        for pair in result.pairs:
+            labels = (*values, *pair.pair.names)
+            in_sync.labels(*labels).set(pair.in_sync)
+            in_flight.labels(*labels).set(pair.counts[Outcome.IN_FLIGHT])
+            rows.labels(*labels).set(pair.plan.rows_read)
+            duration.labels(*labels).set(sum(pair.seconds.values()))
+            for side, lag in pair.plan.standby_lag.items():
+                lags.labels(*labels, side).set(lag)
+            summaries = {kind.kind: kind for kind in kinds(pair, result)}
+            for kind in KINDS:
+                found.labels(*labels, kind.label).set(summaries[kind].number if kind in summaries else 0)
+                left.labels(*labels, kind.label).set(summaries[kind].left if kind in summaries else 0)
+        sums = self._gauge("unexplained", "What nothing accounts for.", "measure", "value", "currency")
+        for measure in result.measures:
+            for (value, currency), amounts in measure.by_currency(measure.rows).items():
+                labels = (*values, *measure.pair.names, measure.name, value, key_text(currency))
+                sums.labels(*labels).set(float(unexplained(amounts)))
+
+    def fail(self, pairs: Iterable[Pair], at: dt.datetime, *values: str) -> None:
+        """Add that the run of these pairs at this time failed; ``values`` are those of the labels."""
+        self._outcome(((pair, at) for pair in pairs), values, success=False)
+
+    def _outcome(self, runs: Iterable[tuple[Pair, dt.datetime]], values: Sequence[str], *, success: bool) -> None:
+        succeeded = self._gauge("success", "Whether the last run came to an end.")
+        began = self._gauge("last_run_timestamp_seconds", "When the last run began.")
+        for pair, at in runs:
+            succeeded.labels(*values, *pair.names).set(success)
+            began.labels(*values, *pair.names).set(at.timestamp())
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        if name not in self._gauges:
+            every = (*self._labels, "topic", "group", *labels)
+            self._gauges[name] = Gauge(f"outbox_reconcile_{name}", text, every, registry=self._registry)
+        return self._gauges[name]

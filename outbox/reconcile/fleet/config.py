@@ -1,0 +1,181 @@
+"""What a fleet is: databases by name, patterns of what is compared between them, and the bounds of a run.
+
+A file says it, or a folder of files, whose ``[[database]]`` and ``[[compare]]`` are put together;
+``docs/reconciling.md`` has a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from outbox.errors import InvalidMessage, InvalidSettings
+from outbox.reader import Reader, Seconds, option, unknown_name
+from outbox.reconcile.config import Address, Values, read_mapping, read_toml
+from outbox.reconcile.job import MAX_TIME, Access, EngineName, Pair
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+#: What a ``[[compare]]`` says of its pairs, as a ``[[pair]]`` of a job does.
+_FILTERS = frozenset(each.name for each in fields(Pair)) - {"topic", "group"}
+#: What of a job the fleet itself says, and its ``[job]`` can't.
+_OF_FLEET = ("producer", "consumer", "pair", "pairs", "measure", "measures")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFamily(Address):
+    """Databases that a file names alike: ``{name}`` in an address is each one's name, ``{NAME}`` that of a variable."""
+
+    names: tuple[str, ...] = ()
+
+    def accesses(self, number: int, environ: Mapping[str, str]) -> dict[str, Access]:
+        """Return the access to each; ``number`` is the place of the table in its file, for errors."""
+        path = f"database[{number}]"
+        if not self.names:
+            raise InvalidSettings(f"{path}.names is missing; name at least one database")
+        found: dict[str, Access] = {}
+        for name in self.names:
+            if not _NAME.fullmatch(name):
+                raise InvalidSettings(f"{path}.names: {name!r} must have letters, digits, _ and - only, 63 at most")
+            if name in found:
+                raise InvalidSettings(f"{path}.names has {name!r} twice")
+            texts = {each: _named(getattr(self, each), name) for each in ("url", "url_env", "schema")}
+            found[name] = Address(**texts).access(f"{path} {name}", environ)
+        return found
+
+
+def _named(text: str | None, name: str) -> str | None:
+    return text and text.replace("{name}", name).replace("{NAME}", name.upper().replace("-", "_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is compared between which databases, by patterns with ``*``, ``?`` and ``[…]``.
+
+    In ``topics`` and ``groups``, ``{producer}`` and ``{consumer}`` stand for the names of the databases. ``filters`` is
+    what a pair has besides its names, ``measures`` what each pair's business tables must agree on, without its names.
+    """
+
+    producers: tuple[str, ...] = option(("*",), "The producers' databases.")
+    consumers: tuple[str, ...] = option(("*",), "The consumers' databases.")
+    topics: tuple[str, ...] = option(("*",), "The topics.")
+    groups: tuple[str, ...] = option(("*",), "The groups.")
+    priority: int = option(0, "Databases with a higher one are compared first.")
+    measures: tuple[Mapping[str, Any], ...] = option((), "What each pair must agree on.", aliases=("measure",))
+    filters: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a run of a fleet takes at once, and in all."""
+
+    at_once: int = option(2, "Jobs (of two databases) compared at once.", least=1, metavar="N")
+    sessions: int = option(10, "Sessions on each server at once, at most.", least=1, metavar="N")
+    jitter: Seconds = option(0.0, "Each job begins up to so much later, at random.", metavar="DURATION")
+    max_time: Seconds = option(
+        MAX_TIME, "How long the whole fleet may take; no job begins after it.", above=0, metavar="DURATION"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Databases by name, what is compared between them, what every job has (`Values`), and the bounds of a run.
+
+    Raises:
+        InvalidSettings: nothing to compare, or a job that a fleet can't have; names the mend.
+    """
+
+    databases: Mapping[str, Access]
+    selections: tuple[Selection, ...]
+    job: Values = field(default_factory=dict)
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def __post_init__(self) -> None:
+        if not self.databases:
+            raise InvalidSettings("no database; name them in tables [[database]]")
+        if not self.selections:
+            raise InvalidSettings("nothing to compare; say what in tables [[compare]]")
+        if self.job.get("engine") is EngineName.SPARK or self.job.get("spark"):
+            raise InvalidSettings(
+                "job.engine: the jobs of a fleet are compared by threads of one process; leave Spark out, "
+                "and compare what needs it by `outbox reconcile --config`"
+            )
+
+
+def read_fleet(path: Path, environ: Mapping[str, str] | None = None) -> Fleet:
+    """Return the fleet of a file, or of all ``*.toml`` of a folder. ``environ`` is that of the process unless given.
+
+    Raises:
+        InvalidSettings: a file can't be read, or something in it can't be right; names the file, the key, the mend.
+    """
+    files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    if not files:
+        raise InvalidSettings(f"{path} has no file *.toml")
+    whole = _Gathered(os.environ if environ is None else environ)
+    for each in files:
+        document = read_toml(each)
+        try:
+            whole.add(document, each.parent)
+        except (InvalidSettings, InvalidMessage) as error:
+            raise InvalidSettings(f"{each}: {error}") from None
+    try:
+        return Fleet(whole.databases, tuple(whole.selections), whole.job, Bounds(**whole.bounds))
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from None
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What the files of a fleet say, put together."""
+
+    environ: Mapping[str, str]
+    databases: dict[str, Access] = field(default_factory=dict)
+    selections: list[Selection] = field(default_factory=list)
+    job: Values = field(default_factory=dict)
+    bounds: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, document: Values, folder: Path) -> None:
+        """Add a file; what only one can say is refused in a second."""
+        reader, rest = Reader(), dict(document)
+        for number, table in enumerate(_tables(rest, "database"), 1):
+            family = reader.read(DatabaseFamily, table, f"database[{number}]")
+            found = family.accesses(number, self.environ)
+            if twice := sorted(found.keys() & self.databases.keys()):
+                raise InvalidSettings(f"database[{number}].names has {twice[0]!r}, which is there already")
+            self.databases |= found
+        self.selections += [
+            _selection(reader, table, f"compare[{number}]") for number, table in enumerate(_tables(rest, "compare"), 1)
+        ]
+        job = rest.pop("job", {})
+        if not isinstance(job, Mapping):
+            raise InvalidSettings(f"job = {job!r} must be a table")
+        if names := [name for name in _OF_FLEET if name in job]:
+            raise InvalidSettings(f"job.{names[0]}: a fleet names it in tables [[database]] and [[compare]]")
+        if unknown := [key for key in rest if key not in {each.name for each in fields(Bounds)}]:
+            known = ("database", "compare", "job", *(each.name for each in fields(Bounds)))
+            raise InvalidSettings("; ".join(unknown_name(key, known) for key in unknown))
+        bounds = reader.values(Bounds, rest)
+        if (job and self.job) or bounds.keys() & self.bounds.keys():
+            twice = ["job"] if job and self.job else sorted(bounds.keys() & self.bounds.keys())
+            raise InvalidSettings(f"{twice[0]} is there in another file of the folder already; give it once")
+        self.job = self.job or read_mapping(job, folder, self.environ)
+        self.bounds |= bounds
+
+
+def _tables(document: dict[str, Any], name: str) -> list[Mapping[str, Any]]:
+    tables = document.pop(name, [])
+    if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
+        raise InvalidSettings(f"{name} must be tables, written [[{name}]]")
+    return tables
+
+
+def _selection(reader: Reader, table: Mapping[str, Any], path: str) -> Selection:
+    own = {key: value for key, value in table.items() if key not in _FILTERS}
+    if "filters" in own:
+        raise InvalidSettings(f"{path}.filters is unknown; write {', '.join(sorted(_FILTERS))} themselves")
+    filters = {key: value for key, value in table.items() if key in _FILTERS}
+    selection = reader.read(Selection, own, path)
+    return replace(selection, filters=reader.values(Pair, filters, f"{path}."))

@@ -1,0 +1,199 @@
+"""The members of a fleet: each a job of two databases, with all pairs between them that the patterns choose.
+
+Which topics there are is read in the producers' databases, and which groups in the consumers'. A topic and a group that
+are named without a pattern are compared also where the group has never come: that it hasn't is the difference.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from sqlalchemy import make_url
+
+from outbox.database.execute import execute, statement
+from outbox.errors import InvalidSettings, OutboxError
+from outbox.reader import Reader
+from outbox.reconcile import sql
+from outbox.reconcile.config import job_of
+from outbox.reconcile.fleet.config import Fleet, Selection
+from outbox.reconcile.job import Access, EngineName, Job, Pair, Progress, described
+from outbox.reconcile.measure import Measure
+from outbox.reconcile.source import as_time, connected
+
+_TABLES = "SELECT to_regclass('{s}.topic') IS NOT NULL, to_regclass('{s}.consumer_offset') IS NOT NULL"
+_TOPICS = "SELECT name FROM {s}.topic"
+_GROUPS = "SELECT DISTINCT topic, consumer_group FROM {s}.consumer_offset"
+
+#: Sessions that write into the record while others read: the heart, and what is written.
+_RECORDING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a database knows: its topics, the topics and groups of what it consumes, and the time."""
+
+    topics: frozenset[str]
+    groups: frozenset[tuple[str, str]]
+    now: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Two databases of a fleet, by name, and the job that compares them."""
+
+    producer: str
+    consumer: str
+    job: Job
+    priority: int = 0
+
+    @property
+    def sessions(self) -> Counter[str]:
+        """How many sessions it has at once at most, by server: snapshots, their readers, and the record."""
+        sessions: Counter[str] = Counter()
+        for access in (self.job.producer, self.job.consumer):
+            sessions[server_of(access)] += 1 + self.job.workers
+        if self.job.record:
+            sessions[server_of(self.job.recorder)] += _RECORDING
+        return sessions
+
+    def __str__(self) -> str:
+        return f"{self.producer} → {self.consumer}"
+
+
+def server_of(access: Access) -> str:
+    """Return which server a database is on, as its URL says it: host and port."""
+    parts = make_url(access.url)
+    host = parts.host or parts.query.get("host") or "the local socket"
+    return f"{host}:{parts.port or parts.query.get('port') or 5432}"
+
+
+@dataclass(slots=True)
+class Membership:
+    """Who the members are, in the order in which they are compared, and which databases can't be asked, and why."""
+
+    members: list[Member] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+def members_of(fleet: Fleet, progress: Progress) -> Membership:
+    """Ask the databases, and return the members.
+
+    Raises:
+        InvalidSettings: a selection that chooses nothing, though all of its databases can be asked; a group whose topic
+            two producers have; a measure that can't be; more sessions than are allowed.
+    """
+    found, known = Membership(), dict[str, Known]()
+    progress.stage("topics and groups", len(fleet.databases))
+    for number, (name, access) in enumerate(fleet.databases.items(), 1):
+        try:
+            known[name] = _known(access)
+        except OutboxError as error:
+            found.unreachable[name] = str(error)
+        progress.done(number)
+    chosen = _chosen(fleet, known, found.unreachable)
+    for (producer, consumer), pairs in chosen.items():
+        job = _job(fleet, known[producer], producer, consumer, pairs)
+        member = Member(producer, consumer, job, max(selection.priority for _, selection in pairs.values()))
+        for server, number in member.sessions.items():
+            if number > fleet.bounds.sessions:
+                raise InvalidSettings(
+                    f"{member} needs {number} sessions on {server}, and sessions = {fleet.bounds.sessions}; "
+                    "allow more, or set workers = 1 in [job]"
+                )
+        found.members.append(member)
+    found.members.sort(key=lambda member: -member.priority)
+    return found
+
+
+def _known(access: Access) -> Known:
+    with connected(access) as connection:
+        ((sends, consumes),), ((now,),) = execute(connection, statement(access.schema, _TABLES, {}), sql.CLOCK)
+        if not (sends or consumes):
+            raise InvalidSettings(
+                f"{described(access.url)} has no tables of the outbox in schema {access.schema!r}; "
+                "migrate it (`outbox db upgrade`), or name its schema"
+            )
+        topics, groups = (
+            execute(connection, statement(access.schema, select, {}))[0] if there else []
+            for there, select in ((sends, _TOPICS), (consumes, _GROUPS))
+        )
+    return Known(frozenset(topic for (topic,) in topics), frozenset(map(tuple, groups)), as_time(now))
+
+
+#: The pairs of two databases, by topic and group, and the selection that chose each.
+_Pairs = dict[tuple[str, str], tuple[int, Selection]]
+
+
+def _chosen(fleet: Fleet, known: Mapping[str, Known], unreachable: Mapping[str, str]) -> dict[tuple[str, str], _Pairs]:
+    """Return what is compared, by producer and consumer; of several selections of a pair the first counts."""
+    chosen: dict[tuple[str, str], _Pairs] = {}
+    sources: dict[tuple[str, str, str], str] = {}
+    for number, selection in enumerate(fleet.selections, 1):
+        some = False
+        for producer, consumer in product(_matching(known, selection.producers), _matching(known, selection.consumers)):
+            for topic, group in sorted(_pairs(selection, producer, consumer, known)):
+                some = True
+                if (other := sources.setdefault((consumer, topic, group), producer)) != producer:
+                    raise InvalidSettings(
+                        f"compare[{number}]: both {other} and {producer} have the topic {topic!r}, and group {group!r} "
+                        f"at {consumer} reads one of them; narrow producers or topics"
+                    )
+                chosen.setdefault((producer, consumer), {}).setdefault((topic, group), (number, selection))
+        patterns = (*selection.producers, *selection.consumers)
+        if not some and not _matching(unreachable, patterns):
+            raise InvalidSettings(
+                f"compare[{number}] chooses nothing: no producer like {', '.join(selection.producers)} has a topic "
+                f"like {', '.join(selection.topics)} of which a consumer like {', '.join(selection.consumers)} has a "
+                f"group like {', '.join(selection.groups)}; known databases are {', '.join(fleet.databases)}"
+            )
+    return chosen
+
+
+def _matching(names: Mapping[str, object], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if _matches(name, patterns)]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _pairs(selection: Selection, producer: str, consumer: str, known: Mapping[str, Known]) -> Iterator[tuple[str, str]]:
+    def of_both(patterns: Sequence[str]) -> list[str]:
+        return [each.replace("{producer}", producer).replace("{consumer}", consumer) for each in patterns]
+
+    topics, groups = of_both(selection.topics), of_both(selection.groups)
+    there = known[producer].topics
+    found = {
+        (topic, group)
+        for topic, group in known[consumer].groups
+        if topic in there and _matches(topic, topics) and _matches(group, groups)
+    }
+    plain = ([name for name in names if not re.search(r"[*?\[]", name)] for names in (topics, groups))
+    yield from found | {(topic, group) for topic, group in product(*plain) if topic in there}
+
+
+def _job(fleet: Fleet, known: Known, producer: str, consumer: str, pairs: _Pairs) -> Job:
+    measures = [
+        Reader().read(
+            Measure,
+            {"by": (), **measure, "topic": topic, "group": group},
+            f"compare[{number}].measure[{place}]",
+        )
+        for (topic, group), (number, selection) in pairs.items()
+        for place, measure in enumerate(selection.measures, 1)
+    ]
+    values = {
+        **fleet.job,
+        "engine": EngineName.LOCAL,
+        "producer": fleet.databases[producer],
+        "consumer": fleet.databases[consumer],
+        "pairs": tuple(Pair(*names, **selection.filters) for names, (_, selection) in pairs.items()),
+        "measures": tuple(measures),
+    }
+    return job_of(values, lambda _: known.now)

@@ -1,0 +1,128 @@
+"""What a fleet comes to: one table, one JSON object, one file for Prometheus.
+
+As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}), ``doubles[]``
+({producer, topic, group, consumers[], number}) and ``members[]``: ``producer``, ``consumer``, ``error`` (empty if there
+is none), and ``report``, the report of the job (`outbox.reconcile.report`), null after an error.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outbox.reader import plain as as_plain
+from outbox.reconcile.fleet.run import FleetResult
+from outbox.reconcile.report import VERSION, Verdict, as_json, reports, sentence_of, shares, verdict
+from outbox.reconcile.report.prometheus import Gauges
+from outbox.text import counted, duration, plain
+
+
+def fleet_verdict(result: FleetResult) -> Verdict:
+    """Return what the members that have a result come to."""
+    every = [verdict(each) for _, each in result.results]
+    texts = tuple(f"{member}: {text}" for member, each in result.results for text in verdict(each).measures)
+    return Verdict(sum(each.differences for each in every), sum(each.left for each in every), texts)
+
+
+def sentence(result: FleetResult) -> str:
+    """Return the verdict for people."""
+    if not result.failed:
+        return fleet_verdict(result).sentence
+    failed = f"{counted(result.failed, 'member or database', 'members and databases')} came to no result"
+    return f"{failed}; of the others: {fleet_verdict(result).sentence}" if result.results else failed
+
+
+def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
+    """Print a row for each member, what differs in it, and so many of the findings in all."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("producer", "left"), ("consumer", "left"), ("pairs", "right"), ("messages", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("differences", "left", "took"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for each in result.members:
+        names = [plain(each.member.producer), plain(each.member.consumer), f"{len(each.member.job.pairs):,}"]
+        if each.result is None:
+            table.add_row(*names, "", "", "", "", Text(plain(each.error), "bold red"))
+            continue
+        reached = verdict(each.result)
+        messages = sum(pair.counts.total() for pair in each.result.pairs)
+        kinds = [
+            f"{pair.pair}: {number:,} {kind.label}"
+            for pair in each.result.pairs
+            for kind, number in pair.differences.items()
+        ]
+        table.add_row(
+            *names,
+            f"{messages:,}",
+            f"{reached.differences:,}",
+            Text(f"{reached.left:,}", "bold red" if reached.left else "green"),
+            duration(each.result.seconds),
+            Text(plain("; ".join([*kinds, *reached.measures]) or "in sync")),
+        )
+    console.print(table)
+    console.print()
+    for double in result.doubles:
+        where = ", ".join(double.consumers)
+        console.print(
+            plain(f"{double.topic} → {double.group} took {counted(double.number, 'message')} more than once: {where}")
+        )
+    for name, why in result.unreachable.items():
+        console.print(Text(plain(f"{name}: {why}"), "bold red"))
+    _print_findings(result, console, findings)
+    console.print(Text(f"took {duration(result.seconds)}", "dim"))
+    is_well = not result.failed and fleet_verdict(result).in_sync
+    console.print(Text(plain(sentence(result)), "bold green" if is_well else "bold red"))
+
+
+def _print_findings(result: FleetResult, console: Console, limit: int) -> None:
+    """Print findings of the members that differ, each member with its share."""
+    differing = [(member, each) for member, each in result.results if not each.in_sync]
+    granted = shares([sum(pair.findings.num_rows for pair in each.pairs) for _, each in differing], limit)
+    for (member, each), some in zip(differing, granted, strict=True):
+        for report in reports(each, some):
+            for finding in report.findings:
+                text = f"{member} {report.result.pair} {finding.outcome.label} {finding.id}: "
+                console.print(plain(text + sentence_of(finding, report.result.begun_at)))
+
+
+def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, Any]:
+    """Return the report as a value of plain JSON types, with at most so many findings of each member."""
+    members = [
+        {
+            "producer": each.member.producer,
+            "consumer": each.member.consumer,
+            "error": each.error,
+            "report": None if each.result is None else as_json(each.result, limit),
+        }
+        for each in result.members
+    ]
+    value: dict[str, Any] = as_plain(
+        {
+            "version": VERSION,
+            "seconds": result.seconds,
+            "in_sync": not result.failed and fleet_verdict(result).in_sync,
+            "verdict": sentence(result),
+            "failed": result.failed,
+            "unreachable": result.unreachable,
+            "doubles": result.doubles,
+        }
+    )
+    return value | {"members": members}
+
+
+def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
+    """Write the gauges of all members to one file, with the labels ``producer`` and ``consumer``."""
+    gauges = Gauges("producer", "consumer")
+    for each in result.members:
+        names = each.member.producer, each.member.consumer
+        if each.result is None:
+            gauges.fail(each.member.job.pairs, dt.datetime.now(dt.UTC), *names)
+        else:
+            gauges.add(each.result, *names)
+    gauges.write(path)

@@ -1,0 +1,163 @@
+"""Run a fleet: its members some at a time, within the sessions that each server allows, those of high priority first.
+
+What goes wrong with a member ends that member alone. Whoever ends the fleet ends the members at work, each at its next
+step; what is recorded of them says so.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from threading import Event
+
+from outbox.reconcile import run
+from outbox.reconcile.fleet.config import Bounds, Fleet
+from outbox.reconcile.fleet.doubles import Double, find_doubles
+from outbox.reconcile.fleet.members import Member, members_of
+from outbox.reconcile.job import Interrupted, NoProgress, Progress
+from outbox.reconcile.record.write import why_of
+from outbox.reconcile.rows import JobResult
+from outbox.text import duration
+
+#: Progress is told at least so often (seconds), and what is free is given away.
+_TELL_EVERY = 0.2
+
+
+@dataclass(slots=True)
+class MemberResult:
+    """What came of a member: a result, or why there is none."""
+
+    member: Member
+    result: JobResult | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class FleetResult:
+    """What came of a fleet. ``unreachable`` are databases that couldn't be asked what they have, and why.
+
+    ``doubles`` are groups that took messages in several databases; their messages are differences of each of these.
+    """
+
+    members: list[MemberResult]
+    unreachable: dict[str, str] = field(default_factory=dict)
+    doubles: list[Double] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def results(self) -> list[tuple[Member, JobResult]]:
+        """The members that have a result."""
+        return [(each.member, each.result) for each in self.members if each.result is not None]
+
+    @property
+    def failed(self) -> int:
+        """How many members and databases came to no result."""
+        return len(self.members) - len(self.results) + len(self.unreachable)
+
+
+def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult:
+    """Compare all members, and find what took effect in several databases; repair nothing.
+
+    Raises:
+        InvalidSettings: as `members_of`.
+    """
+    began, progress = time.monotonic(), progress or NoProgress()
+    membership = members_of(fleet, progress)
+    result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
+
+    def compare(each: MemberResult, told: Progress) -> None:
+        # A member has no more time than is left of the fleet's.
+        left = max(began + fleet.bounds.max_time - time.monotonic(), 1.0)
+        job = each.member.job
+        each.result = run.compare(replace(job, max_time=min(job.max_time, left)), told)
+
+    progress.stage("databases compared", len(result.members))
+    in_turn(result.members, compare, fleet.bounds, progress)
+    progress.stage("effects in several databases", None)
+    result.doubles = find_doubles(result.results, lambda: progress.done(0))
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def mend_fleet(fleet: Fleet, result: FleetResult, progress: Progress | None = None) -> None:
+    """Repair what `compare_fleet` found, by the policy of the jobs; what became of it is added to the result."""
+    began, progress = time.monotonic(), progress or NoProgress()
+    compared = [each for each in result.members if each.result is not None and not each.result.in_sync]
+
+    def mend(each: MemberResult, told: Progress) -> None:
+        if each.result is not None:
+            run.mend(each.member.job, each.result, told)
+
+    progress.stage("databases repaired", len(compared))
+    in_turn(compared, mend, fleet.bounds, progress)
+    result.seconds += time.monotonic() - began
+
+
+class _Member(NoProgress):
+    """Ends a member at its next step once the fleet ends."""
+
+    def __init__(self, ending: Event) -> None:
+        self._ending = ending
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins."""
+        super().stage(title, total)
+        self.done(0)
+
+    def done(self, steps: int) -> None:
+        """Steps are done."""
+        super().done(steps)
+        if self._ending.is_set():
+            raise Interrupted
+
+
+def in_turn(
+    members: Sequence[MemberResult],
+    act: Callable[[MemberResult, Progress], None],
+    bounds: Bounds,
+    progress: Progress,
+) -> None:
+    """Do something with each member, in threads: in their order, and a later one first where an earlier doesn't fit.
+
+    An error becomes that of the member. What hasn't begun when the time is over doesn't begin.
+
+    Raises:
+        Interrupted, KeyboardInterrupt: what ``progress`` raises, after the members at work have ended.
+    """
+    began = time.monotonic()
+    # Not all at the same moment: others begin at the full hour too.
+    waiting = [(began + random.uniform(0.0, bounds.jitter), each) for each in members]  # noqa: S311 - no secret
+    running: dict[Future[None], MemberResult] = {}
+    used: Counter[str] = Counter()
+    ending = Event()
+    with ThreadPoolExecutor(bounds.at_once, "fleet") as pool:
+        try:
+            while waiting or running:
+                now = time.monotonic()
+                if now > began + bounds.max_time:
+                    for _, each in waiting:
+                        each.error = f"it didn't begin within the fleet's max_time = {duration(bounds.max_time)}"
+                    waiting = []
+                for entry in list(waiting):
+                    since, each = entry
+                    sessions = each.member.sessions
+                    fits = all(used[server] + number <= bounds.sessions for server, number in sessions.items())
+                    if since <= now and fits and len(running) < bounds.at_once:
+                        waiting.remove(entry)
+                        used.update(sessions)
+                        running[pool.submit(act, each, _Member(ending))] = each
+                if not running:
+                    ending.wait(_TELL_EVERY)
+                for future in wait(running, _TELL_EVERY, FIRST_COMPLETED).done:
+                    each = running.pop(future)
+                    used.subtract(each.member.sessions)
+                    if (error := future.exception()) is not None:
+                        each.error = why_of(error, each.member.job)
+                        progress.say(f"{each.member}: {each.error}")
+                progress.done(len(members) - len(waiting) - len(running))
+        finally:
+            ending.set()
