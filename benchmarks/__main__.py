@@ -17,9 +17,17 @@ NAMES = (
     *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
     *("outside", "imports", "reconcile", "once"),
 )
-#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three and four minutes; the first two 10
-#: and 30 GB of disk.
-_LONG = ("console", "reconcile_growth", "endurance", "outage", "reconcile_backlog", "reconcile_stream")
+#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four and five minutes; the first
+#: two 10 and 30 GB of disk.
+_LONG = (
+    "console",
+    "reconcile_growth",
+    "endurance",
+    "outage",
+    "reconcile_backlog",
+    "reconcile_stream",
+    "reconcile_fleet",
+)
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
 _SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}

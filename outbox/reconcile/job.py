@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
@@ -483,6 +484,24 @@ class NoProgress:
 
     def say(self, sentence: str) -> None:
         """Do nothing."""
+
+
+class Stoppable(NoProgress):
+    """Ends a job at its next step, once an event is set."""
+
+    def __init__(self, stopping: Event) -> None:
+        self._stopping = stopping
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins."""
+        super().stage(title, total)
+        self.done(0)
+
+    def done(self, steps: int) -> None:
+        """Steps are done."""
+        super().done(steps)
+        if self._stopping.is_set():
+            raise Interrupted
 
 
 @dataclass(frozen=True, slots=True)

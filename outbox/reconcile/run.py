@@ -267,7 +267,7 @@ class _PairComparison:
                 first = pairing.compare()
                 if not (mine := {number: each for number, each in enumerate(job.measures) if each.of(self.pair.names)}):
                     return first, {}
-                found = [Compared(self.pair, _arriving(first), first.rules.starts)]
+                found = [Compared(self.pair, arriving(first), first.rules.starts)]
                 with reaching(job.producer):  # where the bodies are; a SELECT of the user's names its own side
                     values = measure_all(mine.values(), found, *connections, job.window, job.producer.schema)
                 return first, dict(zip(mine, values, strict=True))
@@ -289,8 +289,8 @@ class _PairComparison:
         self.progress.say(f"{self.pair}: {sentence}")
 
 
-def _arriving(first: FirstPass) -> list[UUID]:
-    # All that lies beyond the offset is on its way.
+def arriving(first: FirstPass) -> list[UUID]:
+    """Return the ids of what is on its way as far as measures go: all that lies beyond the offset is."""
     return [*in_transit(first.result.findings), *to_uuids(first.backlog.positions)]
 
 

@@ -207,8 +207,8 @@ def snapshots_of(
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
     with (
-        _snapshot(consumer, "consumer", waiting, settings) as of_consumer,
-        _snapshot(producer, "producer", waiting, settings) as of_producer,
+        snapshot_of(consumer, ["consumer"], waiting=waiting, settings=settings) as of_consumer,
+        snapshot_of(producer, ["producer"], waiting=waiting, settings=settings) as of_producer,
     ):
         yield Snapshots(of_consumer, of_producer)
 
@@ -254,14 +254,22 @@ def connected(access: Access) -> Iterator[Connection]:
 
 
 @contextmanager
-def _snapshot(access: Access, part: Part, waiting: Callable[[], None], settings: SessionSettings) -> Iterator[Snapshot]:
+def snapshot_of(
+    access: Access,
+    parts: Sequence[Part],
+    *,
+    waiting: Callable[[], None] = lambda: None,
+    settings: SessionSettings = SessionSettings(),
+) -> Iterator[Snapshot]:
+    """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does."""
     with reaching(access):
         connection = engine_of(access).connect()
     with connection:
         with reaching(access):
-            migration.require(connection, (part,), access.schema)
+            if parts:
+                migration.require(connection, tuple(parts), access.schema)
             connection.rollback()
-            while (snapshot := _begin(access, part, connection, settings)) is None:
+            while (snapshot := _begin(access, parts, connection, settings)) is None:
                 waiting()
         try:
             yield snapshot
@@ -271,12 +279,12 @@ def _snapshot(access: Access, part: Part, waiting: Callable[[], None], settings:
                 connection.rollback()
 
 
-def _begin(access: Access, part: Part, connection: Connection, settings: SessionSettings) -> Snapshot | None:
+def _begin(access: Access, parts: Sequence[Part], connection: Connection, settings: SessionSettings) -> Snapshot | None:
     """Begin the transaction of a snapshot; None where a lock couldn't be had for a moment."""
     connection.begin()
     try:
-        lock = sql.KEEP[part](access.schema)
-        execute(connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, lock, sql.WAIT_AS_EVER)
+        locks = [sql.KEEP[part](access.schema) for part in parts]
+        execute(connection, sql.READ_IN_ONE_SNAPSHOT, sql.WAIT_A_MOMENT, *locks, sql.WAIT_AS_EVER)
     except DBAPIError as error:
         if sqlstate(error) not in CONTENDED:
             raise

@@ -24,7 +24,7 @@ from outbox.database.sql import try_lock
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, read_file, read_mapping, subscribed
-from outbox.reconcile.job import Interrupted, Job, Reconciliation
+from outbox.reconcile.job import Interrupted, Job, Reconciliation, Stoppable
 from outbox.reconcile.record.orders import give_back, take
 from outbox.reconcile.record.timetable import LastRun, Timetable, last_scheduled
 from outbox.telemetry.event import TelemetryEvent
@@ -82,20 +82,8 @@ def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
     return subscribed(outbox, values)
 
 
-class _Stoppable:
-    """The progress of a job, which ends it when the worker stops."""
-
-    def __init__(self, stopping: threading.Event) -> None:
-        self._stopping = stopping
-
-    def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002 - the protocol's parameter
-        """A stage begins."""
-        self.done(0)
-
-    def done(self, steps: int) -> None:  # noqa: ARG002 - the protocol's parameter
-        """Steps are done."""
-        if self._stopping.is_set():
-            raise Interrupted
+class _Logged(Stoppable):
+    """The progress of a job, which ends when the worker stops."""
 
     def say(self, sentence: str) -> None:
         """Something was decided."""
@@ -109,7 +97,7 @@ class Reconciler:
         self.declared: Reconciliation = declared
         self._values = values
         self._timetable = Timetable(declared)
-        self._progress = _Stoppable(stopping)
+        self._progress = _Logged(stopping)
         self._due_at = time.monotonic()
         # Refused now rather than at night.
         job = self.job_at(_SOME_TIME)

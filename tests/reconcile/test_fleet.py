@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from outbox import Settings
 from outbox.cli.exits import Code
 from outbox.errors import InvalidSettings, SourceError
-from outbox.reconcile.fleet.config import Bounds, Fleet, Selection, read_fleet
+from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of, server_of
 from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
@@ -39,10 +39,10 @@ class Houses:
     databases: dict[str, Engine]
     towns: dict[tuple[str, str], Town]
 
-    def fleet(self, *selections: Selection, **bounds: float) -> Fleet:
+    def fleet(self, *patterns: PairPattern, **bounds: float) -> Fleet:
         """Return a fleet of all four."""
         accesses = {name: Access(url_of(engine), self.settings) for name, engine in self.databases.items()}
-        return Fleet(accesses, selections or (Selection(),), JOB, Bounds(**bounds))  # type: ignore[arg-type]
+        return Fleet(accesses, patterns or (PairPattern(),), JOB, Bounds(**bounds))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_members_are_found_by_what_the_databases_know(houses: Houses) -> None:
 def test_patterns_choose_and_priorities_order(houses: Houses) -> None:
     """Topics and groups may have the names of the databases in them; what is more important comes first."""
     fleet = houses.fleet(
-        Selection(producers=("shop-1",), topics=("{producer}-*",), groups=("{consumer}-books",)),
-        Selection(producers=("shop-2",), topics=("shop-?-orders",), priority=5),
+        PairPattern(producers=("shop-1",), topics=("{producer}-*",), groups=("{consumer}-books",)),
+        PairPattern(producers=("shop-2",), topics=("shop-?-orders",), priority=5),
     )
     members = members_of(fleet, NoProgress()).members
     assert [(each.producer, each.priority) for each in members] == [("shop-2", 5), ("shop-1", 0)]
@@ -85,7 +85,7 @@ def test_patterns_choose_and_priorities_order(houses: Houses) -> None:
 
 def test_a_group_that_never_came_is_compared_where_it_is_named(houses: Houses) -> None:
     """A pattern finds what is there, and a name what should be."""
-    named = Selection(producers=("shop-1",), consumers=("bank-2",), topics=("shop-1-orders",), groups=("new",))
+    named = PairPattern(producers=("shop-1",), consumers=("bank-2",), topics=("shop-1-orders",), groups=("new",))
     (only,) = compare_fleet(houses.fleet(named)).members
     assert only.result is not None
     assert only.result.pairs[0].differences == {Outcome.UNCONSUMED: 3}
@@ -94,7 +94,7 @@ def test_a_group_that_never_came_is_compared_where_it_is_named(houses: Houses) -
 def test_what_chooses_nothing_is_refused(houses: Houses) -> None:
     """A slip in a pattern must not look like a fleet in sync."""
     with pytest.raises(InvalidSettings, match=r"compare\[2\] chooses nothing: no producer like shop-\*"):
-        compare_fleet(houses.fleet(Selection(), Selection(producers=("shop-*",), topics=("ordres",))))
+        compare_fleet(houses.fleet(PairPattern(), PairPattern(producers=("shop-*",), topics=("ordres",))))
 
 
 def test_a_topic_of_two_producers_is_refused(houses: Houses) -> None:
@@ -102,7 +102,7 @@ def test_a_topic_of_two_producers_is_refused(houses: Houses) -> None:
     houses.towns["shop-2", "bank-2"].plant([IN_SYNC], topic="shop-1-orders", group="bank-2-books")
     with pytest.raises(InvalidSettings, match="both shop-1 and shop-2 have the topic 'shop-1-orders'"):
         compare_fleet(houses.fleet())
-    narrow = Selection(topics=("{producer}-orders",), groups=("*-books",))
+    narrow = PairPattern(topics=("{producer}-orders",), groups=("*-books",))
     assert names(compare_fleet(houses.fleet(narrow))) == {
         ("shop-1", "bank-1"),
         ("shop-1", "bank-2"),
@@ -143,7 +143,7 @@ def test_one_group_in_two_databases_took_effect_twice(houses: Houses) -> None:
     houses.towns["shop-2", "bank-2"].run("DROP TABLE ledger")
     with Town(houses.databases["shop-1"], houses.databases["bank-2"], houses.settings) as second:
         second.plant([fate(state=None)] * 4, topic="shop-1-fees", group="fees", ids=ids)
-        fleet = houses.fleet(Selection(groups=("fees",)))
+        fleet = houses.fleet(PairPattern(groups=("fees",)))
         result = compare_fleet(fleet)
         assert [(double.group, double.consumers, double.number) for double in result.doubles] == [
             ("fees", ("bank-1", "bank-2"), 4)
@@ -157,7 +157,7 @@ def test_one_group_in_two_databases_took_effect_twice(houses: Houses) -> None:
         # Whom only one of them has is no double: a group may move from one database to another.
         second.forget(*ids[1:])
         second.run("DELETE FROM {s}.consumer_offset")
-    after = compare_fleet(replace(fleet, selections=(Selection(topics=("shop-1-fees",), groups=("fees",)),)))
+    after = compare_fleet(replace(fleet, patterns=(PairPattern(topics=("shop-1-fees",), groups=("fees",)),)))
     assert [double.number for double in after.doubles] == [1]
 
 
@@ -383,7 +383,7 @@ def test_a_folder_is_put_together(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("sessions = 4\n[job]\nmax_resends = 1\n")
     fleet = read_fleet(tmp_path)
     assert [*fleet.databases] == ["a", "b"]
-    assert [each.producers for each in fleet.selections] == [("a",), ("b",)]
+    assert [each.producers for each in fleet.patterns] == [("a",), ("b",)]
     assert fleet.bounds.sessions == 4
     assert fleet.job == {"max_resends": 1}
     (tmp_path / "z.toml").write_text("sessions = 5\n")

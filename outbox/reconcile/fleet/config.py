@@ -1,6 +1,6 @@
 """What a fleet is: databases by name, patterns of what is compared between them, and the bounds of a run.
 
-A file says it, or a folder of files, whose ``[[database]]`` and ``[[compare]]`` are put together;
+A file says it, or a folder of files, whose ``[[database]]``, ``[[compare]]`` and ``[[total]]`` are put together;
 ``docs/reconciling.md`` has a whole one.
 """
 
@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, Seconds, option, unknown_name
 from outbox.reconcile.config import Address, Values, read_mapping, read_toml
 from outbox.reconcile.job import MAX_TIME, Access, EngineName, Pair
+from outbox.reconcile.measure import wrong_columns, wrong_paths, wrong_selects
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 #: What a ``[[compare]]`` says of its pairs, as a ``[[pair]]`` of a job does.
@@ -52,7 +54,7 @@ def _named(text: str | None, name: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class PairPattern:
     """What is compared between which databases, by patterns with ``*``, ``?`` and ``[…]``.
 
     In ``topics`` and ``groups``, ``{producer}`` and ``{consumer}`` stand for the names of the databases. ``filters`` is
@@ -69,6 +71,56 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class TotalPart:
+    """What some databases have of a total: a SELECT that each of those which the patterns name runs."""
+
+    databases: tuple[str, ...] = option(help="The databases.")
+    select: str = option(help="Returns the columns of the key and the values.")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTotal:
+    """What many databases' tables must add up to: nothing, together with what is under way between them.
+
+    For five banks: what is in their accounts, less what was paid in, plus the transfers that one has debited and the
+    other not credited yet. Of what isn't to be added up the SELECT returns the negative. ``in_flight`` is as that of a
+    `Measure`; ``topics`` and ``groups`` are patterns of the pairs that move what is added up, of those which the fleet
+    compares between these databases.
+
+    Raises:
+        InvalidSettings: names the total, what is wrong with it, and the mend.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    in_flight: Mapping[str, str]
+    parts: tuple[TotalPart, ...] = option(help="What is added up.", aliases=("part",))
+    by: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ("*",)
+    groups: tuple[str, ...] = ("*",)
+
+    def __post_init__(self) -> None:
+        for wrong in chain(wrong_columns(self), wrong_selects(self), wrong_paths(self)):
+            raise self.refused(wrong)
+        if not self.parts:
+            raise self.refused("no part; say what is added up in tables [[total.part]]")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that each SELECT returns."""
+        return (*self.by, *self.values)
+
+    @property
+    def selects(self) -> dict[str, str]:
+        """The SELECT statements, by the place of their part."""
+        return {f"part[{number}]": part.select for number, part in enumerate(self.parts, 1)}
+
+    def refused(self, why: str) -> InvalidSettings:
+        """Return the error that names this total."""
+        return InvalidSettings(f"total {self.name!r}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """How much a run of a fleet takes at once, and in all."""
 
@@ -82,21 +134,22 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Databases by name, what is compared between them, what every job has (`Values`), and the bounds of a run.
+    """Databases by name, what is compared between them and added up, what every job has (`Values`), and the bounds.
 
     Raises:
         InvalidSettings: nothing to compare, or a job that a fleet can't have; names the mend.
     """
 
     databases: Mapping[str, Access]
-    selections: tuple[Selection, ...]
+    patterns: tuple[PairPattern, ...]
     job: Values = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
+    totals: tuple[FleetTotal, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.databases:
             raise InvalidSettings("no database; name them in tables [[database]]")
-        if not self.selections:
+        if not self.patterns:
             raise InvalidSettings("nothing to compare; say what in tables [[compare]]")
         if self.job.get("engine") is EngineName.SPARK or self.job.get("spark"):
             raise InvalidSettings(
@@ -122,7 +175,7 @@ def read_fleet(path: Path, environ: Mapping[str, str] | None = None) -> Fleet:
         except (InvalidSettings, InvalidMessage) as error:
             raise InvalidSettings(f"{each}: {error}") from None
     try:
-        return Fleet(whole.databases, tuple(whole.selections), whole.job, Bounds(**whole.bounds))
+        return Fleet(whole.databases, tuple(whole.patterns), whole.job, Bounds(**whole.bounds), tuple(whole.totals))
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
 
@@ -133,7 +186,8 @@ class _Gathered:
 
     environ: Mapping[str, str]
     databases: dict[str, Access] = field(default_factory=dict)
-    selections: list[Selection] = field(default_factory=list)
+    patterns: list[PairPattern] = field(default_factory=list)
+    totals: list[FleetTotal] = field(default_factory=list)
     job: Values = field(default_factory=dict)
     bounds: dict[str, Any] = field(default_factory=dict)
 
@@ -146,8 +200,11 @@ class _Gathered:
             if twice := sorted(found.keys() & self.databases.keys()):
                 raise InvalidSettings(f"database[{number}].names has {twice[0]!r}, which is there already")
             self.databases |= found
-        self.selections += [
-            _selection(reader, table, f"compare[{number}]") for number, table in enumerate(_tables(rest, "compare"), 1)
+        self.patterns += [
+            _pattern(reader, table, f"compare[{number}]") for number, table in enumerate(_tables(rest, "compare"), 1)
+        ]
+        self.totals += [
+            reader.read(FleetTotal, table, f"total[{number}]") for number, table in enumerate(_tables(rest, "total"), 1)
         ]
         job = rest.pop("job", {})
         if not isinstance(job, Mapping):
@@ -155,7 +212,7 @@ class _Gathered:
         if names := [name for name in _OF_FLEET if name in job]:
             raise InvalidSettings(f"job.{names[0]}: a fleet names it in tables [[database]] and [[compare]]")
         if unknown := [key for key in rest if key not in {each.name for each in fields(Bounds)}]:
-            known = ("database", "compare", "job", *(each.name for each in fields(Bounds)))
+            known = ("database", "compare", "total", "job", *(each.name for each in fields(Bounds)))
             raise InvalidSettings("; ".join(unknown_name(key, known) for key in unknown))
         bounds = reader.values(Bounds, rest)
         if (job and self.job) or bounds.keys() & self.bounds.keys():
@@ -172,10 +229,10 @@ def _tables(document: dict[str, Any], name: str) -> list[Mapping[str, Any]]:
     return tables
 
 
-def _selection(reader: Reader, table: Mapping[str, Any], path: str) -> Selection:
+def _pattern(reader: Reader, table: Mapping[str, Any], path: str) -> PairPattern:
     own = {key: value for key, value in table.items() if key not in _FILTERS}
     if "filters" in own:
         raise InvalidSettings(f"{path}.filters is unknown; write {', '.join(sorted(_FILTERS))} themselves")
     filters = {key: value for key, value in table.items() if key in _FILTERS}
-    selection = reader.read(Selection, own, path)
-    return replace(selection, filters=reader.values(Pair, filters, f"{path}."))
+    pattern = reader.read(PairPattern, own, path)
+    return replace(pattern, filters=reader.values(Pair, filters, f"{path}."))

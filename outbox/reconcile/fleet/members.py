@@ -10,7 +10,7 @@ import datetime as dt
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -21,7 +21,7 @@ from outbox.errors import InvalidSettings, OutboxError
 from outbox.reader import Reader
 from outbox.reconcile import sql
 from outbox.reconcile.config import job_of
-from outbox.reconcile.fleet.config import Fleet, Selection
+from outbox.reconcile.fleet.config import Fleet, PairPattern
 from outbox.reconcile.job import Access, EngineName, Job, Pair, Progress, described
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.source import as_time, connected
@@ -85,7 +85,7 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
     """Ask the databases, and return the members.
 
     Raises:
-        InvalidSettings: a selection that chooses nothing, though all of its databases can be asked; a group whose topic
+        InvalidSettings: a pattern that chooses nothing, though all of its databases can be asked; a group whose topic
             two producers have; a measure that can't be; more sessions than are allowed.
     """
     found, known = Membership(), dict[str, Known]()
@@ -99,7 +99,7 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
     chosen = _chosen(fleet, known, found.unreachable)
     for (producer, consumer), pairs in chosen.items():
         job = _job(fleet, known[producer], producer, consumer, pairs)
-        member = Member(producer, consumer, job, max(selection.priority for _, selection in pairs.values()))
+        member = Member(producer, consumer, job, max(pattern.priority for _, pattern in pairs.values()))
         for server, number in member.sessions.items():
             if number > fleet.bounds.sessions:
                 raise InvalidSettings(
@@ -126,53 +126,55 @@ def _known(access: Access) -> Known:
     return Known(frozenset(topic for (topic,) in topics), frozenset(map(tuple, groups)), as_time(now))
 
 
-#: The pairs of two databases, by topic and group, and the selection that chose each.
-_Pairs = dict[tuple[str, str], tuple[int, Selection]]
+#: The pairs of two databases, by topic and group, and the pattern that chose each.
+_Pairs = dict[tuple[str, str], tuple[int, PairPattern]]
 
 
 def _chosen(fleet: Fleet, known: Mapping[str, Known], unreachable: Mapping[str, str]) -> dict[tuple[str, str], _Pairs]:
-    """Return what is compared, by producer and consumer; of several selections of a pair the first counts."""
+    """Return what is compared, by producer and consumer; of several patterns of a pair the first counts."""
     chosen: dict[tuple[str, str], _Pairs] = {}
     sources: dict[tuple[str, str, str], str] = {}
-    for number, selection in enumerate(fleet.selections, 1):
+    for number, pattern in enumerate(fleet.patterns, 1):
         some = False
-        for producer, consumer in product(_matching(known, selection.producers), _matching(known, selection.consumers)):
-            for topic, group in sorted(_pairs(selection, producer, consumer, known)):
+        for producer, consumer in product(matching(known, pattern.producers), matching(known, pattern.consumers)):
+            for topic, group in sorted(_pairs(pattern, producer, consumer, known)):
                 some = True
                 if (other := sources.setdefault((consumer, topic, group), producer)) != producer:
                     raise InvalidSettings(
                         f"compare[{number}]: both {other} and {producer} have the topic {topic!r}, and group {group!r} "
                         f"at {consumer} reads one of them; narrow producers or topics"
                     )
-                chosen.setdefault((producer, consumer), {}).setdefault((topic, group), (number, selection))
-        patterns = (*selection.producers, *selection.consumers)
-        if not some and not _matching(unreachable, patterns):
+                chosen.setdefault((producer, consumer), {}).setdefault((topic, group), (number, pattern))
+        databases = (*pattern.producers, *pattern.consumers)
+        if not some and not matching(unreachable, databases):
             raise InvalidSettings(
-                f"compare[{number}] chooses nothing: no producer like {', '.join(selection.producers)} has a topic "
-                f"like {', '.join(selection.topics)} of which a consumer like {', '.join(selection.consumers)} has a "
-                f"group like {', '.join(selection.groups)}; known databases are {', '.join(fleet.databases)}"
+                f"compare[{number}] chooses nothing: no producer like {', '.join(pattern.producers)} has a topic "
+                f"like {', '.join(pattern.topics)} of which a consumer like {', '.join(pattern.consumers)} has a "
+                f"group like {', '.join(pattern.groups)}; known databases are {', '.join(fleet.databases)}"
             )
     return chosen
 
 
-def _matching(names: Mapping[str, object], patterns: Sequence[str]) -> list[str]:
-    return [name for name in names if _matches(name, patterns)]
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that fit a pattern, in their order."""
+    return [name for name in names if matches(name, patterns)]
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Does a name fit a pattern?"""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _pairs(selection: Selection, producer: str, consumer: str, known: Mapping[str, Known]) -> Iterator[tuple[str, str]]:
+def _pairs(chosen: PairPattern, producer: str, consumer: str, known: Mapping[str, Known]) -> Iterator[tuple[str, str]]:
     def of_both(patterns: Sequence[str]) -> list[str]:
         return [each.replace("{producer}", producer).replace("{consumer}", consumer) for each in patterns]
 
-    topics, groups = of_both(selection.topics), of_both(selection.groups)
+    topics, groups = of_both(pattern.topics), of_both(pattern.groups)
     there = known[producer].topics
     found = {
         (topic, group)
         for topic, group in known[consumer].groups
-        if topic in there and _matches(topic, topics) and _matches(group, groups)
+        if topic in there and matches(topic, topics) and matches(group, groups)
     }
     plain = ([name for name in names if not re.search(r"[*?\[]", name)] for names in (topics, groups))
     yield from found | {(topic, group) for topic, group in product(*plain) if topic in there}
@@ -183,17 +185,17 @@ def _job(fleet: Fleet, known: Known, producer: str, consumer: str, pairs: _Pairs
         Reader().read(
             Measure,
             {"by": (), **measure, "topic": topic, "group": group},
-            f"compare[{number}].measure[{place}]",
+            f"compare[{number}].measure[{n}]",
         )
-        for (topic, group), (number, selection) in pairs.items()
-        for place, measure in enumerate(selection.measures, 1)
+        for (topic, group), (number, pattern) in pairs.items()
+        for n, measure in enumerate(pattern.measures, 1)
     ]
     values = {
         **fleet.job,
         "engine": EngineName.LOCAL,
         "producer": fleet.databases[producer],
         "consumer": fleet.databases[consumer],
-        "pairs": tuple(Pair(*names, **selection.filters) for names, (_, selection) in pairs.items()),
+        "pairs": tuple(Pair(*names, **pattern.filters) for names, (_, pattern) in pairs.items()),
         "measures": tuple(measures),
     }
     return job_of(values, lambda _: known.now)

@@ -1,8 +1,12 @@
 """What a fleet comes to: one table, one JSON object, one file for Prometheus.
 
-As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}), ``doubles[]``
-({producer, topic, group, consumers[], number}) and ``members[]``: ``producer``, ``consumer``, ``error`` (empty if there
-is none), and ``report``, the report of the job (`outbox.reconcile.report`), null after an error.
+As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}), and
+
+    doubles[]   {producer, topic, group, consumers[], number}
+    totals[]    {name, by[], in_sync, verdict, faults[],
+                 rows[]: {key[], value, parts: {database: amount}, in_flight, early, unexplained}}
+    members[]   {producer, consumer, error, report}   ``error`` is empty if there is none; ``report`` is that of the job
+                                                      (`outbox.reconcile.report`), null after an error
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ from rich.text import Text
 
 from outbox.reader import plain as as_plain
 from outbox.reconcile.fleet.run import FleetResult
-from outbox.reconcile.report import VERSION, Verdict, as_json, reports, sentence_of, shares, verdict
+from outbox.reconcile.report import VERSION, Verdict, amount, as_json, reports, sentence_of, shares, verdict
 from outbox.reconcile.report.prometheus import Gauges
-from outbox.text import counted, duration, plain
+from outbox.text import counted, duration, key_text, plain
 
 
 def fleet_verdict(result: FleetResult) -> Verdict:
     """Return what the members that have a result come to."""
     every = [verdict(each) for _, each in result.results]
-    texts = tuple(f"{member}: {text}" for member, each in result.results for text in verdict(each).measures)
-    return Verdict(sum(each.differences for each in every), sum(each.left for each in every), texts)
+    texts = [f"{member}: {text}" for member, each in result.results for text in verdict(each).measures]
+    texts += [each.verdict for each in result.totals if not each.in_sync]
+    return Verdict(sum(each.differences for each in every), sum(each.left for each in every), tuple(texts))
 
 
 def sentence(result: FleetResult) -> str:
@@ -72,6 +77,16 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
         console.print(
             plain(f"{double.topic} → {double.group} took {counted(double.number, 'message')} more than once: {where}")
         )
+    for total in result.totals:
+        console.print(plain(f"{total.name}: {total.verdict}" if total.in_sync else total.verdict))
+        for row in (row for row in total.rows if row.unexplained):
+            parts = ", ".join(f"{name} {amount(value)}" for name, value in row.parts.items())
+            console.print(
+                plain(
+                    f"  {key_text(row.key)} {row.value}: {parts}, under way {amount(row.in_flight)}, "
+                    f"early {amount(row.early)}: {amount(row.unexplained)} unexplained"
+                )
+            )
     for name, why in result.unreachable.items():
         console.print(Text(plain(f"{name}: {why}"), "bold red"))
     _print_findings(result, console, findings)
@@ -111,6 +126,7 @@ def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, An
             "failed": result.failed,
             "unreachable": result.unreachable,
             "doubles": result.doubles,
+            "totals": [each.as_json() for each in result.totals],
         }
     )
     return value | {"members": members}
@@ -125,4 +141,6 @@ def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
             gauges.fail(each.member.job.pairs, dt.datetime.now(dt.UTC), *names)
         else:
             gauges.add(each.result, *names)
+    for total in result.totals:
+        gauges.total(total.name, total.in_sync)
     gauges.write(path)

@@ -18,7 +18,8 @@ from outbox.reconcile import run
 from outbox.reconcile.fleet.config import Bounds, Fleet
 from outbox.reconcile.fleet.doubles import Double, find_doubles
 from outbox.reconcile.fleet.members import Member, members_of
-from outbox.reconcile.job import Interrupted, NoProgress, Progress
+from outbox.reconcile.fleet.totals import TotalResult, check_total, total_of
+from outbox.reconcile.job import NoProgress, Progress, Stoppable
 from outbox.reconcile.record.write import why_of
 from outbox.reconcile.rows import JobResult
 from outbox.text import duration
@@ -46,6 +47,7 @@ class FleetResult:
     members: list[MemberResult]
     unreachable: dict[str, str] = field(default_factory=dict)
     doubles: list[Double] = field(default_factory=list)
+    totals: list[TotalResult] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -63,22 +65,28 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     """Compare all members, and find what took effect in several databases; repair nothing.
 
     Raises:
-        InvalidSettings: as `members_of`.
+        InvalidSettings: as `members_of`; a total that can't be computed.
     """
     began, progress = time.monotonic(), progress or NoProgress()
     membership = members_of(fleet, progress)
+    for total in fleet.totals:
+        check_total(fleet, total, membership)
     result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
 
-    def compare(each: MemberResult, told: Progress) -> None:
+    def compare(each: MemberResult, listener: Progress) -> None:
         # A member has no more time than is left of the fleet's.
         left = max(began + fleet.bounds.max_time - time.monotonic(), 1.0)
         job = each.member.job
-        each.result = run.compare(replace(job, max_time=min(job.max_time, left)), told)
+        each.result = run.compare(replace(job, max_time=min(job.max_time, left)), listener)
 
     progress.stage("databases compared", len(result.members))
     in_turn(result.members, compare, fleet.bounds, progress)
     progress.stage("effects in several databases", None)
     result.doubles = find_doubles(result.results, lambda: progress.done(0))
+    members = [each.member for each in result.members]
+    for total in fleet.totals:
+        progress.stage(f"total {total.name}", None)
+        result.totals.append(total_of(fleet, total, members, lambda: progress.done(0)))
     result.seconds = time.monotonic() - began
     return result
 
@@ -88,31 +96,13 @@ def mend_fleet(fleet: Fleet, result: FleetResult, progress: Progress | None = No
     began, progress = time.monotonic(), progress or NoProgress()
     compared = [each for each in result.members if each.result is not None and not each.result.in_sync]
 
-    def mend(each: MemberResult, told: Progress) -> None:
+    def mend(each: MemberResult, listener: Progress) -> None:
         if each.result is not None:
-            run.mend(each.member.job, each.result, told)
+            run.mend(each.member.job, each.result, listener)
 
     progress.stage("databases repaired", len(compared))
     in_turn(compared, mend, fleet.bounds, progress)
     result.seconds += time.monotonic() - began
-
-
-class _Member(NoProgress):
-    """Ends a member at its next step once the fleet ends."""
-
-    def __init__(self, ending: Event) -> None:
-        self._ending = ending
-
-    def stage(self, title: str, total: int | None) -> None:
-        """A stage begins."""
-        super().stage(title, total)
-        self.done(0)
-
-    def done(self, steps: int) -> None:
-        """Steps are done."""
-        super().done(steps)
-        if self._ending.is_set():
-            raise Interrupted
 
 
 def in_turn(
@@ -149,7 +139,7 @@ def in_turn(
                     if since <= now and fits and len(running) < bounds.at_once:
                         waiting.remove(entry)
                         used.update(sessions)
-                        running[pool.submit(act, each, _Member(ending))] = each
+                        running[pool.submit(act, each, Stoppable(ending))] = each
                 if not running:
                     ending.wait(_TELL_EVERY)
                 for future in wait(running, _TELL_EVERY, FIRST_COMPLETED).done:

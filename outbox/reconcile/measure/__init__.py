@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Protocol
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
@@ -66,7 +67,7 @@ class Measure:
         check_topic(self.topic)
         check_group(self.group)
         # The first counts: what comes after it may make no sense.
-        for wrong in chain(self._wrong_columns(), self._wrong_selects(), self._wrong_paths()):
+        for wrong in chain(wrong_columns(self), self._without_bodies(), wrong_selects(self), wrong_paths(self)):
             raise self.refused(wrong)
 
     def of(self, names: tuple[str, str]) -> bool:
@@ -88,38 +89,84 @@ class Measure:
         """Return the error that names this measure."""
         return InvalidSettings(f"measure {self.name!r}: {why}")
 
-    def _wrong_columns(self) -> Iterator[str]:
-        if not _NAME.fullmatch(self.name):
-            yield "a name begins with a letter and has letters, digits, _ and - only"
-        for what, columns in (("by", self.by), ("values", self.values)):
-            if isinstance(columns, str):
-                yield f"{what} = {columns!r} must be a tuple; write ({columns!r},)"
-        if not self.values:
-            yield "no values; name at least one column to add up"
-        for column in self.columns:
-            if not isinstance(column, str) or not _COLUMN.fullmatch(column):
-                yield f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
-        if twice := sorted({column for column in self.columns if self.columns.count(column) > 1}):
-            yield f"{', '.join(twice)} is named twice among by and values; name each column once"
-
-    def _wrong_selects(self) -> Iterator[str]:
-        for side, sql in self.selects.items():
-            bare = _QUOTED.sub(" ", sql).strip()
-            if ";" in bare:
-                yield f"{side} must be a single SELECT; leave out the semicolon"
-            if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
-                yield f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
-
-    def _wrong_paths(self) -> Iterator[str]:
+    def _without_bodies(self) -> Iterator[str]:
         if not self.in_flight and self.producer is None:
             named = ", ".join(self.columns)
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
-        if self.in_flight and (missing := [column for column in self.columns if column not in self.in_flight]):
-            yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
-        if extra := sorted(self.in_flight.keys() - set(self.columns)):
-            yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
-        for column, path in self.in_flight.items():
-            if not isinstance(path, str) or not all(path.split(".")):
-                yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
-            if path == COUNT and column in self.by:
-                yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"
+
+
+class Sums(Protocol):
+    """What adds up sums of SELECT statements and of bodies: a `Measure`, or a total of many databases."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        ...
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The columns that are added up."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that each SELECT returns."""
+        ...
+
+    @property
+    def in_flight(self) -> Mapping[str, str]:
+        """Where a body has each column."""
+        ...
+
+    @property
+    def selects(self) -> Mapping[str, str]:
+        """The SELECT statements, by what errors call them."""
+        ...
+
+    def refused(self, why: str) -> InvalidSettings:
+        """Return the error that names it."""
+        ...
+
+
+def wrong_columns(sums: Sums) -> Iterator[str]:
+    """Say what is wrong with the name and the columns."""
+    if not _NAME.fullmatch(sums.name):
+        yield "a name begins with a letter and has letters, digits, _ and - only"
+    for what, columns in (("by", sums.by), ("values", sums.values)):
+        if isinstance(columns, str):
+            yield f"{what} = {columns!r} must be a tuple; write ({columns!r},)"
+    if not sums.values:
+        yield "no values; name at least one column to add up"
+    for column in sums.columns:
+        if not isinstance(column, str) or not _COLUMN.fullmatch(column):
+            yield f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
+    if twice := sorted({column for column in sums.columns if sums.columns.count(column) > 1}):
+        yield f"{', '.join(twice)} is named twice among by and values; name each column once"
+
+
+def wrong_selects(sums: Sums) -> Iterator[str]:
+    """Say what is wrong with the statements."""
+    for side, sql in sums.selects.items():
+        bare = _QUOTED.sub(" ", sql).strip()
+        if ";" in bare:
+            yield f"{side} must be a single SELECT; leave out the semicolon"
+        if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
+            yield f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
+
+
+def wrong_paths(sums: Sums) -> Iterator[str]:
+    """Say what is wrong with where the bodies have the columns."""
+    if sums.in_flight and (missing := [column for column in sums.columns if column not in sums.in_flight]):
+        yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
+    if extra := sorted(sums.in_flight.keys() - set(sums.columns)):
+        yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
+    for column, path in sums.in_flight.items():
+        if not isinstance(path, str) or not all(path.split(".")):
+            yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
+        if path == COUNT and column in sums.by:
+            yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"

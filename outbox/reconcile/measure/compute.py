@@ -31,7 +31,7 @@ from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError
 from outbox.message import content
 from outbox.message.compression import decompress
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
-from outbox.reconcile.measure import COUNT, Measure, sql
+from outbox.reconcile.measure import COUNT, Measure, Sums, sql
 from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import last_of, values_of
@@ -87,7 +87,7 @@ class Bodies:
     ``seconds`` is how long a statement may take.
     """
 
-    def __init__(self, connection: Connection, schema: str, measure: Measure, pair: Pair, seconds: float) -> None:
+    def __init__(self, connection: Connection, schema: str, measure: Sums, pair: Pair, seconds: float) -> None:
         self._connection, self._schema, self._seconds = connection, schema, seconds
         self._of_pair = values_of(pair)
         paths = measure.in_flight
@@ -253,7 +253,7 @@ class Select:
     """One SELECT of a measure, on the connection of its side; ``seconds`` is how long it may take."""
 
     connection: Connection
-    measure: Measure
+    measure: Sums
     side: str
     window: Window
     seconds: float
@@ -285,7 +285,7 @@ class Select:
         measure = self.measure
         rows = self._run(
             sql.select_sums(measure.selects[self.side], measure.by, measure.values),
-            lambda why: ReconcileError(f"measure {measure.name!r}: {why}"),
+            lambda why: ReconcileError(str(measure.refused(why))),
             lambda result: result.all(),
         )
         tally = Tally(len(measure.values))
@@ -316,7 +316,7 @@ class Select:
             if sqlstate(error) == STATEMENT_CANCELLED:
                 why = f"it took longer than {self.seconds:.0f} s; give it an index, or a shorter window ({why})"
             if kind_of(error) is ErrorKind.UNAVAILABLE or sqlstate(error) == SERIALIZATION_FAILURE:
-                raise SourceLost(f"measure {self.measure.name!r}: the {self.side}'s database is lost: {why}") from error
+                raise SourceLost(str(self.measure.refused(f"the {self.side}'s database is lost: {why}"))) from error
             raise failed(f"its {self.side} SELECT failed: {why}") from error
 
 

@@ -18,6 +18,8 @@ there, also at 0, so that an alert ends:
                                                     is empty where no part of the key is called so. Prometheus has
                                                     only floats: alert on ``> 0``, and read the cents in the report
 
+Of a fleet there is ``outbox_reconcile_total_in_sync{total}`` too: 1 if a total adds up.
+
 After a run that failed only the first two are there: nothing is known of the rest.
 """
 
@@ -92,6 +94,15 @@ class Gauges:
     def fail(self, pairs: Iterable[Pair], at: dt.datetime, *values: str) -> None:
         """Add that the run of these pairs at this time failed; ``values`` are those of the labels."""
         self._outcome(((pair, at) for pair in pairs), values, success=False)
+
+    def total(self, name: str, in_sync: bool) -> None:
+        """Add whether a total of many databases adds up."""
+        if "total_in_sync" not in self._gauges:
+            text = "Whether what many databases have adds up."
+            self._gauges["total_in_sync"] = Gauge(
+                "outbox_reconcile_total_in_sync", text, ["total"], registry=self._registry
+            )
+        self._gauges["total_in_sync"].labels(name).set(in_sync)
 
     def _outcome(self, runs: Iterable[tuple[Pair, dt.datetime]], values: Sequence[str], *, success: bool) -> None:
         succeeded = self._gauge("success", "Whether the last run came to an end.")
