@@ -165,7 +165,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _pairs(chosen: PairPattern, producer: str, consumer: str, known: Mapping[str, Known]) -> Iterator[tuple[str, str]]:
+def _pairs(pattern: PairPattern, producer: str, consumer: str, known: Mapping[str, Known]) -> Iterator[tuple[str, str]]:
     def of_both(patterns: Sequence[str]) -> list[str]:
         return [each.replace("{producer}", producer).replace("{consumer}", consumer) for each in patterns]
 
