@@ -19,7 +19,7 @@ from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern
 from outbox.reconcile.fleet.run import compare_fleet
 from outbox.reconcile.job import Access, Outcome
 
-_SESSIONS, _SECONDS = 10, 600
+_SESSIONS, _SECONDS = 16, 600
 # The message n of a topic: made from both by either server.
 _ID: LiteralString = """
 (lpad(to_hex(1767225600000 + n * 1000), 12, '0') || '7000a000' || right(md5(topic || n), 12))::uuid"""

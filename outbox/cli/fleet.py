@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +32,8 @@ def fleet(
     bounds: Any,
     report: SummaryOptions,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only databases named so; again for more.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only databases named so, and no totals; again for more."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Repair what differs, by the policy.")] = False,
@@ -59,7 +59,7 @@ def fleet(
         secrets += [access.url for access in whole.databases.values()]
         job = {**whole.job, **({"keep_for": 0.0} if fresh else {}), **({"apply": True} if apply else {})}
         limits = dataclasses.replace(whole.bounds, **read_options(Bounds, bounds))
-        whole = dataclasses.replace(whole, job=job, bounds=limits, databases=_only(whole, only))
+        whole = dataclasses.replace(whole, job=job, bounds=limits, only=tuple(only or ()))
         if dry_run:
             _show(whole, report.output)
             return
@@ -73,15 +73,6 @@ def fleet(
     if result.failed:
         raise typer.Exit(Code.PARTIAL if result.results else Code.NO_RESULT)
     raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
-
-
-def _only(fleet: Fleet, patterns: list[str] | None) -> dict[str, Any]:
-    """Return the databases that are named; all where none is."""
-    return {
-        name: access
-        for name, access in fleet.databases.items()
-        if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
 
 
 def _show(fleet: Fleet, form: Output) -> None:

@@ -18,7 +18,7 @@ from outbox.cli.exits import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of, server_of
-from outbox.reconcile.fleet.report import fleet_as_json
+from outbox.reconcile.fleet.report import fleet_as_json, sentence
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
 from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
 from outbox.reconcile.rows import InboxState
@@ -134,6 +134,25 @@ def test_differences_are_found_and_repaired(houses: Houses) -> None:
     mend_fleet(fleet, result)
     assert [each.result for each in first.pairs[0].repairs] == ["done"]
     assert [each.action for each in first.pairs[0].repairs] == [Repair.RESEND]
+
+
+def test_what_goes_wrong_over_a_repair_is_told(houses: Houses) -> None:
+    """The comparison has a result, and the repair didn't come to its end: both are told."""
+    houses.towns["shop-1", "bank-1"].plant([MISSING], topic="shop-1-orders", group="bank-1-books")
+    fleet = houses.fleet()
+    result = compare_fleet(fleet)
+    houses.towns["shop-1", "bank-1"].at_producer("ALTER TABLE {s}.message RENAME TO mislaid")
+    mend_fleet(fleet, result)
+    assert result.failed == 1
+    assert "came to no result, or not to its end; of the others: 1 difference left" in sentence(result)
+
+
+def test_a_part_of_a_fleet_is_compared_alone(houses: Houses) -> None:
+    """The other patterns may choose nothing of it; what is between no two databases is refused."""
+    fleet = houses.fleet(PairPattern(topics=("shop-1-*",)), PairPattern(topics=("shop-2-*",)))
+    assert names(compare_fleet(replace(fleet, only=("*-1",)))) == {("shop-1", "bank-1")}
+    with pytest.raises(InvalidSettings, match="between databases like shop-1, bank-2"):
+        compare_fleet(replace(fleet, only=("shop-1", "bank-2")))
 
 
 def test_one_group_in_two_databases_took_effect_twice(houses: Houses) -> None:

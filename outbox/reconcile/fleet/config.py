@@ -136,6 +136,8 @@ class Bounds:
 class Fleet:
     """Databases by name, what is compared between them and added up, what every job has (`Values`), and the bounds.
 
+    ``only`` are patterns of the databases that are compared this time, without totals; none is all.
+
     Raises:
         InvalidSettings: nothing to compare, or a job that a fleet can't have; names the mend.
     """
@@ -145,6 +147,7 @@ class Fleet:
     job: Values = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
     totals: tuple[FleetTotal, ...] = ()
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.databases:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.database.execute import execute, statement
+from outbox.errors import OutboxError
 from outbox.reconcile.fleet.members import Member
 from outbox.reconcile.job import Outcome, Range
 from outbox.reconcile.judge import Both, judge
@@ -56,7 +57,6 @@ class Double:
 @dataclass(frozen=True, slots=True)
 class _Inbox:
     member: Member
-    job_result: JobResult
     result: PairResult
 
     def took(self, range_: Range) -> Array:
@@ -85,37 +85,48 @@ class _Inbox:
         yield Range(first, window.end)
 
 
-def find_doubles(results: Sequence[tuple[Member, JobResult]], step: Callable[[], None]) -> list[Double]:
+def find_doubles(
+    results: Sequence[tuple[Member, JobResult]], step: Callable[[], None]
+) -> tuple[list[Double], list[str]]:
     """Return the groups that took messages in several databases, and count these as differences of each.
 
-    ``step`` is called now and then; what it raises ends it.
-
-    Raises:
-        SourceError: a database can't be read.
+    Returns sentences about groups of which it can't be found out too. ``step`` is called now and then; what it raises
+    ends it.
     """
     inboxes: dict[tuple[str, str, str], list[_Inbox]] = {}
     for member, job_result in results:
         for result in job_result.pairs:
-            inboxes.setdefault((member.producer, *result.pair.names), []).append(_Inbox(member, job_result, result))
-    doubles = []
+            inboxes.setdefault((member.producer, *result.pair.names), []).append(_Inbox(member, result))
+    doubles, faults = list[Double](), list[str]()
     for (producer, topic, group), several in inboxes.items():
-        if len({each.member.consumer for each in several}) < 2:
+        if len(several) < 2:
             continue
-        numbers: dict[str, int] = {}
-        twice = 0
-        for range_ in several[0].ranges(several[0].result.window.range):
-            step()
-            taken = [each.took(range_) for each in several]
-            ids, counts = np.unique(np.concatenate(taken), return_counts=True)
-            again = ids[counts > 1]
-            twice += len(again)
-            for each, own in zip(several, taken, strict=True):
-                if len(mine := np.intersect1d(own, again, assume_unique=True)):
-                    numbers[each.member.consumer] = numbers.get(each.member.consumer, 0) + len(mine)
-                    _count(each, mine, step)
-        if twice:
-            doubles.append(Double(producer, topic, group, tuple(numbers), twice))
-    return doubles
+        try:
+            number, consumers = _taken_twice(several, step)
+        except OutboxError as error:
+            where = ", ".join(each.member.consumer for each in several)
+            faults.append(f"whether {topic} → {group} took effect in several of {where} isn't known: {error}")
+            continue
+        if number:
+            doubles.append(Double(producer, topic, group, consumers, number))
+    return doubles, faults
+
+
+def _taken_twice(several: Sequence[_Inbox], step: Callable[[], None]) -> tuple[int, tuple[str, ...]]:
+    """Return how many messages took effect in more than one of these databases, and in which."""
+    consumers: dict[str, None] = {}
+    number = 0
+    for range_ in several[0].ranges(several[0].result.window.range):
+        step()
+        taken = [each.took(range_) for each in several]
+        ids, counts = np.unique(np.concatenate(taken), return_counts=True)
+        again = ids[counts > 1]
+        number += len(again)
+        for each, own in zip(several, taken, strict=True):
+            if len(mine := np.intersect1d(own, again, assume_unique=True)):
+                consumers[each.member.consumer] = None
+                _count(each, mine, step)
+    return number, tuple(consumers)
 
 
 def _count(inbox: _Inbox, ids: Array, step: Callable[[], None]) -> None:

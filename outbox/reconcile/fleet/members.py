@@ -108,6 +108,12 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
                 )
         found.members.append(member)
     found.members.sort(key=lambda member: -member.priority)
+    if fleet.only:
+        found.members = [each for each in found.members if matching([each.producer], fleet.only)]
+        found.members = [each for each in found.members if matching([each.consumer], fleet.only)]
+        found.unreachable = {name: found.unreachable[name] for name in matching(found.unreachable, fleet.only)}
+        if not (found.members or found.unreachable):
+            raise InvalidSettings(f"nothing is compared between databases like {', '.join(fleet.only)}")
     return found
 
 

@@ -1,6 +1,7 @@
 """What a fleet comes to: one table, one JSON object, one file for Prometheus.
 
-As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}), and
+As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}),
+``faults[]`` (sentences), and
 
     doubles[]   {producer, topic, group, consumers[], number}
     totals[]    {name, by[], in_sync, verdict, faults[],
@@ -38,7 +39,9 @@ def sentence(result: FleetResult) -> str:
     """Return the verdict for people."""
     if not result.failed:
         return fleet_verdict(result).sentence
-    failed = f"{counted(result.failed, 'member or database', 'members and databases')} came to no result"
+    failed = (
+        f"{counted(result.failed, 'member or database', 'members and databases')} came to no result, or not to its end"
+    )
     return f"{failed}; of the others: {fleet_verdict(result).sentence}" if result.results else failed
 
 
@@ -68,7 +71,7 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
             f"{reached.differences:,}",
             Text(f"{reached.left:,}", "bold red" if reached.left else "green"),
             duration(each.result.seconds),
-            Text(plain("; ".join([*kinds, *reached.measures]) or "in sync")),
+            Text(plain("; ".join([*kinds, *reached.measures, *([each.error] if each.error else [])]) or "in sync")),
         )
     console.print(table)
     console.print()
@@ -87,8 +90,8 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
                     f"early {amount(row.early)}: {amount(row.unexplained)} unexplained"
                 )
             )
-    for name, why in result.unreachable.items():
-        console.print(Text(plain(f"{name}: {why}"), "bold red"))
+    for text in (*(f"{name}: {why}" for name, why in result.unreachable.items()), *result.faults):
+        console.print(Text(plain(text), "bold red"))
     _print_findings(result, console, findings)
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
     is_well = not result.failed and fleet_verdict(result).in_sync
@@ -125,6 +128,7 @@ def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, An
             "verdict": sentence(result),
             "failed": result.failed,
             "unreachable": result.unreachable,
+            "faults": result.faults,
             "doubles": result.doubles,
             "totals": [each.as_json() for each in result.totals],
         }

@@ -30,7 +30,7 @@ _TELL_EVERY = 0.2
 
 @dataclass(slots=True)
 class MemberResult:
-    """What came of a member: a result, or why there is none."""
+    """What came of a member: a result, or why there is none; or why not all of it was repaired."""
 
     member: Member
     result: JobResult | None = None
@@ -42,12 +42,14 @@ class FleetResult:
     """What came of a fleet. ``unreachable`` are databases that couldn't be asked what they have, and why.
 
     ``doubles`` are groups that took messages in several databases; their messages are differences of each of these.
+    ``faults`` are sentences about groups of which that couldn't be found out.
     """
 
     members: list[MemberResult]
     unreachable: dict[str, str] = field(default_factory=dict)
     doubles: list[Double] = field(default_factory=list)
     totals: list[TotalResult] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -57,8 +59,8 @@ class FleetResult:
 
     @property
     def failed(self) -> int:
-        """How many members and databases came to no result."""
-        return len(self.members) - len(self.results) + len(self.unreachable)
+        """How many members, databases and groups came to no result, or not to the end of it."""
+        return sum(bool(each.error) for each in self.members) + len(self.unreachable) + len(self.faults)
 
 
 def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult:
@@ -69,7 +71,7 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     """
     began, progress = time.monotonic(), progress or NoProgress()
     membership = members_of(fleet, progress)
-    for total in fleet.totals:
+    for total in () if fleet.only else fleet.totals:
         check_total(fleet, total, membership)
     result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
 
@@ -82,9 +84,9 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     progress.stage("databases compared", len(result.members))
     in_turn(result.members, compare, fleet.bounds, progress)
     progress.stage("effects in several databases", None)
-    result.doubles = find_doubles(result.results, lambda: progress.done(0))
+    result.doubles, result.faults = find_doubles(result.results, lambda: progress.done(0))
     members = [each.member for each in result.members]
-    for total in fleet.totals:
+    for total in () if fleet.only else fleet.totals:
         progress.stage(f"total {total.name}", None)
         result.totals.append(total_of(fleet, total, members, lambda: progress.done(0)))
     result.seconds = time.monotonic() - began
