@@ -320,6 +320,7 @@ def test_the_command_compares_and_writes_one_file_of_gauges(fleet_file: Path, ho
     text = gauges.read_text()
     assert 'outbox_reconcile_success{group="bank-2-books",producer="shop-2"' in text.replace('consumer="bank-2",', "")
     assert 'measure="n"' in text
+    assert "outbox_reconcile_fleet_failed 0.0" in text
     assert len(list(folder.rglob("*.parquet"))) == 2
 
     houses.towns["shop-2", "bank-2"].plant([MISSING], topic="shop-2-orders", group="bank-2-books")
@@ -350,8 +351,11 @@ def test_a_fleet_without_a_database_to_ask_has_no_result(fleet_file: Path, monke
     """Some away: done in part. All away: no result."""
     away = "postgresql+psycopg://x:s3cret@127.0.0.1:1/x"
     monkeypatch.setenv("URL_OF_BANK_2", away)
-    some = run_cli("reconcile", "fleet", str(fleet_file))
+    gauges = fleet_file.parent / "fleet.prom"
+    some = run_cli("reconcile", "fleet", str(fleet_file), "--prometheus", str(gauges))
     assert some.code == Code.PARTIAL
+    # What is between databases that can't be asked isn't known: no other gauge would tell.
+    assert "outbox_reconcile_fleet_failed 1.0" in gauges.read_text()
     for name in ("BANK_1", "SHOP_1", "SHOP_2"):
         monkeypatch.setenv(f"URL_OF_{name}", away)
     none = run_cli("reconcile", "fleet", str(fleet_file))

@@ -145,6 +145,5 @@ def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
             gauges.fail(each.member.job.pairs, dt.datetime.now(dt.UTC), *names)
         else:
             gauges.add(each.result, *names)
-    for total in result.totals:
-        gauges.total(total.name, total.in_sync)
+    gauges.add_fleet(result.failed, {total.name: total.in_sync for total in result.totals})
     gauges.write(path)

@@ -18,7 +18,11 @@ there, also at 0, so that an alert ends:
                                                     is empty where no part of the key is called so. Prometheus has
                                                     only floats: alert on ``> 0``, and read the cents in the report
 
-Of a fleet there is ``outbox_reconcile_total_in_sync{total}`` too: 1 if a total adds up.
+Of a fleet there are also
+
+    outbox_reconcile_fleet_failed                   members, databases and groups that came to no result: a
+                                                    database that is away has no series of its own
+    outbox_reconcile_total_in_sync{total}           1 if a total adds up
 
 After a run that failed only the first two are there: nothing is known of the rest.
 """
@@ -26,7 +30,7 @@ After a run that failed only the first two are there: nothing is known of the re
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
@@ -95,14 +99,14 @@ class Gauges:
         """Add that the run of these pairs at this time failed; ``values`` are those of the labels."""
         self._outcome(((pair, at) for pair in pairs), values, success=False)
 
-    def total(self, name: str, in_sync: bool) -> None:
-        """Add whether a total of many databases adds up."""
-        if "total_in_sync" not in self._gauges:
-            text = "Whether what many databases have adds up."
-            self._gauges["total_in_sync"] = Gauge(
-                "outbox_reconcile_total_in_sync", text, ["total"], registry=self._registry
-            )
-        self._gauges["total_in_sync"].labels(name).set(in_sync)
+    def add_fleet(self, failed: int, totals: Mapping[str, bool]) -> None:
+        """Add what is of no member alone: how much came to no result, and whether each total adds up, by name."""
+        text = "Members, databases and groups of the fleet that came to no result."
+        Gauge("outbox_reconcile_fleet_failed", text, registry=self._registry).set(failed)
+        text = "Whether what many databases have adds up."
+        in_sync = Gauge("outbox_reconcile_total_in_sync", text, ["total"], registry=self._registry)
+        for name, adds_up in totals.items():
+            in_sync.labels(name).set(adds_up)
 
     def _outcome(self, runs: Iterable[tuple[Pair, dt.datetime]], values: Sequence[str], *, success: bool) -> None:
         succeeded = self._gauge("success", "Whether the last run came to an end.")
