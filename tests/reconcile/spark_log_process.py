@@ -26,6 +26,16 @@ def stream(spark: SparkSession, topic: str, lake: str, checkpoint: str, **option
     return len([each for each in query.recentProgress if each["numInputRows"]])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Stream; what goes wrong is told while Spark is still there to say it."""
+    from pyspark.errors import PySparkException
+
     with session(Spark(conf={"spark.sql.shuffle.partitions": "1"}), 2) as opened:
-        stream(opened.spark, *sys.argv[1:], url_env="LOG_URL", max_rows="100", rows_per_partition="30")
+        try:
+            stream(opened.spark, *sys.argv[1:], url_env="LOG_URL", max_rows="100", rows_per_partition="30")
+        except PySparkException as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -67,7 +67,7 @@ class Measure:
         check_topic(self.topic)
         check_group(self.group)
         # The first counts: what comes after it may make no sense.
-        for wrong in chain(wrong_columns(self), self._without_bodies(), wrong_selects(self), wrong_paths(self)):
+        for wrong in chain(wrong_columns(self), wrong_selects(self), self._without_bodies(), wrong_paths(self)):
             raise self.refused(wrong)
 
     def of(self, names: tuple[str, str]) -> bool:
