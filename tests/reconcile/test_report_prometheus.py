@@ -80,7 +80,10 @@ def test_hostile_names_stay_in_their_labels(tmp_path: Path) -> None:
 def test_every_name_is_documented(tmp_path: Path) -> None:
     """The module's docstring has each name that a file can have."""
     path = tmp_path / "outbox.prom"
-    write_prometheus(path, whole())
+    gauges = prometheus.Gauges()
+    gauges.add(whole())
+    gauges.add_fleet(0, {"money": True})
+    gauges.write(path)
     assert {name for name, _ in samples(path)} == {
         line.split()[0].split("{")[0].removeprefix("outbox_reconcile_")
         for line in (prometheus.__doc__ or "").splitlines()
