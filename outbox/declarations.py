@@ -448,6 +448,7 @@ class Declarations(DeliveryDeclarations):
         job: Mapping[str, Any] | None = None,
         config: Path | str | None = None,
         report: Callable[[Any], object] | None = None,
+        fleet: Path | str | None = None,
     ) -> None:
         """Have a worker reconcile what this Outbox consumes, with the databases that it comes from, by a timetable.
 
@@ -457,13 +458,17 @@ class Declarations(DeliveryDeclarations):
         overrides); by default all consumers, without repairs. ``report`` gets each `outbox.reconcile.rows.JobResult`.
         What was found is in ``outbox reconcile runs``.
 
+        ``fleet`` has it compare many services' databases in place of what this Outbox consumes: the file or folder of
+        ``outbox reconcile fleet``. Then ``report`` gets each `outbox.reconcile.fleet.run.FleetResult`, and this
+        database records that it was run; what was found is recorded in those of the consumers.
+
         Raises:
             InvalidHandler: there is one of this name.
             InvalidSettings: a timetable that can't be. What is wrong with the job is told when the worker starts.
         """
         if name in self.reconciliations:
             raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")
-        self.reconciliations[name] = Reconciliation(name, at, cron, every, timezone, job, config, report)
+        self.reconciliations[name] = Reconciliation(name, at, cron, every, timezone, job, config, report, fleet)
 
     def alerts(
         self,

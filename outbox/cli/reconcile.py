@@ -505,10 +505,10 @@ def show_schedules(where: RecordOptions, form: OutputOption = Output.TABLE) -> N
     rows = where.opened().schedules()
     shown = {
         "when": lambda row: row.cron if row.every is None else f"every {output.age(row.every)}",
-        "pairs": lambda row: ", ".join(" → ".join(pair) for pair in row.pairs),
+        "compares": lambda row: ", ".join(row.compares),
         "workers": lambda row: ", ".join(row.workers),
     }
-    columns = "name when timezone compares=pairs next=next_at workers"
+    columns = "name when timezone compares next=next_at workers"
     output.print_as(form, {"items": rows}, output.rows_table(columns, rows, **shown))
 
 

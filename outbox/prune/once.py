@@ -136,11 +136,28 @@ def prune_consumer_once(
     notes = sql.old_notes(schema, group=group, topic=topic, retention=settings.record_retention)
     records += _delete_all(connection, notes, batch, stopping)
     records += _delete_all(connection, sql.old_grants(schema, **values), batch, stopping)
-    for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
-        statement = old_records(schema, **values, retention=settings.record_retention)
-        records += _delete_all(connection, statement, batch, stopping)
+    records += prune_runs_once(connection, settings, group, topic, stopping=stopping).taken
     deleted = prune_inbox(connection, source, settings, group, topic, stopping)
     return Counts(taken=offsets + records + deleted, done=deleted)
+
+
+def prune_runs_once(
+    connection: Connection,
+    settings: Settings,
+    group: str,
+    topic: str,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Counts:
+    """Delete reconciliations of a group that are older than records are kept, but the newest by each timetable.
+
+    Returns ``taken`` and ``done`` rows.
+    """
+    rows, batch = 0, settings.prune_batch
+    values = {"group": group, "topic": topic, "retention": settings.record_retention, "limit": batch}
+    for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
+        rows += _delete_all(connection, old_records(settings.schema, **values), batch, stopping)
+    return Counts(taken=rows, done=rows)
 
 
 def prune_records_once(

@@ -216,7 +216,7 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     for subscription in map(known.__getitem__, chosen):
         source = _url(outbox.engine if subscription.source is None else subscription.source)
         jobs.setdefault(source, []).append(subscription)
-    consumer = Access(_url(outbox.engine), outbox.settings)
+    consumer = own_access(outbox)
     result = []
     for source, subscriptions in jobs.items():
         pairs = {
@@ -231,6 +231,11 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
         databases = {"producer": Access(source, outbox.settings), "consumer": consumer}
         result.append(merged({**databases, "pairs": tuple(pairs.values())}, own))
     return result
+
+
+def own_access(outbox: Outbox) -> Access:
+    """Return the access to the database of an Outbox; of its engine only the URL counts."""
+    return Access(_url(outbox.engine), outbox.settings)
 
 
 def only(jobs: list[Values]) -> Values:

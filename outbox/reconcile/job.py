@@ -451,9 +451,19 @@ class Job:
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
 
     @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """The topic and group of each pair."""
+        return tuple(pair.names for pair in self.pairs)
+
+    @property
     def recorder(self) -> Access:
         """The database that has the record."""
         return self.record_in or self.consumer
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """All databases that it speaks to."""
+        return self.producer, self.consumer, self.recorder
 
 
 class Progress(Protocol):
@@ -508,10 +518,11 @@ class Stoppable(NoProgress):
 class Reconciliation:
     """A reconciliation by a timetable: at a time of day, by ``cron``, or every so many seconds; see `Outbox`.
 
-    ``job`` is a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`).
+    ``job`` is a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`); or ``fleet``
+    is the file or folder of a fleet (`outbox.reconcile.fleet.config`).
 
     Raises:
-        InvalidSettings: a name or a timetable that can't be; names the mend.
+        InvalidSettings: a name or a timetable that can't be, or a fleet with a job; names the mend.
         InvalidMessage: ``every`` is no duration.
     """
 
@@ -523,10 +534,13 @@ class Reconciliation:
     job: Mapping[str, Any] | None = None
     config: Path | str | None = None
     report: Callable[[Any], object] | None = None
+    fleet: Path | str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise self.refused("a name has letters, digits, _ and - only, 63 at most")
+        if self.fleet is not None and (self.job is not None or self.config is not None):
+            raise self.refused("fleet says all that is compared, its [job] how; leave job and config out")
         if sum(each is not None for each in (self.at, self.cron, self.every)) != 1:
             raise self.refused("say when by one of at, cron and every")
         if self.at is not None and not _TIME_OF_DAY.fullmatch(self.at):

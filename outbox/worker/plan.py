@@ -33,7 +33,13 @@ from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.operator.bulk.run import bulk_once
 from outbox.prune.inbox import INBOX
-from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once, prune_segments_once
+from outbox.prune.once import (
+    prune_consumer_once,
+    prune_producer_once,
+    prune_records_once,
+    prune_runs_once,
+    prune_segments_once,
+)
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Duty, Lane
@@ -325,7 +331,7 @@ class Plan:
         return self._sources.setdefault(source.address, source)
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
-        from outbox.worker.reconciliation import reconcilers  # noqa: PLC0415 - what few workers do
+        from outbox.worker.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
         from outbox.worker.repairs import READ_EVERY, Repairer  # noqa: PLC0415 - what few workers do
 
         # A lane of its own: a job may take long, and nothing must wait for it.
@@ -334,8 +340,13 @@ class Plan:
         for reconciler in reconcilers(outbox, self._stopping):
             self._reconciled.append((reconciler.declared.name, reconciler.pairs))
             self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
-            repairer = Repairer(reconciler, self._stopping)
-            self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
+            if isinstance(reconciler, JobReconciler):
+                repairer = Repairer(reconciler, self._stopping)
+                self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
+            elif "prune" in self._roles:
+                ((topic, group),) = reconciler.pairs
+                self.needs[self._own, "consumer"].add("prune")
+                self._plan_prune(f"prune {reconciler.name}", partial(prune_runs_once, group=group, topic=topic))
 
     def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:
         settings, every = self.settings, self.settings.idle_wait

@@ -27,7 +27,7 @@ from outbox.reconcile.record.orders import ClaimedItem, RepairJob
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.worker.reconciliation import Reconciler
+    from outbox.worker.reconciliation import JobReconciler
 
 #: How many findings are claimed at once, and for how long (seconds).
 BATCH = 100
@@ -39,7 +39,7 @@ READ_EVERY = SLICE = 5.0
 class Repairer:
     """Carries out what was ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
 
-    def __init__(self, reconciler: Reconciler, stopping: threading.Event) -> None:
+    def __init__(self, reconciler: JobReconciler, stopping: threading.Event) -> None:
         self._reconciler, self._stopping = reconciler, stopping
         self.name: str = f"repair {reconciler.name.removeprefix('reconcile ')}"
 
@@ -55,7 +55,7 @@ class Repairer:
             execute(connection, *(finish_bulk_jobs(schema, bulk_job) for bulk_job in {row[0] for row in pruned}))
         for row in rows:
             ordered = RepairJob(*row)
-            job = replace(self._reconciler.job_at(now), actor=ordered.requested_by)
+            job = replace(self._reconciler.work_at(now), actor=ordered.requested_by)
             while not self._stopping.is_set():
                 step = _batch(connection, job, ordered)
                 counts += step

@@ -245,6 +245,8 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         add("compensation", compensation.topic, storable(compensation.name), **options)
     for declared in list(outbox.reconciliations.values()):
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
+        if declared.fleet is not None:
+            options["fleet"] = storable(str(declared.fleet))
         for pairs in [pairs for name, pairs in reconciled if name == declared.name] or [()]:
             add("reconciliation", "", declared.name, **options, pairs=pairs)
     return handlers

@@ -129,7 +129,7 @@ def test_two_claims_race(bench: Bench) -> None:
         for connection in (one, other):
             with connection.begin():
                 assert first._is_due(first._last(connection))
-        job = first.job_at(NOW)
+        job = first.work_at(NOW)
         assert first._claim(one, job) is not None
         assert second._claim(other, job) is None
     assert len(bench.rows(RUNS)) == 1
@@ -141,7 +141,7 @@ def test_a_claim_under_way_keeps_others_off(bench: Bench) -> None:
     reconciler = only(bench.outbox)
     with bench.observer.connect() as one, one.begin(), bench.observer.connect() as other:
         one.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": reconciler._key})
-        assert reconciler._claim(other, reconciler.job_at(NOW)) is None
+        assert reconciler._claim(other, reconciler.work_at(NOW)) is None
     assert bench.rows(RUNS) == []
 
 

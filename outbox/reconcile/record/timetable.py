@@ -24,6 +24,8 @@ HEARTBEAT = 30.0
 LOST_AFTER = 300.0
 #: When a run (alias r) was last heard of, as SQL.
 HEARD_OF = "coalesce((r.plan ->> 'alive_at')::timestamptz, r.started_at)"
+#: What the run of a whole fleet has for topic and group: no topic or group can be called so.
+FLEET = ("*", "*")
 _MOMENT = dt.timedelta(microseconds=1)
 
 # The runs of the newest job of the schedule, found pair by pair at the end of an index.
@@ -40,6 +42,11 @@ SELECT clock_timestamp(), min(started_at), max(heard_of), max(finished_at), bool
        bool_or(error IS NOT NULL)
   FROM run WHERE job_id = (SELECT job_id FROM run ORDER BY started_at DESC LIMIT 1)
 """
+
+
+def compared(topic: str, group: str) -> str:
+    """Return what a run compares, for people."""
+    return "a fleet" if (topic, group) == FLEET else f"{topic} → {group}"
 
 
 class LastRun(NamedTuple):

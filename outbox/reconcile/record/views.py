@@ -24,7 +24,7 @@ from outbox.operator.look.redact import MASK, Redactor
 from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
-from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, last_scheduled
+from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, compared, last_scheduled
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -86,6 +86,11 @@ class Run:
     error: str | None
     schedule: str | None
     ordered_by: str | None
+
+    @property
+    def title(self) -> str:
+        """What it compares, for people."""
+        return compared(self.topic, self.group)
 
     @property
     def kinds(self) -> dict[Outcome, int]:
@@ -172,8 +177,9 @@ class FindingView:
 class Schedule:
     """A reconciliation that workers have declared, by its timetable.
 
-    ``pairs`` are the topics and groups that it compares: none where no living worker with the role ``reconcile`` has
-    it. ``next_at`` is when it is due, None where that isn't known. ``last`` are the runs of its newest job.
+    ``pairs`` are the topics and groups that it compares, ``*`` and ``*`` for those of a ``fleet``, which is its file:
+    none where no living worker with the role ``reconcile`` has it. ``next_at`` is when it is due, None where that isn't
+    known. ``last`` are the runs of its newest job.
     """
 
     database: str
@@ -185,6 +191,14 @@ class Schedule:
     workers: list[str]
     last: list[Run]
     next_at: dt.datetime | None
+    fleet: str | None = None
+
+    @property
+    def compares(self) -> list[str]:
+        """What it compares, for people."""
+        if self.fleet is not None:
+            return [f"fleet {self.fleet}"] if self.pairs else []
+        return [compared(*pair) for pair in self.pairs]
 
 
 _OUTCOMES = {kind.label: kind for kind in KINDS}
@@ -363,7 +377,9 @@ class Reconciliations(OverDatabases):
     def _schedule(self, connection: Connection, database: Database, row: HandlerRow) -> Schedule:
         cron, every = row.options.get("cron"), row.options.get("every")
         zone, pairs = str(row.options.get("timezone", "UTC")), [tuple(pair) for pair in row.options.get("pairs", ())]
-        schedule = Schedule(database.name, row.name, cron, every, zone, pairs, row.workers, [], None)
+        schedule = Schedule(
+            database.name, row.name, cron, every, zone, pairs, row.workers, [], None, row.options.get("fleet")
+        )
         if not pairs:
             return schedule
         topics, groups = map(list, zip(*pairs, strict=True))

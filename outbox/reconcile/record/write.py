@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import Interrupted, Job, hidden
+from outbox.reconcile.job import Access, Interrupted, Job, Window, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import Finding, MeasureResult, PairResult, Repaired, to_findings
@@ -69,6 +69,30 @@ UPDATE {s}.reconciliation_finding f
 """
 
 
+class Recorded(Protocol):
+    """What has runs in the record: a job, of each of its pairs; a fleet, one of `timetable.FLEET`."""
+
+    @property
+    def names(self) -> Sequence[tuple[str, str]]:
+        """The topic and group of each run."""
+
+    @property
+    def window(self) -> Window:
+        """Which messages are compared."""
+
+    @property
+    def record(self) -> bool:
+        """Is anything written down?"""
+
+    @property
+    def recorder(self) -> Access:
+        """The database that has the record."""
+
+    @property
+    def accesses(self) -> Sequence[Access]:
+        """All databases that it speaks to, whose passwords no error shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunIds:
     """What a job is called in the record, and its runs, one for each pair; ``schedule`` is that which began it."""
@@ -78,47 +102,45 @@ class RunIds:
     schedule: str | None = None
 
     @classmethod
-    def new(cls, job: Job, schedule: str | None = None) -> RunIds:
+    def new(cls, job: Recorded, schedule: str | None = None) -> RunIds:
         """Return new ones for a job."""
-        return cls(uuid7(), tuple(uuid7() for _ in job.pairs), schedule)
+        return cls(uuid7(), tuple(uuid7() for _ in job.names), schedule)
 
-    def begin(self, job: Job) -> list[Statement]:
+    def begin(self, job: Recorded) -> list[Statement]:
         """Return what writes that the pairs are being compared, where it isn't written: without an end, it died."""
         known = {"job": self.job, "since": job.window.since, "until": job.window.until, "schedule": self.schedule}
         return [
-            statement(job.recorder.schema, _BEGIN, {**known, "id": run_id, "topic": pair.topic, "group": pair.group})
-            for run_id, pair in zip(self.runs, job.pairs, strict=True)
+            statement(job.recorder.schema, _BEGIN, {**known, "id": run_id, "topic": topic, "group": group})
+            for run_id, (topic, group) in zip(self.runs, job.names, strict=True)
         ]
 
 
-class Record:
-    """The record of one job; does nothing where ``job.record`` is off.
+class RunRecord:
+    """That runs began, are at work, and ended; does nothing where the record is off.
 
     All that is written may be written twice, and is where the database is lost over it.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
 
     def begin(self, ids: RunIds) -> None:
         """Write that all pairs are being compared, of those that it isn't written of."""
-        self._execute(*ids.begin(self._job))
+        self._execute(*ids.begin(self._recorded))
 
-    def reopen(self, run_id: UUID) -> None:
-        """Write that what a run found is being repaired: without an end, it died over it."""
-        self._write(_REOPEN, run_id)
-
-    def fail(self, run_id: UUID, error: BaseException) -> None:
+    def fail(self, run_id: UUID, error: BaseException | str) -> None:
         """Write why a run ended before its time; what was counted until then stays."""
-        stopped = isinstance(error, KeyboardInterrupt | Interrupted)
-        values = {"id": run_id, "error": "interrupted" if stopped else why_of(error, self._job)}
+        if isinstance(error, BaseException):
+            stopped = isinstance(error, KeyboardInterrupt | Interrupted)
+            error = "interrupted" if stopped else why_of(error, self._recorded)
+        values = {"id": run_id, "error": error}
         # Once: whoever ends for an error isn't kept.
-        self._execute(replace(statement(self._job.recorder.schema, _FAIL, values), lossy=("error",)), tries=1)
+        self._execute(replace(statement(self._schema, _FAIL, values), lossy=("error",)), tries=1)
 
     @contextmanager
     def alive(self, runs: Sequence[UUID]) -> Iterator[None]:
         """Say every `HEARTBEAT` that these runs are at work, until the end of the block."""
-        beat = statement(self._job.recorder.schema, _ALIVE, {"ids": list(runs)})
+        beat = statement(self._schema, _ALIVE, {"ids": list(runs)})
         ended = Event()
 
         def heart() -> None:
@@ -129,12 +151,43 @@ class Record:
                     self._execute(beat, tries=1)
 
         thread = Thread(target=heart, name="outbox-reconcile-heart", daemon=True)
-        if self._job.record:
+        if self._recorded.record:
             thread.start()
         try:
             yield
         finally:
             ended.set()
+
+    def close(self, run_id: UUID, counts: Mapping[str, int], plan: Mapping[str, Any]) -> None:
+        """Write what a run has counted, and how it went: it is over."""
+        self._write(_END, run_id, counts=json.dumps(counts), plan=json.dumps(plan))
+
+    @property
+    def _schema(self) -> str:
+        return self._recorded.recorder.schema
+
+    def _write(self, template: str, run_id: UUID, **values: object) -> None:
+        self._execute(statement(self._schema, template, {"id": run_id, **values}))
+
+    def _execute(self, *statements: Statement, tries: int = MOST_TRIES) -> None:
+        def write() -> None:
+            with connected(self._recorded.recorder) as connection:
+                execute(connection, *statements)
+
+        if self._recorded.record:
+            insist(write, tries=tries)
+
+
+class Record(RunRecord):
+    """The record of one job: what its runs found, and what was done about it, too."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._policy = job.policy
+
+    def reopen(self, run_id: UUID) -> None:
+        """Write that what a run found is being repaired: without an end, it died over it."""
+        self._write(_REOPEN, run_id)
 
     def findings(self, result: PairResult) -> None:
         """Write the differences of a pair, before anything is done about them."""
@@ -146,7 +199,7 @@ class Record:
                 ids=[each.id for each in some],
                 kinds=[each.outcome.label for each in some],
                 details=[json.dumps(detail_of(each)) for each in some],
-                actions=[each.outcome.repair(self._job.policy).value for each in some],
+                actions=[each.outcome.repair(self._policy).value for each in some],
             )
 
     def measures(self, run_id: UUID, found: Sequence[MeasureResult]) -> None:
@@ -157,7 +210,7 @@ class Record:
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
         """Write what was done about differences."""
         for start in range(0, len(repairs), _BATCH):
-            self._execute(acted(self._job.recorder.schema, run_id, repairs[start : start + _BATCH]))
+            self._execute(acted(self._schema, run_id, repairs[start : start + _BATCH]))
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
@@ -168,19 +221,7 @@ class Record:
             "left_out": result.left_out,
             "backlog": dict(sorted(result.backlog.items())),
         }
-        plan = plain(result.plan) | outcome | {"seconds": seconds}
-        self._write(_END, result.run_id, counts=json.dumps(counts), plan=json.dumps(plan))
-
-    def _write(self, template: str, run_id: UUID, **values: object) -> None:
-        self._execute(statement(self._job.recorder.schema, template, {"id": run_id, **values}))
-
-    def _execute(self, *statements: Statement, tries: int = MOST_TRIES) -> None:
-        def write() -> None:
-            with connected(self._job.recorder) as connection:
-                execute(connection, *statements)
-
-        if self._job.record:
-            insist(write, tries=tries)
+        self.close(result.run_id, counts, plain(result.plan) | outcome | {"seconds": seconds})
 
 
 def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
@@ -194,10 +235,10 @@ def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
     return statement(schema, _ACTED, values)
 
 
-def why_of(error: BaseException, job: Job) -> str:
+def why_of(error: BaseException, recorded: Recorded) -> str:
     """Return in one line what went wrong with a job, without a password."""
     text = " ".join(summary_of(error).split())
-    for access in (job.producer, job.consumer, job.recorder):
+    for access in recorded.accesses:
         text = hidden(text, access.url)
     return text
 
