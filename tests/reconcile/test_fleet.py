@@ -17,7 +17,7 @@ from outbox import Settings
 from outbox.cli.exits import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
-from outbox.reconcile.fleet.members import Member, members_of, server_of
+from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.report import fleet_as_json, sentence
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
 from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
@@ -193,7 +193,7 @@ def members(houses: Houses) -> list[MemberResult]:
 def server_and_sessions(member: Member) -> tuple[str, int]:
     """Return the only server of a member, and how many sessions it has there."""
     ((server, number),) = member.sessions.items()
-    assert server == server_of(member.job.producer)
+    assert server == member.servers.of(member.job.producer)
     return server, number
 
 
@@ -421,6 +421,19 @@ def test_a_member_needs_no_more_sessions_than_are_allowed(houses: Houses) -> Non
     """It would never begin: the error comes before anything is read."""
     with pytest.raises(InvalidSettings, match=r"needs 8 sessions on .*, and sessions = 7; allow more"):
         compare_fleet(houses.fleet(sessions=7))
+
+
+def test_two_names_of_a_server_are_one_server(houses: Houses) -> None:
+    """The server says which it is, so that the bound holds; what it is called is how it was met first."""
+    fleet = houses.fleet(sessions=7)
+    other = {
+        name: Access(access.url.replace("127.0.0.1", "localhost"), access.settings)
+        for name, access in fleet.databases.items()
+        if name.startswith("bank")
+    }
+    assert all("localhost" in each.url for each in other.values())
+    with pytest.raises(InvalidSettings, match=r"needs 8 sessions on 127.0.0.1:\d+, and sessions = 7"):
+        members_of(replace(fleet, databases={**fleet.databases, **other}), NoProgress())
 
 
 def test_a_window_of_the_last_hours_ends_by_the_producers_clock(houses: Houses) -> None:

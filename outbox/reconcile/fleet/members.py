@@ -11,12 +11,13 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
 from sqlalchemy import make_url
 
-from outbox.database.execute import execute, statement
+from outbox.database.execute import Statement, execute, statement
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.reader import Reader
 from outbox.reconcile import sql
@@ -29,6 +30,9 @@ from outbox.reconcile.source import as_time, connected
 _TABLES = "SELECT to_regclass('{s}.topic') IS NOT NULL, to_regclass('{s}.consumer_offset') IS NOT NULL"
 _TOPICS = "SELECT name FROM {s}.topic"
 _GROUPS = "SELECT DISTINCT topic, consumer_group FROM {s}.consumer_offset"
+# A standby has the system identifier of its primary, and two addresses of a host may lead to one server.
+#: Which server this is, whatever it is called. Rows: ``(text,)``.
+_SERVER = Statement("SELECT concat_ws(' ', s.system_identifier, pg_postmaster_start_time()) FROM pg_control_system() s")
 
 #: Sessions that write into the record while others read: the heart, and what is written.
 _RECORDING = 2
@@ -36,20 +40,48 @@ _RECORDING = 2
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a database knows: its topics, the topics and groups of what it consumes, and the time."""
+    """What a database knows: its topics, the topics and groups of what it consumes, the time, and its server."""
 
     topics: frozenset[str]
     groups: frozenset[tuple[str, str]]
     now: dt.datetime
+    server: str
+
+
+class Servers:
+    """Which server each database is on: two names or addresses of one server are one server.
+
+    A server is called by the address under which it was met first; one that wasn't asked, by its own.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._met: dict[str, str] = {}
+
+    def add(self, access: Access, server: str) -> None:
+        """Note which server has said that it has a database."""
+        self._names[access.url] = self._met.setdefault(server, _address_of(access))
+
+    def of(self, access: Access) -> str:
+        """Return the address of the server that has a database."""
+        return self._names.get(access.url) or _address_of(access)
+
+
+def _address_of(access: Access) -> str:
+    """Return host and port, as the URL of a database has them."""
+    parts = make_url(access.url)
+    host = parts.host or parts.query.get("host") or "the local socket"
+    return f"{host}:{parts.port or parts.query.get('port') or 5432}"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Two databases of a fleet, by name, and the job that compares them."""
+    """Two databases of a fleet, by name, and the job that compares them; ``servers`` says which server each is on."""
 
     producer: str
     consumer: str
     job: Job
+    servers: Servers
     priority: int = 0
 
     @property
@@ -57,20 +89,13 @@ class Member:
         """How many sessions it has at once at most, by server: snapshots, their readers, and the record."""
         sessions: Counter[str] = Counter()
         for access in (self.job.producer, self.job.consumer):
-            sessions[server_of(access)] += 1 + self.job.workers
+            sessions[self.servers.of(access)] += 1 + self.job.workers
         if self.job.record:
-            sessions[server_of(self.job.recorder)] += _RECORDING
+            sessions[self.servers.of(self.job.recorder)] += _RECORDING
         return sessions
 
     def __str__(self) -> str:
         return f"{self.producer} → {self.consumer}"
-
-
-def server_of(access: Access) -> str:
-    """Return which server a database is on, as its URL says it: host and port."""
-    parts = make_url(access.url)
-    host = parts.host or parts.query.get("host") or "the local socket"
-    return f"{host}:{parts.port or parts.query.get('port') or 5432}"
 
 
 @dataclass(slots=True)
@@ -79,6 +104,7 @@ class Membership:
 
     members: list[Member] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
+    servers: Servers = field(default_factory=Servers)
 
 
 def members_of(fleet: Fleet, progress: Progress) -> Membership:
@@ -95,11 +121,16 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
             known[name] = _known(access)
         except OutboxError as error:
             found.unreachable[name] = str(error)
+        else:
+            found.servers.add(access, known[name].server)
         progress.done(number)
+    if (record_in := fleet.job.get("record_in")) is not None:
+        with suppress(OutboxError):  # each job tells that it can't be reached
+            found.servers.add(record_in, _server(record_in))
     chosen = _chosen(fleet, known, found.unreachable)
     for (producer, consumer), pairs in chosen.items():
         job = _job(fleet, known[producer], producer, consumer, pairs)
-        member = Member(producer, consumer, job, max(pattern.priority for _, pattern in pairs.values()))
+        member = Member(producer, consumer, job, found.servers, max(pattern.priority for _, pattern in pairs.values()))
         for server, number in member.sessions.items():
             if number > fleet.bounds.sessions:
                 raise InvalidSettings(
@@ -119,7 +150,9 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
 
 def _known(access: Access) -> Known:
     with connected(access) as connection:
-        ((sends, consumes),), ((now,),) = execute(connection, statement(access.schema, _TABLES, {}), sql.CLOCK)
+        ((sends, consumes),), ((now,),), ((server,),) = execute(
+            connection, statement(access.schema, _TABLES, {}), sql.CLOCK, _SERVER
+        )
         if not (sends or consumes):
             raise InvalidSettings(
                 f"{described(access.url)} has no tables of the outbox in schema {access.schema!r}; "
@@ -129,7 +162,12 @@ def _known(access: Access) -> Known:
             execute(connection, statement(access.schema, select, {}))[0] if there else []
             for there, select in ((sends, _TOPICS), (consumes, _GROUPS))
         )
-    return Known(frozenset(topic for (topic,) in topics), frozenset(map(tuple, groups)), as_time(now))
+    return Known(frozenset(topic for (topic,) in topics), frozenset(map(tuple, groups)), as_time(now), server)
+
+
+def _server(access: Access) -> str:
+    with connected(access) as connection:
+        return str(execute(connection, _SERVER)[0][0][0])
 
 
 #: The pairs of two databases, by topic and group, and the pattern that chose each.

@@ -25,7 +25,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile import job as jobs
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.fleet.config import Fleet, FleetTotal
-from outbox.reconcile.fleet.members import Member, Membership, matches, matching, server_of
+from outbox.reconcile.fleet.members import Member, Membership, matches, matching
 from outbox.reconcile.job import Job, NoProgress, Pair, Window
 from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally
 from outbox.reconcile.pairing import Common, FirstPass, Pairing
@@ -134,7 +134,7 @@ def check_total(fleet: Fleet, total: FleetTotal, membership: Membership) -> None
                 f"no database is like {', '.join(part.databases)}; known are {', '.join(fleet.databases)}"
             )
     addition = _Addition.of(fleet, total, membership.members)
-    servers = [server_of(fleet.databases[name]) for name in addition.databases]
+    servers = [membership.servers.of(fleet.databases[name]) for name in addition.databases]
     readers = max((2 * member.job.workers for member, _ in addition.moving), default=0)
     for server in dict.fromkeys(servers):
         if (number := servers.count(server) + readers) > fleet.bounds.sessions:
