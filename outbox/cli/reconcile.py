@@ -284,6 +284,9 @@ def reconcile(
     recording: RecordingOptions,
     report: ReportOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how it would be compared, and what to expect; compare nothing.")
+    ] = False,
     yes: options.YesOption = False,
 ) -> None:
     """Run the job of the options."""
@@ -308,6 +311,9 @@ def reconcile(
         secrets += [work.producer.url, work.consumer.url, work.recorder.url]
         if work.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
+        if dry_run:
+            _show_plans(work, report.output)
+            return
         if work.apply:
             options.need_terminal("not repairing", yes=yes)
         try:
@@ -323,6 +329,25 @@ def reconcile(
 
 
 app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, job=_JOB, spark=_SPARK))
+
+
+def _show_plans(job: Job, form: Output) -> None:
+    from outbox.reconcile.run import foresee  # noqa: PLC0415 - an extra
+
+    with output.Bars() as bars:
+        plans = foresee(job, bars)
+    rows = [{"topic": pair.topic, "group": pair.group, **dataclasses.asdict(plan)} for pair, plan in plans]
+    output.print_as(
+        form,
+        rows,
+        output.rows_table(
+            "topic group tier engine settled> rows> megabytes> seconds>",
+            rows,
+            rows=lambda row: row["expected"]["rows"],
+            megabytes=lambda row: f"{row['expected']['bytes'] / 1e6:,.1f}",
+            seconds=lambda row: f"{row['expected']['seconds']:,.1f}",
+        ),
+    )
 
 
 def _run(job: Job, *, yes: bool) -> JobResult:

@@ -65,7 +65,9 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> Collected:
     counts, findings = judge(both, rules)
     bins, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
     lags_by_bin = Counter(dict(zip(bins.tolist(), lagged.tolist(), strict=True)))
-    return Collected(counts, [findings], lags_by_bin, producer.num_rows + consumer.num_rows)
+    return Collected(
+        counts, [findings], lags_by_bin, producer.num_rows + consumer.num_rows, producer.nbytes + consumer.nbytes
+    )
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Collected:
     findings: list[pa.Table] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
     rows_read: int = 0
+    bytes_read: int = 0
 
     def add(self, other: Collected) -> None:
         """Add the result of other tasks."""
@@ -83,6 +86,7 @@ class Collected:
         self.findings += other.findings
         self.lags.update(other.lags)
         self.rows_read += other.rows_read
+        self.bytes_read += other.bytes_read
 
     def lag(self, *, sampled: bool) -> Lag | None:
         """Return the histogram of the lags; None if none was measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,12 @@ from outbox.database.execute import Row, execute
 from outbox.reconcile import plan, sql
 from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
-from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of, united
-from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.digest import Digested, ProducerDigests, cost, digested, mixing_of, united
+from outbox.reconcile.digest.levels import PairDigester, narrowed
+from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
-from outbox.reconcile.rows import FINDING, ComparisonPlan, Lag, PairResult, to_uuids
+from outbox.reconcile.rows import FINDING, ComparisonPlan, Estimate, Lag, PairResult, to_uuids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
 from outbox.text import duration
 
@@ -179,19 +181,36 @@ class Common:
         """Return what of the window isn't settled."""
         return plan.without(self.job.window.range, [each for each, _ in self.settled[pair.names].ranges])
 
-    def digests(self, snapshots: Snapshots, pair: Pair) -> ProducerDigests:
+    def digests(self, snapshots: Snapshots, pair: Pair, bucket: int | None) -> ProducerDigests:
         """Return the digests of the producer; they are read with those of the first consumer.
 
-        A pair with measures has its own: what is under way for them is what was in the very snapshot.
+        Each of them has ``bucket`` rows of a side, as suits the first. A pair with measures has its own: what is under
+        way for them is what was in the very snapshot.
         """
         if self._digests is None or any(each.of(pair.names) for each in self.job.measures):
             gaps = {pair.names: self.gaps(pair) for pair in self.job.pairs}
             open_ = united(gap for each in gaps.values() for gap in each)
             settled = min(self.settled.values(), key=lambda each: each.counts.total()).counts.total()
             edges = {edge for each in gaps.values() for gap in each for edge in gap if edge is not None}
-            at = sorted(edges.union(plan.points_between(snapshots, self.size, open_, settled)))
+            at = sorted(edges.union(plan.points_between(snapshots, self.size, pair, open_, settled, bucket)))
             self._digests = ProducerDigests(gaps, self.job.pairs, plan.cut(open_, at), mixing_of(snapshots))
         return self._digests
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How a pair is going to be compared, by what can be known before the first digest.
+
+    ``gaps`` are what isn't settled, ``messages`` about how many are in them. ``probe`` told how big the ranges are that
+    are digested.
+    """
+
+    tier: Tier
+    engine: EngineName
+    gaps: Sequence[Range]
+    messages: int
+    digesting: cost.Digesting
+    probe: cost.Probe | None = None
 
 
 @dataclass(slots=True)
@@ -208,11 +227,69 @@ class Pairing:
     seconds: dict[str, float] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
 
+    def foresee(self) -> ComparisonPlan:
+        """Return how the pair would be compared, and what that would come to; nothing but a few ranges is read."""
+        strategy = self._strategy(rules_of(self.job, self.pair, self.snapshots))
+        return self._plan(strategy)
+
     def compare(self) -> FirstPass:
         """Compare, and return what was found."""
+        began = time.monotonic()
         rules = rules_of(self.job, self.pair, self.snapshots)
         producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
         comparison = Comparison(producer, consumer, rules)
+        strategy = self._strategy(rules)
+        settled = self.common.settled[self.pair.names]
+        digests = self._digests(strategy, UUID(bytes=rules.horizon))
+        clean: list[settling.SettledRange] = []
+        if digests.buckets and self._pays(digests, strategy):
+            self._because(f"{digests}: only they are read")
+            clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
+        else:
+            if digests.buckets:
+                self._because(f"{digests}: everything is read")
+            size = self.common.size
+            at = plan.points(self.snapshots, size, plan.POINTS)
+            tasks = plan.few_tasks(plan.weighed(strategy.gaps, at, size))
+        backlog = Backlog(self.job.max_findings)
+        collected = self._compare(comparison, tasks, backlog)
+        findings = collected.table
+        sent = collected.bytes_read + cost.BYTES_OF_BUCKET * digests.buckets
+        result = PairResult(
+            run_id=self.run_id,
+            pair=self.pair,
+            window=self.job.window,
+            begun_at=as_time(self.snapshots.consumer.now),
+            plan=replace(
+                self._plan(strategy),
+                ranges=sum(len(task.ranges) for task in tasks),
+                buckets=digests.buckets,
+                differing=len(digests.differing),
+                rows_read=collected.rows_read,
+                came=Estimate(collected.rows_read, sent, time.monotonic() - began),
+            ),
+            counts=sum((counts for _, counts in clean), settled.counts + collected.counts),
+            findings=findings,
+            open=in_flight(findings),
+            lag=self._lag(comparison, collected, clean),
+            seconds=self.seconds,
+        )
+        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
+
+    def _plan(self, strategy: Strategy) -> ComparisonPlan:
+        digesting = strategy.digesting
+        return ComparisonPlan(
+            tier=strategy.tier,
+            engine=strategy.engine,
+            why=tuple(self.why),
+            ranges=0,
+            settled=len(self.common.settled[self.pair.names].ranges),
+            standby_lag=self.snapshots.lags,
+            expected=cost.estimate(digesting.micros, digesting.rows, digesting.buckets, self.job.workers),
+        )
+
+    def _strategy(self, rules: Rules) -> Strategy:
+        """Choose how the pair is compared."""
         for part, lag in self.snapshots.lags.items():
             self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
         with timed(self.seconds, "plan"):
@@ -223,44 +300,36 @@ class Pairing:
             gaps = self.common.gaps(self.pair)
             engine, why = plan.choose_engine(self.job)
             self._because(why)
-        digests = Digested([], [])
-        if tier is Tier.DIGEST:
-            digests = self._digests(gaps, UUID(bytes=rules.horizon))
-        clean: list[settling.SettledRange] = []
+            at = plan.points(self.snapshots, size, plan.POINTS)
+            messages = max(plan.rows_within(gaps, at, size), 0)
+        if tier is not Tier.DIGEST or not gaps:
+            return Strategy(tier, engine, gaps, messages, cost.everything(messages))
         # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
-        if tier is Tier.DIGEST and (settled.ranges or digests.share <= plan.READ_ALL_ABOVE):
-            self._because(f"{digests}: only they are read")
-            clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
-        else:
-            if tier is Tier.DIGEST:
-                self._because(f"{digests}: everything is read")
-            tasks = plan.few_tasks(plan.weighed(gaps, plan.points(self.snapshots, size, plan.POINTS), size))
-        backlog = Backlog(self.job.max_findings)
-        collected = self._compare(comparison, tasks, backlog)
-        findings = collected.table
-        result = PairResult(
-            run_id=self.run_id,
-            pair=self.pair,
-            window=self.job.window,
-            begun_at=as_time(self.snapshots.consumer.now),
-            plan=ComparisonPlan(
-                tier=tier,
-                engine=engine,
-                why=tuple(self.why),
-                ranges=sum(len(task.ranges) for task in tasks),
-                buckets=digests.buckets,
-                differing=len(digests.differing),
-                settled=len(settled.ranges),
-                rows_read=collected.rows_read,
-                standby_lag=self.snapshots.lags,
-            ),
-            counts=sum((counts for _, counts in clean), settled.counts + collected.counts),
-            findings=findings,
-            open=in_flight(findings),
-            lag=self._lag(comparison, collected, clean),
-            seconds=self.seconds,
-        )
-        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
+        if settled.ranges:
+            return Strategy(tier, engine, gaps, messages, plan.between_settled(messages, len(gaps)))
+        probe = self._probe(gaps, messages, UUID(bytes=rules.horizon))
+        digesting = cost.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
+        return Strategy(tier, engine, gaps, messages, digesting, probe)
+
+    def _probe(self, gaps: Sequence[Range], messages: int, horizon: UUID) -> cost.Probe | None:
+        """Digest a few small ranges, so that nothing is digested in vain where nearly all differ."""
+        with timed(self.seconds, "probe"):
+            ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, messages)
+            if not ranges:
+                return None
+            found = self._digester(horizon).digest(ranges, ranges)
+        probe = cost.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
+        self._because(str(probe))
+        return probe
+
+    def _digester(self, horizon: UUID) -> PairDigester:
+        return PairDigester(self.snapshots, self.pair, self.common.size, mixing_of(self.snapshots), horizon)
+
+    def _pays(self, digests: Digested, strategy: Strategy) -> bool:
+        """Does it cost less to read what differs than to read everything?"""
+        some = plan.joined(digests.differing)
+        whole = cost.reading(digests.rows, len(strategy.gaps))
+        return not some or cost.reading(digests.rows_differing, len(some)) < whole
 
     def _settled(self) -> settling.SettledRanges:
         settled = self.common.settled[self.pair.names]
@@ -271,11 +340,17 @@ class Pairing:
             )
         return settled
 
-    def _digests(self, gaps: Sequence[Range], horizon: UUID) -> Digested:
+    def _digests(self, strategy: Strategy, horizon: UUID) -> Digested:
+        if not strategy.digesting.pays:
+            if strategy.probe is not None:
+                self._because("digests wouldn't pay: everything is read")
+            return Digested([], [])
         with timed(self.seconds, "digest"):
-            of_producer = self.common.digests(self.snapshots, self.pair)
+            bucket = strategy.digesting.size if strategy.probe else None
+            of_producer = self.common.digests(self.snapshots, self.pair, bucket)
             self.progress.stage(f"{self.pair}: digests", None)
-            return digested(self.snapshots, self.pair, of_producer, horizon) if gaps else Digested([], [])
+            first = digested(self.snapshots, self.pair, of_producer, horizon)
+            return narrowed(self._digester(horizon), first, strategy.probe, self._because)
 
     def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
         collected = Collected()

@@ -8,30 +8,31 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from random import SystemRandom
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
 from outbox.reconcile.compare import Task
-from outbox.reconcile.job import EngineName, Job, Part, Range, Tier
+from outbox.reconcile.digest.cost import MOST_BUCKETS, Digesting, known_ranges
+from outbox.reconcile.job import FIRST_ID, EngineName, Job, Pair, Part, Range, Tier
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
-#: Rows of a side in a bucket that is digested: small, so that little is read for one difference. A million rows take as
-#: long to digest in 16,000 buckets as in 1,000.
+#: Rows of a side in a bucket, where nothing is known of the differences: small, so that little is read for one.
 _ROWS_OF_BUCKET = 60
 #: The same between settled ranges. Most of what is there differed before and will again: all but a few rows around
 #: each difference get settled, and the next night reads next to nothing for it.
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.
 _FEW_ROWS = 2_000_000
-#: So the number of buckets grows with the rows; beyond it, to number a row's bucket takes longer than reading does.
-_MOST_BUCKETS = 65_536
+#: Rows of a side in a range that is probed: so few that what lies together is told from what is scattered.
+ROWS_OF_PROBE = 100
+#: For so many messages one range is probed, which costs a hundredth of reading them; and so many at least, or none.
+_MESSAGES_OF_PROBE, _FEWEST_PROBES, _MOST_PROBES = 3_000, 8, 512
 #: Rows of a side in a task: bounds the memory, and is worth a task's overhead.
 _ROWS_OF_TASK = 400_000
 #: Below so many rows of a side, reading them is as fast as digesting them.
 _WORTH_DIGESTS = 20_000
-#: Above this share of rows in differing ranges, it is faster to read everything at once.
-READ_ALL_ABOVE = 0.4
 #: Points by which the rows of a range are reckoned.
 POINTS = 2_000
 #: RunIds in one statement: each range is a subquery.
@@ -59,26 +60,83 @@ def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     return _sampled(snapshots, size, lambda part, schema: sql.sample(part, schema, count)) if count > 0 else []
 
 
-def points_between(snapshots: Snapshots, size: Size, gaps: Sequence[Range], settled: int) -> list[UUID]:
-    """Return the ids that cut ``gaps`` into ranges to be digested, in order.
+def points_between(
+    snapshots: Snapshots, size: Size, pair: Pair, gaps: Sequence[Range], settled: int, bucket: int | None
+) -> list[UUID]:
+    """Return the ids that cut ``gaps`` of a pair into ranges to be digested, in order.
 
-    ``settled`` is how many messages lie in the settled ranges between them.
+    ``settled`` is how many messages lie in the settled ranges between them, ``bucket`` how many rows of a side a range
+    is to have, None if nothing tells.
     """
     larger = max(size.values())
     rows = larger - settled
     if not settled or rows > _FEW_ROWS:
-        return points(snapshots, size, min(larger // _ROWS_OF_BUCKET, _MOST_BUCKETS) - 1)
-    step = max(rows // _MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET)
-    return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, gaps, step))
+        return points(snapshots, size, min(larger // (bucket or _ROWS_OF_BUCKET), MOST_BUCKETS) - 1)
+    return points_of_ranges(snapshots, size, pair, gaps, max(rows // MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET))
+
+
+def points_of_ranges(snapshots: Snapshots, size: Size, pair: Pair, ranges: Sequence[Range], step: int) -> list[UUID]:
+    """Return each ``step``-th id of ranges, of the larger side of a pair, in order."""
+    return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, pair.group, ranges, step))
+
+
+def probes(snapshots: Snapshots, size: Size, pair: Pair, gaps: Sequence[Range], rows: int) -> list[Range]:
+    """Return a few small ranges, spread over gaps with about so many rows of a side; none where that is few."""
+    count = min(rows // _MESSAGES_OF_PROBE, _MOST_PROBES)
+    if count < _FEWEST_PROBES:
+        return []
+    at = [point for point in points(snapshots, size, POINTS) if within(point, gaps)]
+    # Anywhere between two of them: what differs may be as evenly spread as they are.
+    chance = SystemRandom()
+    steps = range(0, len(at) - 1, max(len(at) // count, 1))
+    firsts = [UUID(int=chance.randrange(at[step].int, at[step + 1].int)) for step in steps]
+    found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, ROWS_OF_PROBE))
+    chosen: list[Range] = []
+    before = FIRST_ID
+    for first, end in sorted((first, end) for first, end in found if end is not None):
+        if first >= before and within(first, gaps) and within(UUID(int=end.int - 1), gaps):
+            chosen.append(Range(first, end))
+            before = end
+    return chosen
+
+
+def unprobed(messages: int) -> Digesting:
+    """Return what it comes to to digest so few messages that nothing was probed, if hardly any differ."""
+    return known_ranges(messages, max(messages // _ROWS_OF_BUCKET, 1), 0, _ROWS_OF_BUCKET)
+
+
+def between_settled(messages: int, gaps: int) -> Digesting:
+    """Return what it comes to to compare so many messages between settled ranges: of each gap one range differs."""
+    buckets = max(min(messages // _ROWS_OF_SMALL_BUCKET, MOST_BUCKETS), gaps)
+    return known_ranges(messages, buckets, gaps, _ROWS_OF_SMALL_BUCKET)
+
+
+def within(id_: UUID, ranges: Sequence[Range]) -> bool:
+    """Does an id lie in one of these ranges, which are in order?"""
+    at = bisect_right(ranges, id_, key=lambda each: each.first) - 1
+    return at >= 0 and id_ in ranges[at]
+
+
+def rows_within(gaps: Sequence[Range], at: Sequence[UUID], size: Size) -> int:
+    """Return about how many rows of a side ranges have, by points that are evenly spread over the larger side."""
+    return sum(rows for _, rows in weighed(gaps, at, {_larger(size): max(size.values())}))
+
+
+def _larger(size: Size) -> Part:
+    return "producer" if size["producer"] >= size["consumer"] else "consumer"
 
 
 def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[Part, str], Statement]) -> list[UUID]:
     """Return ids of the larger side, in order; ``sample`` reads them in a schema."""
-    part: Part = "producer" if size["producer"] >= size["consumer"] else "consumer"
+    return sorted({row[0] for row in _read(snapshots, size, sample)})
+
+
+def _read(snapshots: Snapshots, size: Size, question: Callable[[Part, str], Statement]) -> Sequence[Row]:
+    """Return what a question to the larger side, in a schema, is answered."""
+    part = _larger(size)
     snapshot = snapshots.producer if part == "producer" else snapshots.consumer
     with reaching(snapshot.access):
-        (rows,) = execute(snapshot.connection, sample(part, snapshot.access.schema))
-    return sorted({row[0] for row in rows})
+        return execute(snapshot.connection, question(part, snapshot.access.schema))[0]
 
 
 def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:

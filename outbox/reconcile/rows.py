@@ -182,10 +182,20 @@ def to_findings(table: pa.Table) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a comparison is expected to read of both sides, or has read: rows, bytes sent by the servers, seconds."""
+
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonPlan:
     """How a pair was compared, and why so; ``why`` are sentences.
 
-    ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries.
+    ``expected`` is what it was to cost, by what was known before the first digest, and ``came`` what it did until the
+    second look. ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries.
     """
 
     tier: Tier
@@ -197,6 +207,8 @@ class ComparisonPlan:
     settled: int = 0
     rows_read: int = 0
     standby_lag: Mapping[Part, float] = field(default_factory=dict)
+    expected: Estimate | None = None
+    came: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,16 @@ from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
-from outbox.reconcile.rows import FINDING, JobResult, MeasureResult, PairResult, Repaired, to_findings, to_uuids
+from outbox.reconcile.rows import (
+    FINDING,
+    ComparisonPlan,
+    JobResult,
+    MeasureResult,
+    PairResult,
+    Repaired,
+    to_findings,
+    to_uuids,
+)
 from outbox.reconcile.source import SessionSettings, connected, engine_of, insist, reaching, snapshots_of
 from outbox.reconcile.sql import LAST_ID
 from outbox.text import duration
@@ -153,6 +162,27 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
         for result in results:
             record.end(result)
     return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+
+
+def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, ComparisonPlan]]:
+    """Return how each pair would be compared, and what that would cost; compare nothing, and write nothing.
+
+    Raises:
+        SourceError: a source can't be read.
+        SchemaMissing, SchemaOutdated: a database isn't migrated.
+    """
+    progress, common = _Limited(progress or NoProgress(), job.max_time), Common(job)
+    waiting = functools.partial(progress.done, 0)
+
+    def take(run_id: UUID, pair: Pair) -> ComparisonPlan:
+        settings = SessionSettings.of_run(run_id, job.max_time)
+        with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
+            return Pairing(run_id, job, pair, snapshots, LocalEngine(1), progress, common).foresee()
+
+    return [
+        (pair, insist(functools.partial(take, run_id, pair), waiting=waiting, lost=lambda _: common.forget()))
+        for run_id, pair in zip(RunIds.new(job).runs, job.pairs, strict=True)
+    ]
 
 
 def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:

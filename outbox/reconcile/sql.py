@@ -180,6 +180,8 @@ _IDS: dict[Part, tuple[str, str]] = {
     "producer": ("half_message", "id"),
     "consumer": ("consumer_message", "message_id"),
 }
+# By what its rows are found by id: the index of the inbox begins with the group.
+_OWN: dict[Part, str] = {"producer": "true", "consumer": "consumer_group = %(group)s"}
 
 # A table's partitions; a table without any is none of its own.
 _LEAVES = """(SELECT relid FROM pg_partition_tree('{s}.{table}') WHERE isleaf
@@ -205,8 +207,14 @@ SELECT id FROM (
     SELECT x.id, row_number() OVER () AS n
       FROM {_RANGES}
      CROSS JOIN LATERAL (SELECT {{id}} AS id FROM {{s}}.{{table}}
-                          WHERE {{id}} >= r.first_id AND {{id}} <= r.last_id OFFSET 0) x) y
+                          WHERE {{own}} AND {{id}} >= r.first_id AND {{id}} <= r.last_id OFFSET 0) x) y
  WHERE n %% %(step)s = 0
+"""
+
+# The row that is so many rows behind the first id, by the index; none at the end of the table.
+_RANGE_ENDS = """
+SELECT p.id, (SELECT {id} FROM {s}.{table} WHERE {own} AND {id} >= p.id ORDER BY {id} OFFSET %(rows)s LIMIT 1)
+  FROM unnest(%(firsts)s::uuid[]) AS p (id)
 """
 
 # As the planner reckons: as dense as at the last ANALYZE, and as big as it is now.
@@ -382,10 +390,24 @@ def sample(part: Part, schema: str, points: int) -> Statement:
     return statement(schema, _SAMPLE, {"points": points}, table=table, id=column)
 
 
-def sample_ranges(part: Part, schema: str, ranges: Sequence[Range], step: int) -> Statement:
-    """Read every ``step``-th id of ranges of a side, by its index. Rows: ``(id,)``, in no order."""
+def sample_ranges(part: Part, schema: str, group: str, ranges: Sequence[Range], step: int) -> Statement:
+    """Read every ``step``-th id of ranges of a side, by its index; of the inbox those of a group.
+
+    Rows: ``(id,)``, in no order.
+    """
     table, column = _IDS[part]
-    return statement(schema, _SAMPLE_RANGES, {**_bounds(ranges), "step": step}, table=table, id=column)
+    values = {**_bounds(ranges), "step": step, "group": group}
+    return statement(schema, _SAMPLE_RANGES, values, table=table, id=column, own=_OWN[part])
+
+
+def range_ends(part: Part, schema: str, group: str, firsts: Sequence[UUID], rows: int) -> Statement:
+    """Read where ranges end that begin with these ids and have so many rows of a side; of the inbox those of a group.
+
+    Rows: ``(first, end or NULL)``.
+    """
+    table, column = _IDS[part]
+    values = {"firsts": as_array(firsts), "rows": rows, "group": group}
+    return statement(schema, _RANGE_ENDS, values, table=table, id=column, own=_OWN[part])
 
 
 def size(part: Part, schema: str) -> Statement:

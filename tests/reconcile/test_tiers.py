@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import digest, plan
 from outbox.reconcile import sql as reconcile_sql
+from outbox.reconcile.digest import cost
 from outbox.reconcile.job import FIRST_ID, EngineName, Outcome, Range, Tier
 from outbox.reconcile.rows import InboxState, ProducerState
 from outbox.reconcile.source import snapshots_of
@@ -176,7 +177,7 @@ def test_each_difference_alone_makes_its_range_differ(
 ) -> None:
     """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
     monkeypatch.setattr(digest, "mixing_of", lambda snapshots: mixing)
-    monkeypatch.setattr(plan, "READ_ALL_ABOVE", 1.0)
+    monkeypatch.setattr(cost, "RANGE", 0.0)  # so that it never pays to read all
     ids = ids_at(HOUR, 10 * len(DIRT))
     good = fate(effects=1)
     fates: list[Fate] = [each for dirt in DIRT.values() for each in (*[good] * 9, dirt)]

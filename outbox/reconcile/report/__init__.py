@@ -8,7 +8,8 @@
       topic, group, run_id, begun_at, in_sync
       window      {since, until, grace}         null is no bound; grace in seconds
       plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read,
-                   standby_lag: {side: seconds}}
+                   standby_lag: {side: seconds}, expected, came: {rows, bytes, seconds}}
+                                                what it was to cost, and what it did until the second look
       counts      {outcome: number}             every outcome, also those that are 0
       healed                                    differences that were gone at the second look
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
@@ -50,6 +51,8 @@ from outbox.reader import plain
 from outbox.reconcile.job import DONE, HEALED, Outcome, Repair
 from outbox.reconcile.rows import (
     EXACT,
+    ComparisonPlan,
+    Estimate,
     Finding,
     InboxState,
     JobResult,
@@ -280,6 +283,18 @@ def listed_of(pair: PairResult) -> str:
     return (
         f"{pair.findings.num_rows:,} of {every:,} differences are listed; {pair.left_out:,} are left out (max_findings)"
     )
+
+
+def cost_of(plan: ComparisonPlan) -> str:
+    """Return in a sentence what a comparison was expected to cost, and what it did; empty if that isn't known."""
+    if plan.expected is None:
+        return ""
+    came = f"; it came to {_estimate(plan.came)}" if plan.came else ""
+    return f"expected were {_estimate(plan.expected)}{came}"
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{counted(estimate.rows, 'row')}, {estimate.bytes / 1e6:,.1f} MB, {duration(estimate.seconds)}"
 
 
 def backlog_of(pair: PairResult) -> str:

@@ -15,6 +15,7 @@ from outbox.reconcile.report import (
     PairReport,
     amount,
     backlog_of,
+    cost_of,
     first_rows,
     listed_of,
     reports,
@@ -85,6 +86,8 @@ def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
     if plan.buckets:
         ranges += [f"{counted(plan.buckets, 'bucket')}", f"{plan.differing:,} differing", f"{plan.settled:,} settled"]
     yield "read", f"{counted(plan.rows_read, 'row')} of {', '.join(ranges)}"
+    if cost := cost_of(plan):
+        yield "cost", cost
     if pair.seconds:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in pair.seconds.items())
         yield "took", f"{duration(sum(pair.seconds.values()))}: {stages}"

@@ -45,14 +45,18 @@ class Digested:
         return len(self.clean) + len(self.differing)
 
     @property
-    def share(self) -> float:
-        """How much of the rows of the producer's topic and the inbox lies in differing ranges, 0 to 1."""
-        differing = sum(rows for _, rows in self.differing)
-        total = differing + 2 * sum(counts.total() for _, counts in self.clean)
-        return differing / total if total else 0.0
+    def rows(self) -> int:
+        """How many rows of the producer's topic and the inbox are in all ranges, about."""
+        return self.rows_differing + 2 * sum(counts.total() for _, counts in self.clean)
+
+    @property
+    def rows_differing(self) -> int:
+        """How many of them are in ranges that differ."""
+        return sum(rows for _, rows in self.differing)
 
     def __str__(self) -> str:
-        return f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {self.share:.1%} of the rows"
+        share = self.rows_differing / max(self.rows, 1)
+        return f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {share:.1%} of the rows"
 
 
 @dataclass(slots=True)
