@@ -17,8 +17,8 @@ NAMES = (
     *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
     *("outside", "imports", "reconcile", "once"),
 )
-#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four and five minutes; the first
-#: two 10 and 30 GB of disk.
+#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty and five
+#: minutes; the first two, and the one before the last, 10, 30 and 30 GB of disk.
 _LONG = (
     "console",
     "reconcile_growth",
@@ -27,6 +27,8 @@ _LONG = (
     "reconcile_backlog",
     "reconcile_stream",
     "reconcile_fleet",
+    "reconcile_scattered",
+    "reconcile_cost",
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.

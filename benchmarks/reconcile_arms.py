@@ -37,12 +37,16 @@ Make = Callable[[Place], Callable[[], Found]]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: how long it took, the time of all processors (seconds), the peak of the memory (MiB), the finds."""
+    """One round: how long it took, the time of all processors (seconds), the peak of the memory (MiB), the finds.
+
+    ``note`` is what the arm says of it.
+    """
 
     seconds: float
     cpu: float
     peak: float
     found: Found
+    note: str
 
 
 class Arm:
@@ -60,8 +64,8 @@ class Arm:
             self._before()
         self._pool.submit(_ahead).result()
         with Usage(self._pid, self._backend) as usage:
-            seconds, found = self._pool.submit(_round).result()
-        self.rounds.append(Round(seconds, usage.cpu, usage.peak, found))
+            seconds, found, note = self._pool.submit(_round).result()
+        self.rounds.append(Round(seconds, usage.cpu, usage.peak, found, note))
         return seconds
 
     def told(self, seconds: Sequence[float], rows: int) -> str:
@@ -95,6 +99,8 @@ def opened(
 #: What an arm does ahead of each round, and at the end of its process.
 AHEAD: list[Callable[[], object]] = []
 AT_END: list[Callable[[], object]] = []
+#: What an arm has to say of the round that it has just run.
+NOTES: list[str] = []
 _here: list[Any] = []
 
 
@@ -109,10 +115,11 @@ def _ahead() -> None:
         each()
 
 
-def _round() -> tuple[float, Found]:
+def _round() -> tuple[float, Found, str]:
+    NOTES.clear()
     began = time.perf_counter()
     found = _here[0]()
-    return time.perf_counter() - began, found
+    return time.perf_counter() - began, found, "; ".join(NOTES)
 
 
 def _end() -> None:

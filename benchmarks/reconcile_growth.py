@@ -1,4 +1,4 @@
-"""How the reconciliation grows: with the rows of a side, and with the differences among five million."""
+"""How the reconciliation grows with the rows of a side."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from benchmarks.reconcile import (
 from benchmarks.reconcile_arms import Arm, Make, Place, opened
 from benchmarks.reconcile_fill import Books
 
-#: More differences among the rows of the second size: so many in all, by the share of the messages that they fall on.
-_MORE = {2: 5_000, 3: 50_000}
-
 
 def run(lab: Lab) -> Iterator[Figure]:
     """Fill, compare and empty both databases, once for each size."""
@@ -38,12 +35,10 @@ def run(lab: Lab) -> Iterator[Figure]:
     books = books_of(lab)
     with closing(lab.psycopg("producer")) as connection:
         place = place_of(lab, connection.info.backend_pid)
-        for number, rows in enumerate(sizes):
+        for rows in sizes:
             books.prepare(rows, int(time.time() * 1000))
             fill_a_day(books, place, rows, DIFFERENCES)
             yield from _size(books, place, rows)
-            if number == 1:
-                yield from _differences(books, place, rows)
             books.empty()
 
 
@@ -61,28 +56,16 @@ def _size(books: Books, place: Place, rows: int) -> Iterator[Figure]:
         if place.jar is not None:
             makes[BY_HAND] = rivals.spark_jdbc_by_hand
     with opened(makes, place, {SETTLED: books.recall_settled}) as arms:
-        yield from _measured(arms, rows, DIFFERENCES)
+        yield from _measured(arms, rows)
 
 
-def _differences(books: Books, place: Place, rows: int) -> Iterator[Figure]:
-    planted = DIFFERENCES
-    for share, count in _MORE.items():
-        if count > rows // 100:  # they would no longer be spread, but fall together
-            return
-        books.plant(count - planted, 1, rows - 4, share)
-        books.vacuum()
-        planted = count
-        with opened({LOCAL: ours.full, DIGESTS: ours.digests}, place) as arms:
-            yield from _measured(arms, rows, planted)
-
-
-def _measured(arms: dict[str, Arm], rows: int, planted: int) -> Iterator[Figure]:
+def _measured(arms: dict[str, Arm], rows: int) -> Iterator[Figure]:
     seconds = interleave(arms, 1)
     for name, arm in arms.items():
-        what = f"{rows / 1e6:g} million rows a side, {planted:,} differ: {name}"
+        what = f"{rows / 1e6:g} million rows a side, {DIFFERENCES} differ: {name}"
         told = f"{arm.told(seconds[name], 2 * rows)}, {statistics.median(seconds[name]) / rows * 1e6:.2f} µs a message"
         yield Figure(what, told) if name != BY_HAND else Figure(what, "", told)
-    yield identical(arms, planted)
+    yield identical(arms, DIFFERENCES)
 
 
 BENCHMARK = Benchmark(run, ("producer", "consumer"))

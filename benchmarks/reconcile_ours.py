@@ -9,10 +9,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.reconcile_arms import AHEAD, AT_END, Found, Place
+from benchmarks.reconcile_arms import AHEAD, AT_END, NOTES, Found, Place
 from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Settings
 from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Spark, Tier
+from outbox.reconcile.report import cost_of
 from outbox.reconcile.run import reconcile
 
 _WEEK = 7 * 86400.0
@@ -73,5 +74,6 @@ def _job(place: Place, tier: Tier, engine: EngineName = EngineName.LOCAL, keep_f
 
 def _found(job: Job) -> Found:
     (pair,) = reconcile(job).pairs
+    NOTES.append(cost_of(pair.plan))
     ids, outcomes = (pair.findings[name].to_pylist() for name in ("id", "outcome"))
     return {id_: Outcome(outcome).label for id_, outcome in zip(ids, outcomes, strict=True)}

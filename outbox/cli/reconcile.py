@@ -175,6 +175,7 @@ The exit code is 0 in sync (or all repaired), 6 if differences are left; every f
 \b
 Examples:
   outbox reconcile --topic orders --group mail --since 24h
+  outbox reconcile --topic orders --group mail --dry-run
   outbox reconcile --app shop.messages:outbox --apply --yes --html report.html
   outbox reconcile --config nightly.toml -o json
   outbox reconcile --topic orders --group mail --apply --policy parked=retry

@@ -201,15 +201,15 @@ class Common:
 class Strategy:
     """How a pair is going to be compared, by what can be known before the first digest.
 
-    ``gaps`` are what isn't settled, ``messages`` about how many are in them. ``probe`` told how big the ranges are that
-    are digested.
+    ``gaps`` are what isn't settled; ``points`` are ids, evenly spread over all rows, if they were read. ``probe``
+    told how big the ranges are that are digested.
     """
 
     tier: Tier
     engine: EngineName
     gaps: Sequence[Range]
-    messages: int
     digesting: cost.Digesting
+    points: Sequence[UUID] = ()
     probe: cost.Probe | None = None
 
 
@@ -248,9 +248,8 @@ class Pairing:
         else:
             if digests.buckets:
                 self._because(f"{digests}: everything is read")
-            size = self.common.size
-            at = plan.points(self.snapshots, size, plan.POINTS)
-            tasks = plan.few_tasks(plan.weighed(strategy.gaps, at, size))
+            points = strategy.points or plan.points(self.snapshots, self.common.size, plan.POINTS)
+            tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, self.common.size))
         backlog = Backlog(self.job.max_findings)
         collected = self._compare(comparison, tasks, backlog)
         findings = collected.table
@@ -300,21 +299,22 @@ class Pairing:
             gaps = self.common.gaps(self.pair)
             engine, why = plan.choose_engine(self.job)
             self._because(why)
-            at = plan.points(self.snapshots, size, plan.POINTS)
-            messages = max(plan.rows_within(gaps, at, size), 0)
+            # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
+            if tier is Tier.DIGEST and settled.ranges:
+                messages = max(max(size.values()) - settled.counts.total(), 0)
+                return Strategy(tier, engine, gaps, plan.between_settled(messages, len(gaps)))
+            points = plan.points(self.snapshots, size, plan.POINTS)
+            messages = plan.rows_within(gaps, points, size)
         if tier is not Tier.DIGEST or not gaps:
-            return Strategy(tier, engine, gaps, messages, cost.everything(messages))
-        # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
-        if settled.ranges:
-            return Strategy(tier, engine, gaps, messages, plan.between_settled(messages, len(gaps)))
-        probe = self._probe(gaps, messages, UUID(bytes=rules.horizon))
+            return Strategy(tier, engine, gaps, cost.everything(messages), points)
+        probe = self._probe(gaps, points, messages, UUID(bytes=rules.horizon))
         digesting = cost.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
-        return Strategy(tier, engine, gaps, messages, digesting, probe)
+        return Strategy(tier, engine, gaps, digesting, points, probe)
 
-    def _probe(self, gaps: Sequence[Range], messages: int, horizon: UUID) -> cost.Probe | None:
+    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, horizon: UUID) -> cost.Probe | None:
         """Digest a few small ranges, so that nothing is digested in vain where nearly all differ."""
         with timed(self.seconds, "probe"):
-            ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, messages)
+            ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, points, messages)
             if not ranges:
                 return None
             found = self._digester(horizon).digest(ranges, ranges)

@@ -80,15 +80,20 @@ def points_of_ranges(snapshots: Snapshots, size: Size, pair: Pair, ranges: Seque
     return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, pair.group, ranges, step))
 
 
-def probes(snapshots: Snapshots, size: Size, pair: Pair, gaps: Sequence[Range], rows: int) -> list[Range]:
-    """Return a few small ranges, spread over gaps with about so many rows of a side; none where that is few."""
+def probes(
+    snapshots: Snapshots, size: Size, pair: Pair, gaps: Sequence[Range], at: Sequence[UUID], rows: int
+) -> list[Range]:
+    """Return a few small ranges, spread over gaps with about so many rows of a side; none where that is few.
+
+    ``at`` are points that are evenly spread over the larger side.
+    """
     count = min(rows // _MESSAGES_OF_PROBE, _MOST_PROBES)
     if count < _FEWEST_PROBES:
         return []
-    at = [point for point in points(snapshots, size, POINTS) if within(point, gaps)]
+    at = [point for point in at if within(point, gaps)]
     # Anywhere between two of them: what differs may be as evenly spread as they are.
     chance = SystemRandom()
-    steps = range(0, len(at) - 1, max(len(at) // count, 1))
+    steps = range(0, len(at) - 1, max(-(-len(at) // count), 1))
     firsts = [UUID(int=chance.randrange(at[step].int, at[step + 1].int)) for step in steps]
     found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, ROWS_OF_PROBE))
     chosen: list[Range] = []

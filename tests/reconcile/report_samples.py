@@ -17,6 +17,7 @@ from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier,
 from outbox.reconcile.rows import (
     FINDING,
     ComparisonPlan,
+    Estimate,
     InboxState,
     JobResult,
     Lag,
@@ -32,6 +33,7 @@ NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
 PAIR = Pair("orders", "billing")
 POLICY: dict[Outcome, Repair] = {}
 RUN = UUID(int=uuid7_at(NOW.timestamp()).int + 1)
+EXPECTED, CAME = Estimate(1_100, 2_500_000, 4.2), Estimate(1_234, 2_600_000, 3.9)
 HOSTILE = "<script>alert('x')</script>\x1b[31m\"&"
 
 
@@ -123,7 +125,9 @@ def pair_result(
         pair=pair,
         window=Window(NOW - dt.timedelta(days=1), NOW),
         begun_at=NOW,
-        plan=ComparisonPlan(Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234, {"producer": 12.5}),
+        plan=ComparisonPlan(
+            Tier.DIGEST, EngineName.LOCAL, why, 16, 4096, 3, 4000, 1234, {"producer": 12.5}, EXPECTED, CAME
+        ),
         counts=counts,
         findings=table(rows),
         open=table([]),

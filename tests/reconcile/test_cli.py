@@ -112,6 +112,20 @@ def test_differences_are_told_and_nothing_is_changed(sides: Town) -> None:
     ]
 
 
+def test_dry_run_tells_what_to_expect(sides: Town) -> None:
+    """How each pair would be compared and what that costs is told; nothing is compared, and no run is recorded."""
+    sides.plant([fate(), MISSING])
+    result = reconcile(*PAIR, "--pair", "u:g", "--dry-run", "-o", "json")
+    assert result.code == Code.DONE, result.err
+    assert {(plan["topic"], plan["tier"], plan["came"]) for plan in result.json} == {
+        ("t", "full", None),
+        ("u", "full", None),
+    }
+    assert all(plan["expected"].keys() == {"rows", "bytes", "seconds"} for plan in result.json)
+    assert "megabytes" in reconcile(*PAIR, "--dry-run").out
+    assert runs(sides) == []
+
+
 def test_limit_of_the_findings(sides: Town) -> None:
     """--limit bounds the findings that are shown, and says how many it left out."""
     sides.plant([MISSING] * 30)

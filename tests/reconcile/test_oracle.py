@@ -19,6 +19,7 @@ from sqlalchemy import text
 from outbox import Settings
 from outbox.reconcile import digest, plan
 from outbox.reconcile import sql as reconcile_sql
+from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import InboxState, PairResult, ProducerState, Torn
@@ -150,13 +151,15 @@ rows = st.lists(st.one_of(*[in_sync] * 4, odd_fates, torn_fates), max_size=60)
 
 @dataclass(frozen=True)
 class World:
-    """A drawn world: its rows, which of them are older than the retention, and how it is cut and compared."""
+    """A drawn world: its rows, which of them are older than the retention, and how it is cut, probed and compared."""
 
     rows: list[Fate]
     old: int
     bucket: int
     pair: Pair
-    read_all_above: float
+    range_cost: float
+    free_digests: bool
+    probed: bool
     rows_of_range: int
     seed: int
 
@@ -173,7 +176,9 @@ worlds = st.builds(
         tags=st.sampled_from([None, ["mine"]]),
         effect=st.sampled_from([None, Effect("ledger")]),
     ),
-    read_all_above=st.sampled_from([plan.READ_ALL_ABOVE, 1.0]),
+    range_cost=st.sampled_from([cost.RANGE, 0.0]),
+    free_digests=st.booleans(),
+    probed=st.booleans(),
     rows_of_range=st.sampled_from([1, 20]),
     seed=st.integers(0, 2**32),
 )
@@ -335,7 +340,11 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
     ids = [*old, *ids_at(HOUR, len(world.rows) - len(old))]
     town.plant(world.rows, ids=ids)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(plan, "READ_ALL_ABOVE", world.read_all_above))
+        stack.enter_context(mock.patch.object(cost, "RANGE", world.range_cost))
+        if world.free_digests:  # several levels, down to ranges of one message
+            stack.enter_context(mock.patch.multiple(cost, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0))
+        if world.probed:
+            stack.enter_context(mock.patch.multiple(plan, _MESSAGES_OF_PROBE=5, _FEWEST_PROBES=1, ROWS_OF_PROBE=2))
         stack.enter_context(mock.patch.object(settled, "ROWS_OF_RANGE", world.rows_of_range))
         for points in ("points", "points_between"):
             stack.enter_context(mock.patch.object(plan, points, lambda *_: sorted(ids)[:: world.bucket]))

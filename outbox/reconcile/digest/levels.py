@@ -14,7 +14,7 @@ from uuid import UUID
 
 from outbox.reconcile import plan, sql
 from outbox.reconcile.digest import Digested, ProducerDigests, digested
-from outbox.reconcile.digest.cost import Probe, pieces_of, scattered
+from outbox.reconcile.digest.cost import MOST_BUCKETS, Probe, pieces_of, scattered
 from outbox.reconcile.job import Pair, Range
 from outbox.reconcile.source import Snapshots
 
@@ -95,4 +95,4 @@ def _size_of_pieces(result: Digested, level: Digested, probe: Probe | None) -> i
         small = min(probe.share * result.rows / rows, 1.0)
         differences = max(differences, scattered(probe.ranges, small * probe.ranges) * size / probe.rows)
     pieces = pieces_of(size, differences)
-    return None if pieces == 1 else max(int(size / pieces), 1)
+    return None if pieces == 1 else max(int(size / pieces), rows // 2 // MOST_BUCKETS, 1)

@@ -290,7 +290,7 @@ def cost_of(plan: ComparisonPlan) -> str:
     if plan.expected is None:
         return ""
     came = f"; it came to {_estimate(plan.came)}" if plan.came else ""
-    return f"expected were {_estimate(plan.expected)}{came}"
+    return f"expected {_estimate(plan.expected)}{came}"
 
 
 def _estimate(estimate: Estimate) -> str:

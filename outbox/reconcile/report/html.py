@@ -26,6 +26,7 @@ from outbox.reconcile.report import (
     amount,
     backlog_of,
     bound,
+    cost_of,
     first_rows,
     listed_of,
     reports,
@@ -275,7 +276,7 @@ def _template() -> Template:
         "moment": _moment,
         "number": "{:,}".format,
     }
-    functions = (backlog_of, colours, kinds_over_time, lags, listed_of, measure_bars, sentence_of, timeline)
+    functions = (backlog_of, colours, cost_of, kinds_over_time, lags, listed_of, measure_bars, sentence_of, timeline)
     environment.globals |= {each.__name__: each for each in functions} | {"Outcome": Outcome, "chart_height": HEIGHT}
     return environment.get_template("report.html.j2")
 
