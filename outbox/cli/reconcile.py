@@ -31,7 +31,7 @@ from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, Ro
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option, variable
-from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed
+from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
 from outbox.text import described, key_text
@@ -130,7 +130,11 @@ class PairOptions:
 _FILTERS = options_of(Pair, "topic", "group")
 _WINDOW = options_of(Window, "last")
 _SPARK = options_of(Spark, "conf", prefixed={"ui"})
-_JOB = options_of(Job, "producer", "consumer", "pairs", "window", "measures", "record", "record_in", "spark")
+_JOB = options_of(
+    Job,
+    *("producer", "consumer", "producer_table", "consumer_table"),
+    *("pairs", "window", "measures", "record", "record_in", "spark"),
+)
 
 
 def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
@@ -152,7 +156,7 @@ def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, m
         for side in ("producer", "consumer", "record_in"):
             if (access := values.get(side)) is not None:
                 values[side] = replace(access, settings=replace(access.settings, schema=source.schema))
-    times, _ = options.read_filter(Window, window, lambda: clock_of(values["producer"]))
+    times, _ = options.read_filter(Window, window, lambda: clock_of(with_clock(values)))
     return job_of(merged(merged(values, more), {"window": times}))
 
 
@@ -310,7 +314,7 @@ def reconcile(
             values.setdefault("engine", EngineName.SPARK)
         work = _job(source, pairs, filters, window, values)
         secrets += [work.producer.url, work.consumer.url, work.recorder.url]
-        if work.engine is EngineName.SPARK and importlib.util.find_spec("pyspark") is None:
+        if (work.by_spark or work.engine is EngineName.SPARK) and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
         if dry_run:
             _show_plans(work, report.output)

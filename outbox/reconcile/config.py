@@ -2,8 +2,8 @@
 
 Each gives `Values`: what it says of the fields of `Job`, and nothing of the others. `merged` puts one over another, and
 `job_of` makes the job. Each field's help says what it is for; ``docs/reconciling.md`` has a whole file. A file names a
-database by ``url`` or ``url_env`` in a table ``[producer]``, ``[consumer]`` or ``[record]``, and its paths begin in its
-folder.
+database by ``url`` or ``url_env`` in a table ``[producer]``, ``[consumer]`` or ``[record]``, and what a side has in
+place of our tables in ``[producer.tables]`` or ``[consumer.tables]``; its paths begin in its folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, variable
-from outbox.reconcile.job import Access, Job, Pair, Spark, Window, described
+from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Spark, Window, described
+from outbox.reconcile.tables.declare import ForeignTable
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,26 @@ class Address:
     url: str | None = None
     url_env: str | None = None
     schema: str | None = None
+    tables: ForeignTable | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Is there a database in it?"""
+        return self.url is not None or self.url_env is not None
+
+    def values(self, side: str, name: str, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Return what it says of the fields of a job; ``name`` is that of the database's."""
+        if self.tables is None:
+            return {name: self.access(side, environ)}
+        if side == "record":
+            raise InvalidSettings("record.tables: runs are recorded in the outbox's own tables; leave it out")
+        found = {f"{side}_table": self.tables}
+        if not self.tables.by_spark:
+            # An option or the environment may name it.
+            return found | ({name: self.access(side, environ)} if self.is_named else {})
+        if self.is_named:
+            raise InvalidSettings(f"{side}.url: {self.tables} is read by Spark; leave the URL out")
+        return found | {name: NO_DATABASE}
 
     def access(self, side: str, environ: Mapping[str, str]) -> Access:
         """Return the access to the database."""
@@ -120,7 +141,7 @@ def read_mapping(
         if isinstance(address := values.get(side), Mapping):
             del values[side]
             known = Reader().read(Address, address, side)
-            values[name] = known.access(side, os.environ if environ is None else environ)
+            values |= known.values(side, name, os.environ if environ is None else environ)
     if isinstance(measures := values.get("measure"), list):
         values["measure"] = [_of_a_pair(each, values.get("pair"), n) for n, each in enumerate(measures, 1)]
     return reader.values(Job, values)
@@ -177,9 +198,15 @@ def job_of(values: Values, clock: Callable[[Access], dt.datetime] | None = None)
     for side in ("producer", "consumer"):
         if side not in values:
             raise InvalidSettings(f"no {side}: give the URL of its database, which may be the same as the other's")
-    window = Window(**values.get("window", {})).ending(lambda: (clock or clock_of)(values["producer"]))
+    window = Window(**values.get("window", {})).ending(lambda: (clock or clock_of)(with_clock(values)))
     pairs = values.get("pairs", ())
     return Job(**{**values, "pairs": pairs, "window": window, "spark": Spark(**values.get("spark", {}))})
+
+
+def with_clock(values: Values) -> Access:
+    """Return the database whose time counts: the producer's, unless Spark reads that side from elsewhere."""
+    access: Access = values["consumer" if values["producer"] == NO_DATABASE else "producer"]
+    return access
 
 
 def clock_of(access: Access) -> dt.datetime:

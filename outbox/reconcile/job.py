@@ -23,6 +23,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
+from outbox.reconcile.tables.declare import ForeignTable, wrong_tables
 from outbox.settings import Settings
 
 #: The first of all ids, and the first of a range that holds them all.
@@ -325,6 +326,11 @@ class Window:
         first = FIRST_ID if self.since is None else _at(self.since)
         return Range(first, None if self.until is None else _at(self.until))
 
+    @property
+    def unbounded(self) -> bool:
+        """Are all messages in it?"""
+        return self.since is None and self.until is None and self.last is None
+
     def __str__(self) -> str:
         since = "the beginning" if self.since is None else self.since.isoformat(" ", "seconds")
         until = "now" if self.until is None else self.until.isoformat(" ", "seconds")
@@ -352,6 +358,10 @@ class Access:
     def schema(self) -> str:
         """The schema of the outbox tables."""
         return self.settings.schema
+
+
+#: Stands for the database of a side that has none: what Spark reads it from is said by its `ForeignTable`.
+NO_DATABASE = Access("postgresql+psycopg://", Settings())
 
 
 def described(url: str) -> str:
@@ -400,9 +410,12 @@ class Job:
     Without ``apply`` nothing is written but the record, into ``record_in`` where the consumer is a standby; the
     consumer's tables must be there too, though they may be empty.
 
+    ``producer_table`` and ``consumer_table`` stand in for the outbox's own tables of a side. Such a side is reported
+    on, and not repaired; where it is the consumer's, the run is recorded in ``record_in``, or nowhere.
+
     Raises:
-        InvalidSettings: no pair, the same pair twice, a number that makes no sense, or a repair that can't mend its
-            kind; names the mend.
+        InvalidSettings: no pair, the same pair twice, a number that makes no sense, a repair that can't mend its
+            kind, or something that can't be done with tables that aren't ours; names the mend.
     """
 
     producer: Access
@@ -436,6 +449,8 @@ class Job:
     workers: int = option(2, "Ranges compared at once.", least=1, metavar="N")
     actor: str = option("reconcile", "Who repairs, in the audit.")
     spark: Spark = option(help="Where and how Spark runs.", factory=Spark)
+    producer_table: ForeignTable | None = option(None, "What the producer has in place of our tables.")
+    consumer_table: ForeignTable | None = option(None, "What the consumer has in place of our tables.")
 
     def __post_init__(self) -> None:
         Reader().check(self)
@@ -449,6 +464,25 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
+        for wrong in wrong_tables(self):
+            raise InvalidSettings(wrong)
+
+    @property
+    def tables(self) -> dict[Part, ForeignTable]:
+        """The sides whose tables aren't ours."""
+        both: dict[Part, ForeignTable | None] = {"producer": self.producer_table, "consumer": self.consumer_table}
+        return {part: table for part, table in both.items() if table is not None}
+
+    @property
+    def by_spark(self) -> dict[Part, ForeignTable]:
+        """Those of them that Spark alone can read: they have no database."""
+        return {part: table for part, table in self.tables.items() if table.by_spark}
+
+    @property
+    def databases(self) -> dict[Part, Access]:
+        """The databases of the sides that have one."""
+        both: dict[Part, Access] = {"producer": self.producer, "consumer": self.consumer}
+        return {part: access for part, access in both.items() if part not in self.by_spark}
 
     @property
     def names(self) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, Outcome
-from outbox.reconcile.rows import FINDING, InboxState, ProducerState, fixed_ids
+from outbox.reconcile.rows import FINDING, FOREIGN_ID, InboxState, ProducerState, fixed_ids
 
 Array = np.ndarray[Any, Any]
 
@@ -29,17 +29,18 @@ class Rules:
 
     ``producer_now`` and ``consumer_now`` are the clocks of the databases, ``grace`` the grace period with the lag of a
     standby, all in microseconds. Ids below ``horizon`` (16 bytes) may have been pruned by the producer, and so may
-    those of business strings, which have no time. ``offsets`` and ``starts`` are the group's position and its first
-    offset by queue, ``lost`` the ids that it found the producer to have lost, ``skipped`` the ranges that it will never
-    read: queue, after which position, up to which one, ``again`` the ids of what took effect in an earlier reading, and
-    has failed or is parked since the group read it again.
+    those of business strings, which have no time; None, and nothing was pruned. ``offsets`` and ``starts`` are the
+    group's position and its first offset by queue (without offsets it has read everything), ``lost`` the ids that it
+    found the producer to have lost, ``skipped`` the ranges that it will never read: queue, after which position, up to
+    which one, ``again`` the ids of what took effect in an earlier reading, and has failed or is parked since the group
+    read it again.
     """
 
     producer_now: int
     consumer_now: int
     grace: int
-    horizon: bytes = FIRST_ID.bytes
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    horizon: bytes | None = FIRST_ID.bytes
+    offsets: Mapping[int, int] | None = field(default_factory=dict)
     starts: Mapping[int, int] = field(default_factory=dict)
     lost: frozenset[bytes] = frozenset()
     skipped: Sequence[tuple[int, int, int]] = ()
@@ -126,11 +127,11 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     unknown = status == InboxState.NONE
     took = (effects >= 1) | (consumed & ~skipped)
     young = at > rules.producer_now - rules.grace
-    may_be_pruned = (both.ids < np.array(rules.horizon, "S16")) | (both.ids >= _FIRST_BUSINESS_ID)
+    may_be_pruned = _may_be_pruned(rules, both.ids)
     lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
     received_lately = both.of_consumer("received_at", 0) > rules.consumer_now - rules.grace
     before = _before(rules, queue, position)
-    ahead = position > _by_queue(rules.offsets, queue)
+    ahead = _unread(rules, queue, position)
     for_group = both.of_producer("addressed", True)
     unsent = (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED))
     lost = np.isin(both.ids, np.array(sorted(rules.lost), "S16")) & ~unknown
@@ -170,9 +171,23 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     return np.select([case for case, _ in cases], [int(outcome) for _, outcome in cases], int(Outcome.MISSING))
 
 
+def _may_be_pruned(rules: Rules, ids: Array) -> Array:
+    if rules.horizon is None:
+        return np.zeros(len(ids), bool)
+    pruned: Array = (ids < np.array(rules.horizon, "S16")) | (ids >= _FIRST_BUSINESS_ID)
+    return pruned
+
+
 def beyond(rules: Rules, queue: Array, position: Array) -> Array:
     """Tell which places in the log the group hasn't come to yet, and isn't going to leave out."""
-    return (position > _by_queue(rules.offsets, queue)) & ~_before(rules, queue, position)
+    return _unread(rules, queue, position) & ~_before(rules, queue, position)
+
+
+def _unread(rules: Rules, queue: Array, position: Array) -> Array:
+    if rules.offsets is None:
+        return np.zeros(len(queue), bool)
+    unread: Array = position > _by_queue(rules.offsets, queue)
+    return unread
 
 
 def _before(rules: Rules, queue: Array, position: Array) -> Array:
@@ -219,5 +234,8 @@ def _findings(both: Both, reported: Array, outcomes: Array) -> pa.Table:
         for name in side.column_names:
             target = f"{prefix}_digest" if name == "digest" else name
             if target in FINDING.names and target != "id":
-                columns[target] = side[name].take(index)
+                values = side[name].take(index)
+                # Which is all that both sides may have.
+                columns[target] = pc.coalesce(columns[target], values) if target in columns else values
+    columns.setdefault(FOREIGN_ID.name, pa.nulls(len(reported), FOREIGN_ID.type))
     return pa.table(columns).select(FINDING.names).cast(FINDING)

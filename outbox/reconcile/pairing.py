@@ -19,11 +19,12 @@ from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
 from outbox.reconcile.digest import Digested, ProducerDigests, cost, digested, mixing_of, united
 from outbox.reconcile.digest.levels import PairDigester, narrowed
-from outbox.reconcile.job import Access, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import FINDING, ComparisonPlan, Estimate, Lag, PairResult, to_uuids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
+from outbox.reconcile.tables.side import table_side
 from outbox.text import duration
 
 
@@ -34,15 +35,19 @@ def sources(
 
     ``producer_now`` and ``consumer_now`` are the databases' clocks in microseconds; without ``snapshots`` the sources
     read what is there at the time."""
-
-    def side(part: Part, access: Access, now: int, snapshot: Snapshot | None) -> Side:
-        live = PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
-        return with_archives(live, job.archives, part, pair, pruned_below(access, part, now))
-
     return (
-        side("producer", job.producer, producer_now, snapshots.producer if snapshots else None),
-        side("consumer", job.consumer, consumer_now, snapshots.consumer if snapshots else None),
+        side_of(job, pair, "producer", producer_now, snapshots.producer if snapshots else None),
+        side_of(job, pair, "consumer", consumer_now, snapshots.consumer if snapshots else None),
     )
+
+
+def side_of(job: Job, pair: Pair, part: Part, now: int, snapshot: Snapshot | None) -> Side:
+    """Return the source of one side, as of a snapshot if there is one; ``now`` is its database's clock."""
+    access = job.databases[part]
+    if (table := job.tables.get(part)) is not None:
+        return table_side(access, part, table, pair, snapshot)
+    live = PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
+    return with_archives(live, job.archives, part, pair, pruned_below(access, part, now))
 
 
 def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
@@ -64,19 +69,37 @@ def rules_now(job: Job, pair: Pair) -> Rules:
 def _rules(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_consumer: Row) -> Rules:
     """Return the rules; of each database its clock and lag are given, as `sql.CLOCK_AND_LAG` reads them."""
     (producer_now, producer_lag), (consumer_now, consumer_lag) = of_producer, of_consumer
-    offsets, starts, lost, skipped, again = execute(consumer, *sql.positions(job.consumer.schema, pair))
-    return Rules(
+    rules = Rules(
         producer_now=producer_now,
         consumer_now=consumer_now,
         # What a standby doesn't show yet is on its way.
         grace=int(job.window.grace * 1e6) + max(producer_lag or 0, consumer_lag or 0),
-        horizon=complete_from(job.archives, pair, pruned_below(job.producer, "producer", producer_now)).bytes,
-        offsets=dict(offsets),
+        horizon=horizon_of(job, pair, producer_now),
+        offsets=None,
+        max_resends=job.max_resends,
+    )
+    return rules if "consumer" in job.tables else of_group(rules, job, pair, consumer)
+
+
+def horizon_of(job: Job, pair: Pair, now: int) -> bytes | None:
+    """Return the id below which the producer may have pruned; None where its tables aren't ours."""
+    if "producer" in job.tables:
+        return None
+    return complete_from(job.archives, pair, pruned_below(job.producer, "producer", now)).bytes
+
+
+def of_group(rules: Rules, job: Job, pair: Pair, consumer: Connection) -> Rules:
+    """Return rules with all that our tables of a consumer say of where the group is."""
+    offsets, starts, lost, skipped, again = execute(consumer, *sql.positions(job.consumer.schema, pair))
+    # A foreign producer without positions doesn't tell what lies beyond an offset.
+    table = job.tables.get("producer")
+    return replace(
+        rules,
+        offsets=dict(offsets) if table is None or "position" in table.columns else None,
         starts=dict(starts),
         lost=frozenset(id_.bytes for (id_,) in lost),
         skipped=tuple(skipped),
         again=frozenset(id_.bytes for (id_,) in again),
-        max_resends=job.max_resends,
     )
 
 
@@ -137,13 +160,13 @@ class FirstPass:
     """What one reading of both sides found, in one snapshot of each: a result before its second look.
 
     Its ``findings`` are what is in flight and the differences, without the ``backlog``. ``fresh`` are ranges that are
-    settled from now on.
+    settled from now on; without ``settled`` nothing can be.
     """
 
     result: PairResult
     backlog: Backlog
     rules: Rules
-    settled: settling.SettledRanges
+    settled: settling.SettledRanges | None
     fresh: Sequence[settling.SettledRange]
 
 
@@ -240,9 +263,9 @@ class Pairing:
         comparison = Comparison(producer, consumer, rules)
         strategy = self._strategy(rules)
         settled = self.common.settled[self.pair.names]
-        digests = self._digests(strategy, UUID(bytes=rules.horizon))
+        digests = self._digests(strategy, UUID(bytes=rules.horizon or FIRST_ID.bytes))
         clean: list[settling.SettledRange] = []
-        if digests.buckets and self._pays(digests, strategy):
+        if digests.buckets and plan.spares(digests, len(strategy.gaps)):
             self._because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
         else:
@@ -307,7 +330,7 @@ class Pairing:
             messages = plan.rows_within(gaps, points, size)
         if tier is not Tier.DIGEST or not gaps:
             return Strategy(tier, engine, gaps, cost.everything(messages), points)
-        probe = self._probe(gaps, points, messages, UUID(bytes=rules.horizon))
+        probe = self._probe(gaps, points, messages, UUID(bytes=rules.horizon or FIRST_ID.bytes))
         digesting = cost.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
         return Strategy(tier, engine, gaps, digesting, points, probe)
 
@@ -324,12 +347,6 @@ class Pairing:
 
     def _digester(self, horizon: UUID) -> PairDigester:
         return PairDigester(self.snapshots, self.pair, self.common.size, mixing_of(self.snapshots), horizon)
-
-    def _pays(self, digests: Digested, strategy: Strategy) -> bool:
-        """Does it cost less to read what differs than to read everything?"""
-        some = plan.joined(digests.differing)
-        whole = cost.reading(digests.rows, len(strategy.gaps))
-        return not some or cost.reading(digests.rows_differing, len(some)) < whole
 
     def _settled(self) -> settling.SettledRanges:
         settled = self.common.settled[self.pair.names]

@@ -14,6 +14,7 @@ from uuid import UUID
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
 from outbox.reconcile.compare import Task
+from outbox.reconcile.digest import Digested, cost
 from outbox.reconcile.digest.cost import MOST_BUCKETS, Digesting, known_ranges
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Pair, Part, Range, Tier
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
@@ -46,13 +47,14 @@ Size = dict[Part, int]
 
 def size_of(snapshots: Snapshots) -> Size:
     """Return about how many halves and inbox rows the databases have, by their statistics."""
+    return {"producer": rows_of("producer", snapshots.producer), "consumer": rows_of("consumer", snapshots.consumer)}
 
-    def rows(part: Part, snapshot: Snapshot) -> int:
-        with reaching(snapshot.access):
-            (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
-        return int(rows) or int(size) // _BYTES_OF_ROW
 
-    return {"producer": rows("producer", snapshots.producer), "consumer": rows("consumer", snapshots.consumer)}
+def rows_of(part: Part, snapshot: Snapshot) -> int:
+    """Return about how many rows one of our sides has."""
+    with reaching(snapshot.access):
+        (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
+    return int(rows) or int(size) // _BYTES_OF_ROW
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
@@ -195,6 +197,12 @@ def joined(ranges: Sequence[tuple[Range, int]]) -> list[tuple[Range, int]]:
     return result
 
 
+def spares(digests: Digested, gaps: int) -> bool:
+    """Does it cost less to read the ranges that differ than to read everything, which lies in so many gaps?"""
+    some = joined(digests.differing)
+    return not some or cost.reading(digests.rows_differing, len(some)) < cost.reading(digests.rows, gaps)
+
+
 def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:
     """Return tasks that read scattered ranges together, as many as bound their rows."""
     tasks: list[Task] = []
@@ -211,6 +219,8 @@ def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:
 
 def choose_engine(job: Job) -> tuple[EngineName, str]:
     """Return the engine for a job, and why."""
+    if job.by_spark:
+        return EngineName.SPARK, f"engine spark: it alone can read {' and '.join(map(str, job.by_spark.values()))}"
     if job.engine is not EngineName.AUTO:
         return job.engine, f"engine {job.engine}, as asked"
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -224,6 +234,8 @@ def choose_tier(job: Job, rows: int) -> tuple[Tier, str]:
     """Return the tier for about so many rows of a side that aren't settled, and why."""
     if job.archives:
         return Tier.FULL, "every row is read: archives have no digests"
+    if job.by_spark:
+        return Tier.FULL, "every row is read: Spark's sources have no digests"
     if job.tier is not Tier.AUTO:
         return job.tier, f"tier {job.tier}, as asked"
     if rows < _WORTH_DIGESTS:

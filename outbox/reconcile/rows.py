@@ -109,11 +109,15 @@ CONSUMER = pa.schema(
 #: What each side of a comparison reads.
 SCHEMAS: dict[Part, pa.Schema] = {"producer": PRODUCER, "consumer": CONSUMER}
 
+#: The id as a table that isn't ours has it, where its own is no UUID (`tables.columns`).
+FOREIGN_ID = pa.field("foreign_id", pa.string())
+
 #: One row for each difference and each message in flight; ``outcome`` is an `Outcome`. What a side lacks is null.
 FINDING = pa.schema(
     [
         pa.field("id", _ID, nullable=False),
         pa.field("outcome", pa.int8(), nullable=False),
+        FOREIGN_ID,
         *(pa.field(field.name, field.type) for field in PRODUCER if field.name not in {"id", "digest", "addressed"}),
         pa.field("producer_digest", pa.binary()),
         *(pa.field(field.name, field.type) for field in CONSUMER if field.name not in {"id", "digest", "skipped"}),
@@ -138,7 +142,10 @@ def to_uuids(table: pa.Table) -> list[UUID]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference, with all that either side says of the message; None where it says nothing."""
+    """One difference, with all that either side says of the message; None where it says nothing.
+
+    ``foreign_id`` is the id as a table that isn't ours has it, where that is no UUID.
+    """
 
     id: UUID
     outcome: Outcome
@@ -156,6 +163,12 @@ class Finding:
     changed_at: dt.datetime | None
     effects: int | None
     consumer_digest: bytes | None
+    foreign_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The id as people know it."""
+        return self.foreign_id or str(self.id)
 
     @property
     def since(self) -> dt.datetime | None:

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pyarrow as pa
@@ -43,7 +43,7 @@ from outbox.reconcile.job import (
 )
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
-from outbox.reconcile.record import settled
+from outbox.reconcile.record.settled import keep
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
@@ -59,6 +59,8 @@ from outbox.reconcile.rows import (
 )
 from outbox.reconcile.source import SessionSettings, connected, engine_of, insist, reaching, snapshots_of
 from outbox.reconcile.sql import LAST_ID
+from outbox.reconcile.tables.lake import LakePairing
+from outbox.reconcile.tables.pairing import TablePairing
 from outbox.text import duration
 
 _BATCH = 2_000
@@ -139,11 +141,18 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     """
     began = time.monotonic()
     progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
+    job = _recordable(job, progress)
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
     with _recorded(record, ids.runs, ids), record.alive(ids.runs):
         _check_databases(job)
         with _engine(job, progress) as engine:
+            if job.by_spark:
+                record.begin(ids)
+                pairs = zip(ids.runs, job.pairs, strict=True)
+                found = [LakePairing(run_id, job, pair, engine, progress).compare() for run_id, pair in pairs]
+                _write_down(record, found)
+                return JobResult(found[0].begun_at, found, [], time.monotonic() - began, policy=job.policy)
             passes: list[FirstPass] = []
             measured: dict[int, MeasureResult] = {}
             common = Common(job)
@@ -156,11 +165,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             results = [first.result for first in passes]
             for first in passes:
                 _confirm(job, first, progress)
-        for result in results:
-            record.findings(result)
-            record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
-        for result in results:
-            record.end(result)
+        _write_down(record, results, measures)
     return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
 
 
@@ -170,7 +175,10 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
     Raises:
         SourceError: a source can't be read.
         SchemaMissing, SchemaOutdated: a database isn't migrated.
+        InvalidSettings: a side isn't ours.
     """
+    for part in job.tables:
+        raise InvalidSettings(f"what it costs to read {part}.tables isn't known before; compare without --dry-run")
     progress, common = _Limited(progress or NoProgress(), job.max_time), Common(job)
     waiting = functools.partial(progress.done, 0)
 
@@ -183,6 +191,14 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
         (pair, insist(functools.partial(take, run_id, pair), waiting=waiting, lost=lambda _: common.forget()))
         for run_id, pair in zip(RunIds.new(job).runs, job.pairs, strict=True)
     ]
+
+
+def _write_down(record: Record, results: Sequence[PairResult], measures: Sequence[MeasureResult] = ()) -> None:
+    for result in results:
+        record.findings(result)
+        record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
+    for result in results:
+        record.end(result)
 
 
 def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
@@ -232,6 +248,17 @@ def repair_found(
     return results | {each.id: each.result for each in repaired}
 
 
+def _recordable(job: Job, progress: Progress) -> Job:
+    """Return the job; one that records nothing, which is said, where no database has our tables for it."""
+    if not job.record or job.record_in is not None or "consumer" not in job.tables:
+        return job
+    progress.say(
+        "nothing is recorded: the consumer's tables aren't ours; name a database for the record (--record, "
+        "OUTBOX_RECORD_URL, [record] in a file)"
+    )
+    return replace(job, record=False)
+
+
 def _check_databases(job: Job) -> None:
     """See that all databases are there, and can be written to as far as the job does: what isn't there later was lost.
 
@@ -240,7 +267,7 @@ def _check_databases(job: Job) -> None:
         InvalidSettings: one is a standby.
         SchemaMissing, SchemaOutdated: where the record is to be isn't migrated.
     """
-    for part, access in (("producer", job.producer), ("consumer", job.consumer)):
+    for part, access in job.databases.items():
         with connected(access) as connection:
             ((is_standby,),) = execute(connection, sql.IS_STANDBY)[0]
         if is_standby and job.apply:
@@ -277,8 +304,8 @@ class _PairComparison:
         """
         waiting = functools.partial(self.progress.done, 0)
         first, measured = insist(lambda: self._take(record, begin), waiting=waiting, lost=self._lost)
-        if self.job.record:
-            written = insist(functools.partial(self._keep, first), waiting=waiting)
+        if self.job.record and (settled := first.settled) is not None:
+            written = insist(lambda: keep(self.job.recorder, self.pair, settled, first.fresh), waiting=waiting)
             if not written:
                 self._say("another run was faster; which ranges are in sync is written by that one")
         return first, measured
@@ -287,14 +314,15 @@ class _PairComparison:
         job, settings = self.job, SessionSettings.of_run(self.run_id, self.job.max_time)
         waiting = functools.partial(self.progress.done, 0)
         # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
-        with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
+        databases = job.producer, job.consumer
+        with snapshots_of(*databases, waiting=waiting, settings=settings, foreign=job.tables) as snapshots:
             connections = snapshots.producer.connection, snapshots.consumer.connection
             if begin is not None:
                 check_measures(job.measures, job.pairs, *connections, job.window)
                 record.begin(begin)
             try:
-                pairing = Pairing(self.run_id, job, self.pair, snapshots, self.engine, self.progress, self.common)
-                first = pairing.compare()
+                part_of = self.run_id, job, self.pair, snapshots, self.engine, self.progress
+                first = (TablePairing(*part_of) if job.tables else Pairing(*part_of, self.common)).compare()
                 if not (mine := {number: each for number, each in enumerate(job.measures) if each.of(self.pair.names)}):
                     return first, {}
                 found = [Compared(self.pair, arriving(first), first.rules.starts)]
@@ -306,9 +334,6 @@ class _PairComparison:
                 if isinstance(error, SourceLost) or snapshots.held:
                     raise
                 raise SourceLost(str(error)) from None
-
-    def _keep(self, first: FirstPass) -> bool:
-        return settled.keep(self.job.recorder, self.pair, first.settled, first.fresh)
 
     def _lost(self, error: SourceLost) -> None:
         # What was read with the snapshots that are lost may be what the server has lost with them.

@@ -195,8 +195,11 @@ def snapshots_of(
     *,
     waiting: Callable[[], None] = lambda: None,
     settings: SessionSettings = SessionSettings(),
+    foreign: Collection[Part] = (),
 ) -> Iterator[Snapshots]:
     """Take a snapshot of both databases, and hold them until the end of the block.
+
+    Of ``foreign`` ones our tables aren't read, and needn't be there.
 
     While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read. ``waiting``
     is called now and then as long as another session has locked a table; what it raises ends the wait. ``settings`` are
@@ -207,10 +210,14 @@ def snapshots_of(
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
     with (
-        snapshot_of(consumer, ["consumer"], waiting=waiting, settings=settings) as of_consumer,
-        snapshot_of(producer, ["producer"], waiting=waiting, settings=settings) as of_producer,
+        snapshot_of(consumer, _ours("consumer", foreign), waiting=waiting, settings=settings) as of_consumer,
+        snapshot_of(producer, _ours("producer", foreign), waiting=waiting, settings=settings) as of_producer,
     ):
         yield Snapshots(of_consumer, of_producer)
+
+
+def _ours(part: Part, foreign: Collection[Part]) -> list[Part]:
+    return [] if part in foreign else [part]
 
 
 def engine_of(access: Access) -> Engine:
@@ -312,6 +319,16 @@ class PostgresSide:
         """Return the statement that reads ranges."""
         return sql.rows(self.part, self.access.schema, self.pair, ranges)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return SCHEMAS[self.part]
+
+    @property
+    def locks(self) -> Sequence[Statement]:
+        """What keeps its rows where they are, while they are read."""
+        return (sql.KEEP[self.part](self.access.schema),)
+
     def read(self, ranges: Sequence[Range]) -> pa.Table:
         """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`).
 
@@ -319,27 +336,26 @@ class PostgresSide:
             SourceLost: the connection was lost several times, or the snapshot is gone.
             SourceError: they can't be read.
         """
-        schema = SCHEMAS[self.part]
         if not ranges:
-            return schema.empty_table()
+            return self.schema.empty_table()
         reached: list[bool] = []
         query = rendered(self.statement(ranges))
         try:
-            return insist(partial(self._read, query, schema, reached), tries=_READER_TRIES)
+            return insist(partial(self._read, query, reached), tries=_READER_TRIES)
         except SourceLost as error:
             if reached:
                 raise
             # Nothing was lost: this host has no way to it, and whoever holds the snapshot knows whether it is there.
             raise_bare(SourceError(str(error)))
 
-    def _read(self, query: str, schema: pa.Schema, reached: list[bool]) -> pa.Table:
+    def _read(self, query: str, reached: list[bool]) -> pa.Table:
         """Read once; ``reached`` has something in it once there was a connection."""
         connected = False
         try:
             with adbc_connection(conninfo(self.access.url)) as connection:
                 connected = True
                 reached.append(connected)
-                return shaped(self.fetch(connection, query), schema)
+                return shaped(self.fetch(connection, query), self.schema)
         except SourceLost:
             raise
         except Exception as error:
@@ -348,12 +364,11 @@ class PostgresSide:
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""
         # ADBC begins a transaction by itself; what is set for it must come before the first query.
-        lock = sql.KEEP[self.part](self.access.schema)
         with connection.cursor() as cursor, cancellable(cursor):
             cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
             if self.snapshot is not None:
                 self._import(cursor, self.snapshot)
-            for statement in (*map(rendered, (lock, self.settings.statement(), sql.PLAN_FOR_ROWS)), query):
+            for statement in (*map(rendered, (*self.locks, self.settings.statement(), sql.PLAN_FOR_ROWS)), query):
                 cursor.execute(statement)
             return cursor.fetch_arrow_table()
 

@@ -44,8 +44,8 @@ class DatabaseFamily(Address):
                 raise InvalidSettings(f"{path}.names: {name!r} must have letters, digits, _ and - only, 63 at most")
             if name in found:
                 raise InvalidSettings(f"{path}.names has {name!r} twice")
-            texts = {each: _named(getattr(self, each), name) for each in ("url", "url_env", "schema")}
-            found[name] = Address(**texts).access(f"{path} {name}", environ)
+            address = Address(_named(self.url, name), _named(self.url_env, name), _named(self.schema, name))
+            found[name] = address.access(f"{path} {name}", environ)
         return found
 
 

@@ -152,11 +152,16 @@ def wrong_columns(sums: Sums) -> Iterator[str]:
 def wrong_selects(sums: Sums) -> Iterator[str]:
     """Say what is wrong with the statements."""
     for side, sql in sums.selects.items():
-        bare = _QUOTED.sub(" ", sql).strip()
-        if ";" in bare:
-            yield f"{side} must be a single SELECT; leave out the semicolon"
-        if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
-            yield f"{side} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
+        yield from wrong_select(side, sql)
+
+
+def wrong_select(name: str, sql: str) -> Iterator[str]:
+    """Say what is wrong with a statement, which is called so."""
+    bare = _QUOTED.sub(" ", sql).strip()
+    if ";" in bare:
+        yield f"{name} must be a single SELECT; leave out the semicolon"
+    if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
+        yield f"{name} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
 
 
 def wrong_paths(sums: Sums) -> Iterator[str]:

@@ -27,7 +27,8 @@ _NAMES: dict[str, type[enum.IntEnum]] = {"state": ProducerState, "torn": Torn, "
 #: One row for each difference that is listed. ``began_at`` is when the run began, by the databases' clock; ``action``
 #: is what the policy does about it, ``result`` what came of that: ``done``, ``healed``, or why it was refused; null
 #: where it wasn't tried. The rest is what either side says of the message (`rows.PRODUCER`, `rows.CONSUMER`), null
-#: where it says nothing; ``effects`` is null where no business table is named.
+#: where it says nothing; ``effects`` is null where no business table is named. ``message_id`` is the id as its own
+#: table has it.
 FINDINGS: pa.Schema = pa.schema(
     [
         pa.field("run", pa.string(), nullable=False),
@@ -41,7 +42,7 @@ FINDINGS: pa.Schema = pa.schema(
         *(
             pa.field(field.name, pa.string() if field.name in _NAMES else field.type)
             for field in FINDING
-            if field.name not in {"id", "outcome"}
+            if field.name not in {"id", "outcome", "foreign_id"}
         ),
     ]
 )
@@ -85,7 +86,6 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
         "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
         "topic": pa.repeat(pair.pair.topic, number),
         "group": pa.repeat(pair.pair.group, number),
-        "message_id": pa.array([str(each) for each in ids], pa.string()),
         "action": _names({int(kind): action.value for kind, action in actions.items()}, found["outcome"]),
         "result": pa.array([results.get(each) for each in ids], pa.string()),
     }
@@ -93,8 +93,10 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
 
 
 def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Return the columns of a table of findings (`rows.FINDING`) but its ids, with names for numbers."""
-    columns = {name: found[name] for name in found.column_names if name not in {"id", "outcome"}}
+    """Return the columns of a table of findings (`rows.FINDING`), with names for numbers, and ids as texts."""
+    columns = {name: found[name] for name in found.column_names if name not in {"id", "outcome", "foreign_id"}}
+    ids = pa.array([str(each) for each in to_uuids(found)], pa.string())
+    columns["message_id"] = pc.coalesce(found["foreign_id"], ids)
     columns["kind"] = _names({int(outcome): outcome.label for outcome in Outcome}, found["outcome"])
     columns["effects"] = pc.if_else(pc.less(found["effects"], 0), None, found["effects"])
     for name, kind in _NAMES.items():

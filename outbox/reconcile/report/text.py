@@ -107,7 +107,7 @@ def _findings(report: PairReport) -> Iterator[RenderableType]:
         yield Text(kind.kind.label, "bold").append(f": {kind.kind.meaning}", "default")
         yield Padding(Text(f"mend: {plain(kind.mend)}"), (0, 0, 0, 2), expand=False)
         shown = [finding for finding in report.findings if finding.outcome is kind.kind]
-        rows = [(str(finding.id), sentence_of(finding, report.result.begun_at)) for finding in shown]
+        rows = [(finding.name, sentence_of(finding, report.result.begun_at)) for finding in shown]
         yield Padding(_table((), rows), (0, 0, 0, 2), expand=False)
         if kind.number > len(rows):
             rest = f"  … and {kind.number - len(rows):,} more" if rows else f"  {kind.number:,} of them"

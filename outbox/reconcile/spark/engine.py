@@ -71,7 +71,7 @@ class SparkEngine(ExitStack):
                     f"ask for less (spark.executor.memory, spark.cores.max), or wait longer{last_warning(opened.log)}"
                 )
 
-        with _translating(opened):
+        with translating(opened):
             run(opened, opened.spark.range(0, 1, 1, 1).mapInArrow(ready, "id long"), wait)
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
@@ -97,7 +97,7 @@ class SparkEngine(ExitStack):
             partitions = min(partitions, _BY_JDBC)
         elif opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
-        with _translating(opened):
+        with translating(opened):
             frame = plan(opened.spark, comparison, tasks, partitions)
             answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
         yield results(answers)
@@ -105,7 +105,8 @@ class SparkEngine(ExitStack):
 
 
 @contextmanager
-def _translating(opened: Session) -> Iterator[None]:
+def translating(opened: Session) -> Iterator[None]:
+    """Turn what Spark goes wrong with in the block into an error of ours, in one line."""
     try:
         yield
     except (OutboxError, Interrupted):

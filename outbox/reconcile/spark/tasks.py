@@ -33,9 +33,10 @@ from outbox.reconcile.sql import PLAN_FOR_ROWS_EVER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ANSWER = "answer binary"
+#: The columns of an answer.
+ANSWER = "answer binary"
 #: Findings in an answer: Spark has one of its values as a whole in memory, several times.
-_ROWS_OF_ANSWER = 10_000
+_ROWS_OFANSWER = 10_000
 
 
 def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], partitions: int) -> DataFrame:
@@ -51,7 +52,7 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
             # Whose input isn't read to its end is thrown away, and the next task begins with all the imports.
             deque(batches, maxlen=0)
 
-    return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, _ANSWER)
+    return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, ANSWER)
 
 
 def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,9 +64,9 @@ def answers(result: Collected) -> Iterator[pa.RecordBatch]:
     """Yield a result as it goes to the driver."""
     yield _sent(replace(result, findings=[]))
     rows = result.table
-    for start in range(0, rows.num_rows, _ROWS_OF_ANSWER):
+    for start in range(0, rows.num_rows, _ROWS_OFANSWER):
         # Taken, not sliced: a slice is pickled with all that it was cut from.
-        some = rows.take(np.arange(start, min(start + _ROWS_OF_ANSWER, rows.num_rows)))
+        some = rows.take(np.arange(start, min(start + _ROWS_OFANSWER, rows.num_rows)))
         yield _sent(Collected(findings=[some]))
 
 
@@ -109,7 +110,7 @@ def planned_by_jdbc(spark: SparkSession, comparison: Comparison, tasks: Sequence
 
     producer = _read(spark, cast("PostgresSide", comparison.producer), merged).groupBy("task")
     consumer = _read(spark, cast("PostgresSide", comparison.consumer), merged).groupBy("task")
-    return producer.cogroup(consumer).applyInArrow(judge, _ANSWER)
+    return producer.cogroup(consumer).applyInArrow(judge, ANSWER)
 
 
 def jdbc_options(url: str) -> dict[str, str]:

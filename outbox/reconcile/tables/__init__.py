@@ -1,0 +1,1 @@
+"""Tables that aren't ours, compared as ours are: what a job says of them, and how PostgreSQL and Spark read them."""

@@ -1,0 +1,187 @@
+"""Compare one pair of which a foreign table is a side at least, in two snapshots of PostgreSQL.
+
+Nothing is settled for the next night: what is written into a foreign table isn't known from its rows. Both sides are
+digested by what reads their rows, whatever they are, in the same buckets, and only ranges that differ are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from outbox.database.execute import Row, Statement, execute
+from outbox.reconcile import plan
+from outbox.reconcile.compare import Collected, Comparison, Engine, Task, timed
+from outbox.reconcile.digest import Digested, mixing_of
+from outbox.reconcile.job import Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.judge import Rules
+from outbox.reconcile.pairing import Backlog, FirstPass, in_flight, rules_of, sources
+from outbox.reconcile.rows import ComparisonPlan, PairResult
+from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, reaching
+from outbox.reconcile.sql import Mixing
+from outbox.reconcile.tables import sql
+from outbox.reconcile.tables.side import TableSide, census
+from outbox.text import duration
+
+#: Rows of a side in a bucket, and buckets at most: what is read of a foreign table costs a pass over it, however little
+#: it is, so that they need not be small.
+_ROWS_OF_BUCKET = 100
+_MOST_BUCKETS = 65_536
+
+
+@dataclass(slots=True)
+class TablePairing:
+    """One pair, being compared; ``seconds`` collects durations, ``why`` what was decided."""
+
+    run_id: UUID
+    job: Job
+    pair: Pair
+    snapshots: Snapshots
+    engine: Engine
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    why: list[str] = field(default_factory=list)
+
+    def compare(self) -> FirstPass:
+        """Compare, and return what was found.
+
+        Raises:
+            InvalidSettings: a foreign table lacks a column, or has a row that can't be judged.
+            SourceError: a side can't be read.
+        """
+        rules = rules_of(self.job, self.pair, self.snapshots)
+        both = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
+        sides: dict[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
+        comparison = Comparison(*both, rules)
+        for part, lag in self.snapshots.lags.items():
+            self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+        with timed(self.seconds, "plan"):
+            size = self._sizes(sides)
+            tier, why = plan.choose_tier(self.job, max(size.values()))
+            self._because(why)
+            engine, why = plan.choose_engine(self.job)
+            self._because(why)
+            mixing = replace(mixing_of(self.snapshots), mix="sum")
+            points = self._points(sides, size, mixing)
+        digests = Digested([], [])
+        if tier is Tier.DIGEST:
+            with timed(self.seconds, "digest"):
+                self.progress.stage(f"{self.pair}: digests", None)
+                digests = self._digests(sides, mixing, plan.cut([self.job.window.range], points), rules)
+        if tier is Tier.DIGEST and plan.spares(digests, 1):
+            self._because(f"{digests}: only they are read")
+            clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
+        else:
+            if tier is Tier.DIGEST:
+                self._because(f"{digests}: everything is read")
+            clean, tasks = [], plan.few_tasks(plan.weighed([self.job.window.range], points, size))
+        backlog = Backlog(self.job.max_findings)
+        collected = self._compare(comparison, tasks, backlog)
+        findings = collected.table
+        result = PairResult(
+            run_id=self.run_id,
+            pair=self.pair,
+            window=self.job.window,
+            begun_at=as_time(self.snapshots.consumer.now),
+            plan=ComparisonPlan(
+                tier=tier,
+                engine=engine,
+                why=tuple(self.why),
+                ranges=sum(len(task.ranges) for task in tasks),
+                buckets=digests.buckets,
+                differing=len(digests.differing),
+                rows_read=collected.rows_read,
+                standby_lag=self.snapshots.lags,
+            ),
+            counts=sum((counts for _, counts in clean), collected.counts),
+            findings=findings,
+            open=in_flight(findings),
+            lag=collected.lag(sampled=False),
+            seconds=self.seconds,
+        )
+        return FirstPass(result, backlog, rules, None, ())
+
+    def _snapshot(self, part: Part) -> Snapshot:
+        return self.snapshots.producer if part == "producer" else self.snapshots.consumer
+
+    def _read(self, part: Part, statement: Statement) -> list[Row]:
+        snapshot = self._snapshot(part)
+        with reaching(snapshot.access):
+            return execute(snapshot.connection, statement)[0]
+
+    def _sizes(self, sides: dict[Part, PostgresSide]) -> plan.Size:
+        """Return how many rows a foreign side has, and about how many one of ours; see that they can be judged."""
+        return {
+            part: census(side, self._snapshot(part).connection)
+            if isinstance(side, TableSide)
+            else plan.rows_of(part, self._snapshot(part))
+            for part, side in sides.items()
+        }
+
+    def _points(self, sides: dict[Part, PostgresSide], size: plan.Size, mixing: Mixing) -> list[UUID]:
+        """Return ids that are evenly spread over the larger foreign side, in order."""
+        part = max((part for part, side in sides.items() if isinstance(side, TableSide)), key=lambda part: size[part])
+        buckets = min(size[part] // _ROWS_OF_BUCKET, _MOST_BUCKETS)
+        if buckets < 2:
+            return []
+        statement = sql.sample(sides[part].statement([self.job.window.range]), mixing, size[part] // buckets)
+        return sorted(id_ for (id_,) in self._read(part, statement))
+
+    def _digests(
+        self, sides: dict[Part, PostgresSide], mixing: Mixing, buckets: Sequence[Range], rules: Rules
+    ) -> Digested:
+        bounds = [bucket.first for bucket in buckets]
+        bodies = all("digest" in side.table.declared.columns for side in sides.values() if isinstance(side, TableSide))
+
+        def digest(part: Part) -> dict[int, Row]:
+            every = sides[part].statement([self.job.window.range])
+            statement = sql.digests(part, every, bounds, mixing, bodies=bodies)
+            return {row[0]: row[1:] for row in self._read(part, statement)}
+
+        with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+            ours = pool.submit(digest, "producer")
+            theirs = digest("consumer")
+            sent = ours.result()
+        result, horizon = Digested([], []), rules.horizon
+        for number, bucket in enumerate(buckets, 1):
+            of_producer, of_consumer = sent.get(number, _NOTHING_SENT), theirs.get(number, _NOTHING_KNOWN)
+            pruned = horizon is not None and bucket.end is not None and bucket.end.bytes <= horizon
+            counts = _clean(of_producer, of_consumer, pruned=pruned)
+            if counts is None:
+                result.differing.append((bucket, int(of_producer[0]) + int(of_consumer[0])))
+            else:
+                result.clean.append((bucket, counts))
+        return result
+
+    def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
+        collected = Collected()
+        if tasks:
+            self.progress.stage(f"{self.pair}: rows", len(tasks))
+            with timed(self.seconds, "compare"):
+                for result in self.engine.run(comparison, tasks, self.progress.done):
+                    collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
+        return collected
+
+    def _because(self, sentence: str) -> None:
+        self.why.append(sentence)
+        self.progress.say(f"{self.pair}: {sentence}")
+
+
+_NOTHING_SENT: Row = (0, None, 0, 0, 0)
+_NOTHING_KNOWN: Row = (0, None, 0)
+
+
+def _clean(of_producer: Row, of_consumer: Row, *, pruned: bool) -> Counter[Outcome] | None:
+    """Return the counts of a bucket by its digests (`sql.digests`); None if it isn't clean."""
+    sent, sent_sum, plain, back, left_out = of_producer
+    known, known_sum, consumed = of_consumer
+    if not sent and pruned:
+        return +Counter({Outcome.UNJUDGED: int(known)})
+    agree = sent == plain + back + left_out and known == consumed == plain and (sent_sum or 0) == (known_sum or 0)
+    if not agree:
+        return None
+    counts = {Outcome.CONSUMED: int(plain), Outcome.ROLLED_BACK: int(back), Outcome.LEFT_OUT: int(left_out)}
+    return +Counter(counts)

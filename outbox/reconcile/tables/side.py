@@ -1,0 +1,132 @@
+"""A foreign table of PostgreSQL's as a side of a comparison: its columns are looked up, and its rows checked, first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+from sqlalchemy import Connection
+
+from outbox.database.execute import UNAVAILABLE, Statement, driver_of, execute, sqlstate
+from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
+from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
+from outbox.reconcile.source import PostgresSide, Snapshot, connected, raise_bare, reaching
+from outbox.reconcile.tables import sql
+from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, ordered, unknown_state, words_of
+from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables.sql import KnownTable
+from outbox.text import summary_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSide(PostgresSide):
+    """One side of a pair in a foreign table; a value that can be sent to another process."""
+
+    table: KnownTable
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return FOREIGN[self.part]
+
+    @property
+    def locks(self) -> Sequence[Statement]:
+        """Nothing: a table that isn't ours is pruned by others, in ways of their own."""
+        return ()
+
+    def statement(self, ranges: Sequence[Range]) -> Statement:
+        """Return the statement that reads ranges."""
+        return sql.rows(self.table, self.pair, ranges)
+
+    def read(self, ranges: Sequence[Range]) -> pa.Table:
+        """Return the rows of the ranges, sorted by id (`columns.FOREIGN`).
+
+        Raises:
+            SourceError: they can't be read, or an id is there twice.
+        """
+        try:
+            return ordered(PostgresSide.read(self, ranges), f"the {self.part}'s {self.table.declared}")
+        except InvalidSettings as error:
+            raise_bare(SourceError(str(error)))
+
+
+def table_side(access: Access, part: Part, table: ForeignTable, pair: Pair, snapshot: Snapshot | None) -> TableSide:
+    """Return the side that a foreign table is, as of a snapshot if there is one.
+
+    Raises:
+        InvalidSettings: there is no such table or column, or a column has a type that can't be used.
+        SourceError: the database can't be asked.
+    """
+    if snapshot is None:
+        with connected(access) as connection:
+            return TableSide(access, part, pair, table=known_table(connection, access, part, table))
+    known = known_table(snapshot.connection, access, part, table)
+    return TableSide(access, part, pair, snapshot.name, snapshot.settings, table=known)
+
+
+def known_table(connection: Connection, access: Access, part: Part, table: ForeignTable) -> KnownTable:
+    """Look up the columns of a foreign table, in the transaction that is open.
+
+    Raises as `table_side`.
+    """
+    try:
+        with reaching(access), connection.begin_nested(), driver_of(connection).cursor() as cursor:
+            # The user's own text: nothing is bound in it.
+            cursor.execute(sql.describe(table))
+            columns = cursor.description
+    except psycopg.Error as error:
+        raise_bare(_failure(error, access, part, table))
+    types = psycopg.adapters.types
+    kinds = {name: (types.get(oid) or types["text"]).regtype for name, oid in (column[:2] for column in columns)}
+    known = KnownTable(part, table, kinds)
+    if wrong := sql.wrong_types(known):
+        raise sql.refused(part, table, wrong)
+    return known
+
+
+def _failure(error: psycopg.Error, access: Access, part: Part, table: ForeignTable) -> OutboxError:
+    why, state = hidden(summary_of(error), access.url), sqlstate(error)
+    if not state or UNAVAILABLE.match(state):
+        return SourceLost(f"{described(access.url)}: {why}")
+    return sql.refused(part, table, f"{why} ({described(access.url)})")
+
+
+def census(side: TableSide, connection: Connection) -> int:
+    """Return how many rows a foreign side has of its pair, having seen that each of them can be judged.
+
+    Raises:
+        InvalidSettings: an id is null or there twice, a time is null, or a state isn't known.
+        SourceError: they can't be read.
+    """
+    table, pair = side.table, side.pair
+
+    def refused(why: str) -> InvalidSettings:
+        return sql.refused(side.part, table.declared, why)
+
+    def ask(statement: Statement) -> tuple[object, ...]:
+        with reaching(side.access):
+            rows = execute(connection, statement)[0]
+        return tuple(rows[0]) if rows else (None,)
+
+    asked = sql.is_unique(table)
+    is_unique = asked is not None and bool(ask(asked)[0])
+    rows, without_id, ids, without_time, without_state = map(_number, ask(sql.census(table, pair, unique=is_unique)))
+    if without_id:
+        raise refused(f"{without_id:,} ids are null; leave such rows out by a query")
+    if ids < rows:
+        raise refused(f"id {ask(sql.twice(table, pair))[0]} is there twice; keep one row by a query")
+    if without_time:
+        raise refused(f"the time (columns.at) of {without_time:,} rows is null; give it a value by a query")
+    if without_state:
+        (worded,) = (column for column in COLUMNS[side.part] if column.words)
+        value = ask(sql.unknown_states(table, pair, worded.name))[0]
+        called = f"the {side.part}'s {table.declared}"
+        why = unknown_state(worded.name, str(value), words_of(worded, table.declared.states), called)
+        raise refused(f"{why}; say in states what it is")
+    return rows
+
+
+def _number(value: object) -> int:
+    return int(str(value))

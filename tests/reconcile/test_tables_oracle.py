@@ -1,0 +1,94 @@
+"""Random worlds told in foreign tables: what is found is what one plain query finds in our own, by any tier and id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from unittest import mock
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from outbox.reconcile import plan
+from outbox.reconcile import sql as reconcile_sql
+from outbox.reconcile.digest import cost
+from outbox.reconcile.job import Effect, Job, Outcome, Pair, Part, Tier
+from outbox.reconcile.rows import PairResult, to_findings
+from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import pairing
+from tests.reconcile.archiving import empty
+from tests.reconcile.foreign import IDS, foreign_job, tell
+from tests.reconcile.test_oracle import in_sync, odd_fates, oracle
+from tests.reconcile.town import Fate, Place, Town, ids_in
+
+PAIRS = [Pair("t", "g"), Pair("t", "g", tags=["mine"]), Pair("t", "g", effect=Effect("ledger"))]
+
+
+def of_side(pair: Pair, *parts: Part) -> Pair:
+    """Return a pair without what a foreign side says in columns of its own."""
+    return Pair(
+        pair.topic,
+        pair.group,
+        tags=None if "producer" in parts else pair.tags,
+        effect=None if "consumer" in parts else pair.effect,
+    )
+
+
+def agrees(result: PairResult, expected: dict[str, Outcome]) -> None:
+    """Check findings, what is in flight, and counts; ids are those of the tables."""
+    found = {each.name: each.outcome for each in to_findings(result.findings)}
+    assert found == {id_: outcome for id_, outcome in expected.items() if outcome.differs}
+    in_flight = {each.name for each in to_findings(result.open)}
+    assert in_flight == {id_ for id_, outcome in expected.items() if outcome is Outcome.IN_FLIGHT}
+    assert len(in_flight) == len(ids_in(result.open))
+    assert result.counts == Counter(expected.values())
+
+
+def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
+    """Compare by each tier, and each way to hash."""
+    for tier in (Tier.FULL, Tier.DIGEST):
+        agrees(reconcile(replace(job, tier=tier)).pairs[0], expected)
+    with (
+        mock.patch.object(cost, "RANGE", 0.0),
+        mock.patch.object(plan, "_ROWS_OF_TASK", 3),
+        mock.patch.object(pairing, "mixing_of", lambda _: reconcile_sql.PORTABLE),
+    ):
+        agrees(reconcile(replace(job, tier=Tier.DIGEST)).pairs[0], expected)
+
+
+@pytest.mark.parametrize("parts", [("producer",), ("consumer",), ("producer", "consumer")])
+@settings(
+    max_examples=5,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    rows=st.lists(st.one_of(*[in_sync] * 3, odd_fates), max_size=50),
+    pair=st.sampled_from(PAIRS),
+    ids=st.sampled_from(list(IDS)),
+    bucket=st.integers(1, 10),
+)
+def test_told_by_foreign_tables_it_comes_to_the_same(
+    village: Town, parts: tuple[Part, ...], rows: list[Fate], pair: Pair, ids: str, bucket: int
+) -> None:
+    """Whatever both sides say, and whatever their ids are."""
+    both = len(parts) == 2
+    if not both and ids in {"string", "raw"}:
+        ids = "text"  # ours are uuids
+    if "consumer" in parts:  # which tells no offsets: it has read everything
+        rows = [each for each in rows if each.place is not Place.AHEAD]
+    empty(village)
+    village.run("TRUNCATE ledger")
+    village.plant(rows)
+    tell(village, pair, ids, hex_digests=both)
+    expected = {named(id_, ids): outcome for id_, outcome in oracle(village, pair).items()}
+    with mock.patch.object(pairing, "_ROWS_OF_BUCKET", bucket):
+        in_all_ways(foreign_job(village, *parts, pairs=(of_side(pair, *parts),)), expected)
+
+
+def named(id_: UUID, ids: str) -> str:
+    """Return an id of a town as people read it in a foreign table."""
+    return {"string": f"order/{id_}", "raw": str(id_).encode().hex()}.get(ids, str(id_))
