@@ -208,7 +208,8 @@ class ComparisonPlan:
     """How a pair was compared, and why so; ``why`` are sentences.
 
     ``expected`` is what it was to cost, by what was known before the first digest, and ``came`` what it did until the
-    second look. ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries.
+    second look. ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries,
+    ``foreign`` the sides whose tables aren't ours.
     """
 
     tier: Tier
@@ -222,6 +223,7 @@ class ComparisonPlan:
     standby_lag: Mapping[Part, float] = field(default_factory=dict)
     expected: Estimate | None = None
     came: Estimate | None = None
+    foreign: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ class ReconciliationOrders(Reconciliations):
         ``idempotency_key`` returns the bulk job that was ordered with it before.
 
         Raises:
-            ActRefused: the run hasn't ended, or there is nothing to repair.
+            ActRefused: the run hasn't ended, or has compared tables that aren't ours, or there is nothing to repair.
             SelectorChanged: there are more or fewer than ``number``, or the key was used for something else.
             BulkJobTooLarge: more than 100,000 findings.
             RunNotFound: no registered database has the run.
@@ -302,6 +302,11 @@ class ReconciliationOrders(Reconciliations):
         database, run = self._find(selection.run)
         if run.finished_at is None:
             raise ActRefused(f"run {run.id} hasn't ended: what it finds can be repaired then")
+        if foreign := (run.plan or {}).get("foreign"):
+            raise ActRefused(
+                f"run {run.id} has compared tables of the {' and '.join(foreign)} that aren't the outbox's: no worker "
+                "can repair what it found; its report says what to do by hand"
+            )
         job_id, options = uuid7(), {"run": str(run.id), **({"repair": selection.repair} if selection.repair else {})}
         selector: dict[str, Any] = {"run": str(run.id), "kind": selection.kind, "repair": selection.repair}
         selector |= {"messages": None if selection.messages is None else sorted(map(str, selection.messages))}

@@ -8,7 +8,7 @@
       topic, group, run_id, begun_at, in_sync
       window      {since, until, grace}         null is no bound; grace in seconds
       plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read,
-                   standby_lag: {side: seconds}, expected, came: {rows, bytes, seconds}}
+                   standby_lag: {side: seconds}, foreign: [side], expected, came: {rows, bytes, seconds}}
                                                 what it was to cost, and what it did until the second look
       counts      {outcome: number}             every outcome, also those that are 0
       healed                                    differences that were gone at the second look
@@ -16,7 +16,7 @@
       lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
                                                 seconds; a percentile is the bound below it, null beyond the last one
        findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn, producer_digest,
-                    status, attempts, received_at, changed_at, effects, consumer_digest}
+                    status, attempts, received_at, changed_at, effects, consumer_digest, foreign_id}
       findings_left_out                         how many a limit, or max_findings, kept out of ``findings``
       left_out                                  how many max_findings kept out of findings, record and repairs
       backlog     {queue: number}               messages beyond the group's offset

@@ -95,6 +95,7 @@ class TablePairing:
                 differing=len(digests.differing),
                 rows_read=collected.rows_read,
                 standby_lag=self.snapshots.lags,
+                foreign=tuple(self.job.tables),
             ),
             counts=sum((counts for _, counts in clean), collected.counts),
             findings=findings,
