@@ -112,7 +112,7 @@ def lake_job(**options: Any) -> Job:
 def beside(town: Town, **options: Any) -> Job:
     """Return a job of a town, without the databases of the sides that Spark reads."""
     job = town.job(**{"window": WINDOW, "record": False} | options)
-    changes: dict[str, Any] = {part: NO_DATABASE for part in job.by_spark}
+    changes: dict[str, Any] = dict.fromkeys(job.by_spark, NO_DATABASE)
     return replace(job, **changes)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import psycopg
 import pyarrow as pa
 from sqlalchemy import Connection
 
@@ -18,6 +18,9 @@ from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, ordered, unknown_s
 from outbox.reconcile.tables.declare import ForeignTable
 from outbox.reconcile.tables.sql import KnownTable
 from outbox.text import summary_of
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +74,17 @@ def known_table(connection: Connection, access: Access, part: Part, table: Forei
 
     Raises as `table_side`.
     """
+    # Of the driver's process alone: an executor, to which a side is sent, has no libpq.
+    from psycopg import Error, adapters  # noqa: PLC0415 - see above
+
     try:
         with reaching(access), connection.begin_nested(), driver_of(connection).cursor() as cursor:
             # The user's own text: nothing is bound in it.
             cursor.execute(sql.describe(table))
             columns = cursor.description
-    except psycopg.Error as error:
+    except Error as error:
         raise_bare(_failure(error, access, part, table))
-    types = psycopg.adapters.types
+    types = adapters.types
     kinds = {name: (types.get(oid) or types["text"]).regtype for name, oid in (column[:2] for column in columns)}
     known = KnownTable(part, table, kinds)
     if wrong := sql.wrong_types(known):

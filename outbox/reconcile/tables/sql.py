@@ -107,7 +107,12 @@ def key(column: str, kind: str) -> str:
         return f"CASE WHEN octet_length({column}) = 16 THEN encode({column}, 'hex')::uuid ELSE {_hash(column)} END"
     text = f"{column}::text"
     hashed = _hash(f"convert_to({text}, 'UTF8')")
-    return hashed if kind in _INTEGERS else f"CASE WHEN {text} ~ '{UUID_TEXT}' THEN {text}::uuid ELSE {hashed} END"
+    return hashed if kind in _INTEGERS else f"CASE WHEN {_is_uuid(text)} THEN {text}::uuid ELSE {hashed} END"
+
+
+def _is_uuid(text: str) -> str:
+    # Its length first: to match takes longer than all the rest.
+    return f"octet_length({text}) = 36 AND {text} ~ '{UUID_TEXT}'"
 
 
 def _hash(raw: str) -> str:
@@ -120,7 +125,7 @@ def _name(column: str, kind: str) -> str:
         return "NULL::text"
     if kind == "bytea":
         return f"CASE WHEN octet_length({column}) <> 16 THEN encode({column}, 'hex') END"
-    return f"CASE WHEN {column}::text !~ '{UUID_TEXT}' THEN {column}::text END"
+    return f"CASE WHEN NOT ({_is_uuid(f'{column}::text')}) THEN {column}::text END"
 
 
 def selected(table: KnownTable, pair: Pair) -> Statement:
