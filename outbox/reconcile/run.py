@@ -150,7 +150,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             if job.by_spark:
                 record.begin(ids)
                 pairs = zip(ids.runs, job.pairs, strict=True)
-                found = [LakePairing(run_id, job, pair, engine, progress).compare() for run_id, pair in pairs]
+                found = [_by_spark(run_id, job, pair, engine, progress) for run_id, pair in pairs]
                 _write_down(record, found)
                 return JobResult(found[0].begun_at, found, [], time.monotonic() - began, policy=job.policy)
             passes: list[FirstPass] = []
@@ -167,6 +167,15 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
                 _confirm(job, first, progress)
         _write_down(record, results, measures)
     return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+
+
+def _by_spark(run_id: UUID, job: Job, pair: Pair, engine: Engine, progress: Progress) -> PairResult:
+    """Compare a pair of which Spark alone can read a side, from the beginning where a database is lost over it."""
+    return insist(
+        lambda: LakePairing(run_id, job, pair, engine, progress).compare(),
+        waiting=functools.partial(progress.done, 0),
+        lost=lambda error: progress.say(f"{pair}: {error}; the comparison is begun again"),
+    )
 
 
 def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, ComparisonPlan]]:

@@ -75,7 +75,7 @@ def mariadb(folder: Path, *statements: str) -> Iterator[MariaDB]:
             stderr=log,
         )
         try:
-            wait_until(lambda: b"ready for connections" in (folder / "log").read_bytes())
+            wait_until(lambda: b"ready for connections" in (folder / "log").read_bytes(), "MariaDB has started")
             yield MariaDB(port)
         finally:
             server.terminate()

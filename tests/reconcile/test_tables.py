@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from sqlalchemy import Engine, text
@@ -21,7 +24,8 @@ from outbox.operator.databases import Databases
 from outbox.reconcile.config import job_of, read_mapping
 from outbox.reconcile.job import FIRST_ID, Access, Outcome, Pair, Range, Repair, Tier, Window
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
-from outbox.reconcile.rows import InboxState, to_findings
+from outbox.reconcile.record.write import detail_of
+from outbox.reconcile.rows import FINDING, InboxState, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import connected
 from outbox.reconcile.tables import sql
@@ -289,6 +293,21 @@ def test_the_types_of_columns_are_looked_up(village: Town) -> None:
     found = table_side(access, "consumer", table, PAIR, None).read([Range(FIRST_ID, None)])
     assert found["status"].to_pylist() == [InboxState.CONSUMED]
     assert found["foreign_id"].to_pylist() == ["a"]
+
+
+def test_an_id_is_recorded_without_what_postgresql_refuses() -> None:
+    """A source of Spark's may have a NUL in a text, which no table of ours can hold."""
+    row = {"id": b"e" * 16, "outcome": int(Outcome.PHANTOM), "foreign_id": "a\0b"}
+    (finding,) = to_findings(pa.Table.from_pylist([row], schema=FINDING))
+    assert (finding.name, detail_of(finding)["foreign_id"]) == ("a\0b", "ab")
+
+
+def test_an_executor_needs_no_libpq() -> None:
+    """What a task imports to read a side works where psycopg doesn't."""
+    modules = ("side", "plans", "columns")
+    imported = ", ".join(f"outbox.reconcile.tables.{name}" for name in modules)
+    code = f"import sys; sys.modules['psycopg'] = None; import {imported}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- what a job can't be ---------------------------------------------------------------------------------

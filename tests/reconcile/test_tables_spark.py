@@ -172,8 +172,12 @@ def test_what_heals_between_two_looks_is_no_difference(village: Town, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"columns": {"id": "msg_id", "at": "nowhere"}}, InvalidSettings, "nowhere"),
-        ({"columns": {"id": "msg_id", "at": "msg_id"}}, InvalidSettings, "columns.at is string, not a timestamp"),
+        ({"columns": {"id": "msg_id", "at": "nowhere"}, "states": {}}, InvalidSettings, "nowhere"),
+        (
+            {"columns": {"id": "msg_id", "at": "msg_id"}, "states": {}},
+            InvalidSettings,
+            "columns.at is string, not a timestamp",
+        ),
         ({"path": "/nowhere/at/all"}, InvalidSettings, "/nowhere/at/all"),
         ({"states": {"5": "dispatched"}}, ReconcileError, "state = 0 of the producer's parquet .* must be one of: 5"),
         ({"options_env": {"mergeSchema": "OUTBOX_NOT_SET"}}, InvalidSettings, "OUTBOX_NOT_SET isn't set"),

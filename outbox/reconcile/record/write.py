@@ -19,7 +19,7 @@ from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import Finding, MeasureResult, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
-from outbox.text import summary_of
+from outbox.text import storable, summary_of
 
 _BATCH = 2_000
 #: Of so many keys of a measure its sums are kept; all totals are.
@@ -245,8 +245,10 @@ def why_of(error: BaseException, recorded: Recorded) -> str:
 
 def detail_of(finding: Finding) -> dict[str, Any]:
     """Return what either side says of a difference, as JSON can hold it; without what it doesn't say."""
-    return {
+    said = {
         name: value
         for name, value in plain(finding).items()
         if name not in {"id", "outcome"} and value is not None and value is not False and value not in {"none", ""}
     }
+    # Of another origin than PostgreSQL, it may have in it what PostgreSQL refuses.
+    return said | {name: storable(value) for name, value in said.items() if name == "foreign_id"}

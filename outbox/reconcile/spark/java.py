@@ -149,6 +149,8 @@ def _made(cache: Path, name: str, text: str) -> Path:
 
 
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
+# An error of ours that a task raised.
+_OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
 _DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
 # What the driver says of a connection that it had; it doesn't show the state.
 _LOST = re.compile(
@@ -188,6 +190,9 @@ def _text_of(error: Exception) -> str:
 
 def _of_task(trace: str) -> ReconcileError:
     trace = trace.partition("\n\tat ")[0]
+    if ours := _OURS.findall(trace):
+        name, text = ours[-1]
+        return {"SourceError": SourceError, "SourceLost": SourceLost}.get(name, ReconcileError)(text)
     raised = list(_PYTHON.finditer(trace))
     if not raised:
         return ReconcileError("a task failed on Spark")

@@ -27,7 +27,16 @@ from outbox.reconcile.judge import Rules
 from outbox.reconcile.pairing import horizon_of, in_flight, of_group, side_of
 from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import ComparisonPlan, PairResult, to_uuids
-from outbox.reconcile.source import PostgresSide, SessionSettings, Snapshot, as_time, connected, raise_bare, snapshot_of
+from outbox.reconcile.source import (
+    PostgresSide,
+    SessionSettings,
+    Snapshot,
+    as_time,
+    connected,
+    raise_bare,
+    reaching,
+    snapshot_of,
+)
 from outbox.reconcile.sql import CLOCK_AND_LAG, LAST_ID, PORTABLE
 from outbox.reconcile.tables import plans, sql
 from outbox.reconcile.tables.columns import FOREIGN, ordered
@@ -95,6 +104,7 @@ class LakePairing:
                 tuple(self.why),
                 ranges=1,
                 rows_read=collected.rows_read,
+                standby_lag={part: each.lag / 1e6 for part, each in snapshots.items() if each.lag is not None},
                 foreign=tuple(self.job.tables),
             ),
             counts=+collected.counts,
@@ -115,7 +125,11 @@ class LakePairing:
         return stack.enter_context(snapshot)
 
     def _rules(self, snapshots: Mapping[Part, Snapshot]) -> Rules:
-        return self._rules_at({part: (each.now, each.lag) for part, each in snapshots.items()})
+        rules = self._rules_at({part: (each.now, each.lag) for part, each in snapshots.items()})
+        if "consumer" in self.job.tables:
+            return rules
+        with reaching(self.job.consumer):
+            return of_group(rules, self.job, self.pair, snapshots["consumer"].connection)
 
     def _rules_now(self) -> Rules:
         times: dict[Part, tuple[int, int | None]] = {}
@@ -123,14 +137,21 @@ class LakePairing:
             with connected(access) as connection:
                 ((now, lag),) = execute(connection, CLOCK_AND_LAG)[0]
                 times[part] = now, lag
-        return self._rules_at(times)
+        rules = self._rules_at(times)
+        if "consumer" in self.job.tables:
+            return rules
+        with connected(self.job.consumer) as connection:
+            return of_group(rules, self.job, self.pair, connection)
 
     def _rules_at(self, times: Mapping[Part, tuple[int, int | None]]) -> Rules:
-        """Return the rules; of each database its clock and lag are given. Without any it is the clock of this host."""
+        """Return rules without what our tables say of the group; of each database its clock and lag are given.
+
+        Without any database it is the clock of this host.
+        """
         here = int(time.time() * 1e6)
         now = {part: times.get(part, (next(iter(times.values()), (here, None))[0], None)) for part in FOREIGN}
         lag = max(lag or 0 for _, lag in now.values())
-        rules = Rules(
+        return Rules(
             producer_now=now["producer"][0],
             consumer_now=now["consumer"][0],
             grace=int(self.job.window.grace * 1e6) + lag,
@@ -138,10 +159,6 @@ class LakePairing:
             offsets=None,
             max_resends=self.job.max_resends,
         )
-        if "consumer" in self.job.tables:
-            return rules
-        with connected(self.job.consumer) as connection:
-            return of_group(rules, self.job, self.pair, connection)
 
     # --- the first look ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from outbox.database.execute import UNAVAILABLE, Statement, driver_of, execute, 
 from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
 from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.source import PostgresSide, Snapshot, connected, raise_bare, reaching
+from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT
 from outbox.reconcile.tables import sql
 from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, ordered, unknown_state, words_of
 from outbox.reconcile.tables.declare import ForeignTable
@@ -64,6 +65,7 @@ def table_side(access: Access, part: Part, table: ForeignTable, pair: Pair, snap
     """
     if snapshot is None:
         with connected(access) as connection:
+            execute(connection, READ_IN_ONE_SNAPSHOT)
             return TableSide(access, part, pair, table=known_table(connection, access, part, table))
     known = known_table(snapshot.connection, access, part, table)
     return TableSide(access, part, pair, snapshot.name, snapshot.settings, table=known)
