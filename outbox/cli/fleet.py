@@ -117,6 +117,7 @@ def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
 
 
 def _report(report: SummaryOptions, result: FleetResult) -> None:
+    from outbox.reconcile.fleet.html import write_fleet_html  # noqa: PLC0415 - an extra
     from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
         fleet_as_json,
         print_fleet,
@@ -130,7 +131,9 @@ def _report(report: SummaryOptions, result: FleetResult) -> None:
         print_fleet(result, output.console(), SHOWN if report.limit is None else report.limit)
     for name, path in report.files():
         with writing(path):
-            if name == "prometheus":
+            if name == "html":
+                write_fleet_html(path, result)
+            elif name == "prometheus":
                 write_fleet_prometheus(path, result)
             else:
                 for _, each in result.results:

@@ -213,6 +213,7 @@ class RecordingOptions:
 class SummaryOptions:
     """In which forms any result is reported; ``limit`` is of the findings shown on stdout."""
 
+    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
     prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
     findings: Path | None = option(
         None, "Write the differences as Parquet, a file for each pair, by day.", metavar="DIR"
@@ -223,7 +224,7 @@ class SummaryOptions:
     def files(self) -> list[tuple[str, Path]]:
         """Return what else than stdout the result goes to, by the module of `outbox.reconcile.report`."""
         names = ("html", "prometheus", "findings")
-        return [(name, path) for name in names if (path := getattr(self, name, None))]
+        return [(name, path) for name in names if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
@@ -242,8 +243,6 @@ class SummaryOptions:
 @dataclass(frozen=True, slots=True)
 class ReportOptions(SummaryOptions):
     """In which forms the result of one job is reported."""
-
-    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
 
     def report(self, result: JobResult) -> None:
         """Print the report, and write the files."""

@@ -313,7 +313,8 @@ def fleet_file(houses: Houses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_command_compares_and_writes_one_file_of_gauges(fleet_file: Path, houses: Houses) -> None:
     """A row for each member on stdout; the exit code tells what came of all."""
     gauges, folder = fleet_file.parent / "fleet.prom", fleet_file.parent / "findings"
-    options = ("--prometheus", str(gauges), "--findings", str(folder))
+    page = fleet_file.parent / "fleet.html"
+    options = ("--html", str(page), "--prometheus", str(gauges), "--findings", str(folder))
     well = run_cli("reconcile", "fleet", str(fleet_file), *options)
     assert well.code == Code.DONE, well.out + well.err
     assert "in sync" in well.out
@@ -321,6 +322,7 @@ def test_the_command_compares_and_writes_one_file_of_gauges(fleet_file: Path, ho
     assert 'outbox_reconcile_success{group="bank-2-books",producer="shop-2"' in text.replace('consumer="bank-2",', "")
     assert 'measure="n"' in text
     assert "outbox_reconcile_fleet_failed 0.0" in text
+    assert "shop-2 → bank-2" in page.read_text()
     assert len(list(folder.rglob("*.parquet"))) == 2
 
     houses.towns["shop-2", "bank-2"].plant([MISSING], topic="shop-2-orders", group="bank-2-books")

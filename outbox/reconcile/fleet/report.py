@@ -13,6 +13,7 @@ As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unrea
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox.reader import plain as as_plain
+from outbox.reconcile.fleet.members import Member
 from outbox.reconcile.fleet.run import FleetResult
+from outbox.reconcile.job import Pair
 from outbox.reconcile.report import VERSION, Verdict, amount, as_json, reports, sentence_of, shares, verdict
 from outbox.reconcile.report.prometheus import Gauges
+from outbox.reconcile.rows import Finding
 from outbox.text import counted, duration, key_text, plain
 
 
@@ -43,6 +47,11 @@ def sentence(result: FleetResult) -> str:
         f"{counted(result.failed, 'member or database', 'members and databases')} came to no result, or not to its end"
     )
     return f"{failed}; of the others: {fleet_verdict(result).sentence}" if result.results else failed
+
+
+def in_sync(result: FleetResult) -> bool:
+    """Did everything come to a result, and is nothing different?"""
+    return not result.failed and fleet_verdict(result).in_sync
 
 
 def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
@@ -94,19 +103,22 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
         console.print(Text(plain(text), "bold red"))
     _print_findings(result, console, findings)
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
-    is_well = not result.failed and fleet_verdict(result).in_sync
-    console.print(Text(plain(sentence(result)), "bold green" if is_well else "bold red"))
+    console.print(Text(plain(sentence(result)), "bold green" if in_sync(result) else "bold red"))
 
 
 def _print_findings(result: FleetResult, console: Console, limit: int) -> None:
-    """Print findings of the members that differ, each member with its share."""
+    for member, pair, finding, text in findings_shown(result, limit):
+        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
+
+
+def findings_shown(result: FleetResult, limit: int) -> Iterator[tuple[Member, Pair, Finding, str]]:
+    """Yield so many findings in all, with what was found in a sentence; each member that differs has its share."""
     differing = [(member, each) for member, each in result.results if not each.in_sync]
     granted = shares([sum(pair.findings.num_rows for pair in each.pairs) for _, each in differing], limit)
     for (member, each), some in zip(differing, granted, strict=True):
         for report in reports(each, some):
             for finding in report.findings:
-                text = f"{member} {report.result.pair} {finding.outcome.label} {finding.id}: "
-                console.print(plain(text + sentence_of(finding, report.result.begun_at)))
+                yield member, report.result.pair, finding, sentence_of(finding, report.result.begun_at)
 
 
 def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, An
         {
             "version": VERSION,
             "seconds": result.seconds,
-            "in_sync": not result.failed and fleet_verdict(result).in_sync,
+            "in_sync": in_sync(result),
             "verdict": sentence(result),
             "failed": result.failed,
             "unreachable": result.unreachable,

@@ -58,6 +58,11 @@ class TotalRow:
         """What nothing accounts for; 0 if all is well."""
         return functools.reduce(EXACT.add, [*self.parts.values(), self.in_flight, -self.early], Decimal())
 
+    @property
+    def is_well(self) -> bool:
+        """Does it add up?"""
+        return not self.unexplained
+
 
 @dataclass(frozen=True, slots=True)
 class TotalResult:

@@ -254,11 +254,13 @@ def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
 def render(result: JobResult, limit: int = LIMIT) -> str:
     """Return the page, with at most so many findings and repairs."""
     totals = sum((pair.counts for pair in result.pairs), Counter[Outcome]())
-    return _template().render(result=result, verdict=verdict(result), reports=reports(result, limit), totals=totals)
+    page = template("report.html.j2")
+    return page.render(result=result, verdict=verdict(result), reports=reports(result, limit), totals=totals)
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Return a template of this package by its name."""
     environment = Environment(
         loader=PackageLoader("outbox.reconcile.report"),
         autoescape=True,
@@ -278,7 +280,7 @@ def _template() -> Template:
     }
     functions = (backlog_of, colours, cost_of, kinds_over_time, lags, listed_of, measure_bars, sentence_of, timeline)
     environment.globals |= {each.__name__: each for each in functions} | {"Outcome": Outcome, "chart_height": HEIGHT}
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _finalize(value: object) -> object:
