@@ -22,7 +22,8 @@ _CENTURY = 100 * 366 * 86400 - 1
 
 #: Variables that begin like those of settings, and are something else's.
 _OTHERS = (
-    *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_RECORD_URL", "OUTBOX_APP"),
+    *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_RECORD_URL"),
+    *("OUTBOX_APP", "OUTBOX_PROCESSES"),
     *("OUTBOX_DATABASE_URL_FILE", "OUTBOX_PRODUCER_URL_FILE", "OUTBOX_CONSUMER_URL_FILE", "OUTBOX_RECORD_URL_FILE"),
     *("OUTBOX_PG_BIN", "OUTBOX_JDBC_JAR", "OUTBOX_CONSOLE_*", "OUTBOX_DEMO_*", "OUTBOX_TEST_*", "OUTBOX_BENCH_*"),
     # Kubernetes gives them to a pod for each service whose name begins so.
@@ -190,6 +191,12 @@ class Settings:
     )
     prune_interval: Seconds = option(60.0, "The pause between two prune passes.", above=0, page="deploying")
     drain_timeout: Seconds = option(30.0, "How long a worker that stops waits for its handlers.", page="deploying")
+    hang_timeout: Seconds = option(
+        60.0,
+        "How long one of several worker processes may give no sign of life before it is killed and replaced.",
+        least=2,
+        page="deploying",
+    )
     reconnect_cap: Seconds = option(
         15.0, "The longest pause between two attempts to connect.", above=0, page="deploying"
     )

@@ -10,9 +10,10 @@ import inspect
 import secrets
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
@@ -22,7 +23,7 @@ import typer
 
 import outbox
 from outbox.cli.database import AllDatabasesOptions
-from outbox.cli.exits import Code, Failure, needing, one_line
+from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import CodecsOption, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
 from outbox.errors import NotBound
@@ -33,8 +34,12 @@ from outbox.settings import ConsoleServer
 from outbox.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from outbox.app import Outbox
     from outbox.message.topic import Topic
+    from outbox.worker import Worker
+    from outbox.worker.supervisor import Supervisor
 
 
 class LogLevel(enum.StrEnum):
@@ -93,36 +98,104 @@ def run(
             metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; :PORT is every address. Default: no."
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            envvar="OUTBOX_PROCESSES",
+            min=1,
+            max=256,
+            metavar="N",
+            help="Worker processes; more than one are started, watched and replaced by this one. Default: 1, this one.",
+        ),
+    ] = 1,
 ) -> None:
     """Run a worker: dispatch, check, consume, retry, prune, reconcile, carry out what operators order.
 
     It runs until it is stopped. Run as many as you like, on as many machines. SIGTERM or Ctrl-C ends it
     in good order: running handlers are waited for (OUTBOX_DRAIN_TIMEOUT, seconds); a second one ends it at once.
 
+    With --processes N, N workers share the processors of this machine. One that dies is started again, one that
+    hangs (OUTBOX_HANG_TIMEOUT) is killed and replaced; SIGHUP replaces one after the other, drained, which brings
+    new code in.
+
     \b
     Examples:
       outbox run --app shop.messages:outbox
       outbox run --app shop.messages:outbox --roles dispatch,release,prune
-      outbox run --app shop.messages:outbox --log-format json --http :9100
+      outbox run --app shop.messages:outbox --log-format json --http :9100 --processes 4
       outbox run --app shop.messages:outbox --bind north=postgresql://me@db1/shop --bind south=postgresql://me@db2/shop
     """
-    outboxes = _bound(app, load_all(app), bind or [])
+    choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format)
+    if processes == 1:
+        worker = _worker_of(choices)
+        with _probes(worker, http):
+            raise typer.Exit(worker.run())
     _set_up_log(log_format, log_level)
-    from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
-    from outbox.worker.probes import address, serving  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
 
-    names = [role.strip() for role in roles.split(",") if role.strip()] if roles is not None else None
-    worker = Worker(*outboxes, roles=names)
+    supervisor = Supervisor(partial(_work, choices), processes, metered=http is not None)
+    with _probes(supervisor, http):
+        ending = supervisor.run()
+    if ending.reason is not None:
+        say(f"error: {ending.reason}")
+    raise typer.Exit(ending.code)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChoices:
+    """The options of a worker, as they were typed."""
+
+    app: str
+    binds: tuple[str, ...]
+    roles: str | None
+    log_level: LogLevel | None
+    log_format: LogFormat | None
+
+
+def _worker_of(choices: WorkerChoices) -> Worker:
+    """Import the application; return a worker for it, which is not started."""
+    outboxes = _bound(choices.app, load_all(choices.app), choices.binds)
+    _set_up_log(choices.log_format, choices.log_level)
+    from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
+
+    names = None
+    if choices.roles is not None:
+        names = [role.strip() for role in choices.roles.split(",") if role.strip()]
+    return Worker(*outboxes, roles=names)
+
+
+def _work(choices: WorkerChoices, link: Connection, metered: bool) -> None:
+    """Be one of several worker processes, until its end."""
+    from outbox.worker.supervised import Refusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
+
+    process = SupervisedProcess(link, metered=metered)
+    try:
+        code = process.run(partial(_worker_of, choices))
+    except Exception as error:
+        failure = as_failure(error)
+        if failure is None:
+            raise
+        process.refuse(Refusal(str(failure), failure.code, temporary=failure.code is Code.UNAVAILABLE))
+        code = failure.code
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _probes(probed: Worker | Supervisor, http: str | None) -> Iterator[None]:
+    """Serve the probes and metrics of a worker, or of several, if there is an address to do it at."""
+    from outbox.worker import Worker, probes  # noqa: PLC0415 - what the other commands needn't import
+
+    measure = probes.measured if isinstance(probed, Worker) else probes.measured_processes
     with contextlib.ExitStack() as stack:
         if http is not None:
             try:
-                stack.enter_context(serving(worker, *address(http)))
+                stack.enter_context(probes.serving(probed, *probes.address(http), measure))
             except OSError as error:
                 raise Failure(f"--http {http}: {error.strerror or error}", Code.CONFIG) from error
-        raise typer.Exit(worker.run())
+        yield
 
 
-def _bound(path: str, outboxes: list[Outbox], binds: list[str]) -> list[Outbox]:
+def _bound(path: str, outboxes: list[Outbox], binds: Sequence[str]) -> list[Outbox]:
     """Return the Outboxes with their databases; with several databases, one for each of them."""
     from sqlalchemy import QueuePool  # noqa: PLC0415 - what the other commands needn't import
 

@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 import json
 import logging
+import multiprocessing
 import sys
 
 
@@ -17,6 +18,8 @@ class LogFormat(enum.StrEnum):
 
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: In one of several processes: which one it is.
+_TEXT_OF_SEVERAL = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 #: What every record has, and is not among the facts of an event.
 _OF_RECORDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
@@ -24,8 +27,8 @@ _OF_RECORDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime",
 class JsonFormatter(logging.Formatter):
     """Writes a record as one line of JSON, in ASCII: whatever is in a message can't begin a line of its own.
 
-    It has ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``message``, all that came with ``extra``, and
-    ``traceback`` where there is one.
+    It has ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``process_name`` in one of several processes, ``message``,
+    all that came with ``extra``, and ``traceback`` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
+            **({"process_name": record.processName} if multiprocessing.parent_process() else {}),
             "message": record.getMessage(),
             **fields,
         }
@@ -58,7 +62,8 @@ def configure(log_format: LogFormat | None, level: str | None) -> None:
             ours.setLevel(level)
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else logging.Formatter(_TEXT))
+        text = _TEXT_OF_SEVERAL if multiprocessing.parent_process() else _TEXT
+        handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else logging.Formatter(text))
         logging.basicConfig(level=level or "INFO", handlers=[handler], force=True)
     # It says with each look at a database which dialect that has.
     alembic = logging.getLogger("alembic")

@@ -1,4 +1,4 @@
-"""What ``outbox run --http`` serves: is the worker alive and ready, and its metrics for Prometheus.
+"""What ``outbox run --http`` serves: is the worker alive and ready (or all of several), and metrics for Prometheus.
 
 It is the server of the standard library: three GETs without a body need no framework, a worker should not need the
 console's extra for its probes, and the server runs in threads, as the duties do. It listens nowhere unless it is asked
@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.errors import InvalidSettings, pip_install
 from outbox.telemetry.hooks import add_hook, add_observer
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from outbox.worker.supervisor import Supervisor
     from outbox.worker.worker import Worker
 
 #: Requests that are answered at once; more are turned away. Prometheus and a kubelet need two.
@@ -109,25 +111,70 @@ def _plain(status: HTTPStatus, text: str) -> Answer:
     return status, _TEXT, f"{text}\n".encode()
 
 
+def measured(worker: Worker, stack: ExitStack) -> CollectorRegistry | None:
+    """Measure what happens in this process and how a worker fares, until the stack ends; None without the extra."""
+    registry = counted(stack)
+    if registry is not None:
+        registry.register(DutyGauges(worker))
+    return registry
+
+
+def measured_processes(supervisor: Supervisor, stack: ExitStack) -> CollectorRegistry | None:
+    """Count the events of a supervisor, and have its processes measured; None without the extra."""
+    own = counted(stack)
+    if own is None:
+        return None
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+    registry = CollectorRegistry()
+    registry.register(ProcessFamilies(supervisor, own))
+    return registry
+
+
+def counted(stack: ExitStack) -> CollectorRegistry | None:
+    """Count and time what happens in this process, until the stack ends; None without the extra."""
+    try:
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+    except ImportError:  # the answer says so
+        return None
+    from outbox.telemetry.prometheus import Meter  # noqa: PLC0415 - an extra
+
+    registry = CollectorRegistry()
+    meter = Meter(registry)
+    stack.callback(add_hook(meter))
+    stack.callback(add_observer(meter.observe))
+    return registry
+
+
+class Probed(Protocol):
+    """A worker, or what supervises several."""
+
+    def is_alive(self) -> bool:
+        """Is there no need for a restart?"""
+
+    def is_ready(self) -> bool:
+        """Is all of it at work?"""
+
+
 @contextmanager
-def serving(worker: Worker, host: str, port: int) -> Iterator[ProbeServer]:
+def serving(
+    probed: Probed, host: str, port: int, measure: Callable[[Any, ExitStack], CollectorRegistry | None] = measured
+) -> Iterator[ProbeServer]:
     """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started.
 
-    Without prometheus-client the last one answers 501, and says how to install it.
+    ``measure`` begins to measure what is probed; of a `Supervisor` that is `measured_processes`. Without
+    prometheus-client ``/metrics`` answers 501, and says how to install it.
 
     Raises:
         OSError: the address can't be listened on.
     """
     with ExitStack() as stack:
+        registry = measure(probed, stack)
         answers: dict[str, Callable[[], Answer]] = {
-            "/healthz": lambda: _probe(worker.is_alive(), "alive"),
-            "/readyz": lambda: _probe(worker.is_ready(), "ready"),
+            "/healthz": lambda: _probe(probed.is_alive(), "alive"),
+            "/readyz": lambda: _probe(probed.is_ready(), "ready"),
+            "/metrics": lambda: _metrics(registry),
         }
-        try:
-            answers["/metrics"] = _metrics(worker, stack)
-        except ImportError:
-            missing = f"metrics need prometheus-client: {pip_install('prometheus')}"
-            answers["/metrics"] = lambda: _plain(HTTPStatus.NOT_IMPLEMENTED, missing)
         server = stack.enter_context(ProbeServer(host, port, answers))
         thread = threading.Thread(target=server.serve_forever, name="outbox-worker-http", daemon=True)
         thread.start()
@@ -140,18 +187,20 @@ def _probe(good: bool, what: str) -> Answer:
     return _plain(HTTPStatus.OK, what) if good else _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"not {what}")
 
 
-def _metrics(worker: Worker, stack: ExitStack) -> Callable[[], Answer]:
-    """Begin to measure, until the stack ends; return what answers with the measurements."""
-    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - an extra
+def _metrics(registry: CollectorRegistry | None) -> Answer:
+    if registry is None:
+        return _plain(HTTPStatus.NOT_IMPLEMENTED, f"metrics need prometheus-client: {pip_install('prometheus')}")
+    from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
 
-    from outbox.telemetry.prometheus import CONTENT_TYPE, Meter  # noqa: PLC0415 - an extra
+    from outbox.telemetry.prometheus import CONTENT_TYPE  # noqa: PLC0415 - an extra
 
-    registry = CollectorRegistry()
-    meter = Meter(registry)
-    stack.callback(add_hook(meter))
-    stack.callback(add_observer(meter.observe))
-    registry.register(DutyGauges(worker))
-    return lambda: (HTTPStatus.OK, CONTENT_TYPE, generate_latest(registry))
+    return HTTPStatus.OK, CONTENT_TYPE, generate_latest(registry)
+
+
+def _ready(ready: bool) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
+
+    return GaugeMetricFamily("outbox_worker_ready", "Is the worker ready, as /readyz says?", float(ready))
 
 
 class DutyGauges:
@@ -168,8 +217,6 @@ class DutyGauges:
         """Yield the gauges."""
         from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
 
-        ready = GaugeMetricFamily("outbox_worker_ready", "Is the worker ready, as /readyz says?")
-        ready.add_metric([], float(self._worker.is_ready()))
         failures = GaugeMetricFamily("outbox_duty_failures", "Failures in a row of a duty", labels=["duty"])
         success = GaugeMetricFamily(
             "outbox_duty_last_success_timestamp_seconds", "When a pass last ended well", labels=["duty"]
@@ -178,4 +225,36 @@ class DutyGauges:
             failures.add_metric([name], health.failures)
             if health.last_success is not None:
                 success.add_metric([name], health.last_success.timestamp())
-        yield from (ready, failures, success)
+        yield from (_ready(self._worker.is_ready()), failures, success)
+
+
+class ProcessFamilies:
+    """What several worker processes have measured, with the label ``process``: each begins anew when it is replaced.
+
+    So no counter of all of them ever goes back, and the sums are the scraper's, as with workers on several machines.
+    The supervisor is process 0, of which the events are told.
+    """
+
+    def __init__(self, supervisor: Supervisor, own: CollectorRegistry) -> None:
+        self._supervisor = supervisor
+        self._own = own
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what the processes have isn't known before they start."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of all."""
+        from prometheus_client.core import Metric as Family  # noqa: PLC0415 - an extra
+
+        of_processes: dict[int, Sequence[Metric]] = {
+            0: [each for each in self._own.collect() if each.name == "outbox_events"],
+            # One that doesn't answer isn't ready, which is its only measurement.
+            **{number: found or [_ready(False)] for number, found in self._supervisor.families().items()},
+        }
+        merged: dict[str, Metric] = {}
+        for number, families in of_processes.items():
+            for each in families:
+                into = merged.setdefault(each.name, Family(each.name, each.documentation, each.type, each.unit))
+                into.samples += [one._replace(labels={"process": str(number), **one.labels}) for one in each.samples]
+        yield from merged.values()

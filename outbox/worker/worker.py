@@ -235,8 +235,7 @@ class Worker:
         return self._stop(timeout)
 
     def _stop(self, timeout: float | None) -> bool:
-        longest = max(outbox.settings.drain_timeout for outbox in self._outboxes)
-        deadline = time.monotonic() + (longest if timeout is None else timeout)
+        deadline = time.monotonic() + (self.drain_timeout if timeout is None else timeout)
         self._stopping.set()
         with self._stop_once:
             if self._drained is None:
@@ -265,6 +264,11 @@ class Worker:
             self._cut()
             return 128 + second
 
+    def end_at_once(self, number: int) -> None:
+        """Have `run` end as a second signal of this number does: handlers that run are cut off."""
+        self._news.put(number)
+        self._news.put(number)
+
     def wake(self) -> None:
         """Have all duties run at once, rather than when their wait is over; cheap, from any thread."""
         for duty in self._duties:
@@ -274,6 +278,21 @@ class Worker:
         """Return how each duty fares, by its name; empty before the start."""
         late = {_start_of(title): health for title, health in list(self._late.items())}
         return late | {duty.name: duty.health for duty in self._duties}
+
+    @property
+    def is_running(self) -> bool:
+        """Has it been started? It also is when it has stopped."""
+        return self._running
+
+    @property
+    def drain_timeout(self) -> float:
+        """How long (seconds) `stop` waits for running handlers: of several Outboxes, the longest time."""
+        return max(outbox.settings.drain_timeout for outbox in self._outboxes)
+
+    @property
+    def hang_timeout(self) -> float:
+        """How long (seconds) its process may give no sign of life: of several Outboxes, the longest time."""
+        return max(outbox.settings.hang_timeout for outbox in self._outboxes)
 
     def is_alive(self) -> bool:
         """Do the loops turn? A worker that hasn't started, or is stopping, is alive; a handler that takes long is too.

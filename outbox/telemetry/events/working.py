@@ -45,6 +45,80 @@ class WorkerStopped(TelemetryEvent):
     drained: bool
 
 
+@event(
+    "process.ended",
+    "worker",
+    logging.ERROR,
+    "worker process %(number)d (pid %(pid)d) has ended after %(seconds).0f s: %(ending)s",
+)
+class ProcessEnded(TelemetryEvent):
+    """A process of ``outbox run --processes`` has ended though it wasn't told to, or not as it was told to.
+
+    ``ending`` is its exit code or the signal that killed it, ``seconds`` how long it has lived. Another one starts
+    after ``delay`` seconds; None: there is one already.
+    """
+
+    number: int
+    pid: int
+    seconds: float
+    ending: str
+    delay: float | None
+
+
+@event(
+    "process.hung",
+    "worker",
+    logging.ERROR,
+    "worker process %(number)d (pid %(pid)d) is ended by force: %(reason)s",
+)
+class ProcessHung(TelemetryEvent):
+    """A process gave no sign of life for ``hang_timeout``, or didn't end in time: what its handlers did is undone."""
+
+    number: int
+    pid: int
+    reason: str
+
+
+@event(
+    "process.not_started",
+    "worker",
+    logging.ERROR,
+    "worker process %(number)d can't start, and is tried again in %(delay).1f s: %(reason)s",
+)
+class ProcessNotStarted(TelemetryEvent):
+    """Another process in the place of one that has ended can't start, which is tried again after ``delay``."""
+
+    number: int
+    reason: str
+    delay: float
+
+
+@event("process.started", "worker", logging.INFO, "worker process %(number)d has started (pid %(pid)d)")
+class ProcessStarted(TelemetryEvent):
+    """A process of ``outbox run --processes`` is at work."""
+
+    number: int
+    pid: int
+
+
+@event("processes.replacing", "worker", logging.INFO, "the worker processes are replaced, one after the other")
+class ProcessesReplaced(TelemetryEvent):
+    """SIGHUP: each process is drained once another one has started in its place."""
+
+
+@event(
+    "processes.kept",
+    "worker",
+    logging.ERROR,
+    "the worker processes are not replaced, since another one of process %(number)d can't start: %(reason)s",
+)
+class ReplacementFailed(TelemetryEvent):
+    """SIGHUP, and a new process can't start: those that run go on."""
+
+    number: int
+    reason: str
+
+
 @event("duty.passed", "worker", logging.DEBUG, "duty %(duty)s: %(done)d of %(taken)d done in %(seconds).3f s")
 class PassEnded(TelemetryEvent):
     """A pass of a duty has ended well, after so many seconds; its counts are those of `Counts`. Told only to hooks."""
