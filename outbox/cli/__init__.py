@@ -40,6 +40,7 @@ _EPILOG = (
     "  OUTBOX_SCHEMA        the schema of the outbox tables (or --schema; default: outbox)\n"
     "  OUTBOX_CONSOLE_DATABASES  more databases, NAME=URL (or --database); see also `outbox console --help`\n"
     "  OUTBOX_APP           the application of `outbox run`, `half check` and `doctor` (or --app)\n"
+    "  OUTBOX_PROCESSES     how many processes `outbox run` has (or --processes)\n"
     "  OUTBOX_PRODUCER_URL, OUTBOX_CONSUMER_URL  the databases of `outbox reconcile` (or --producer, --consumer)\n"
     "  OUTBOX_RECORD_URL    where its runs are recorded, if not in the consumer's database (or --record)\n"
     "\n\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {code.meaning}" for code in Code)

@@ -84,14 +84,19 @@ def fleet(bench: Bench, processes: int = 4, options: Sequence[str] = (), **envir
 def started_fleet(
     bench: Bench, processes: int = 4, options: Sequence[str] = (), **environment: str
 ) -> Iterator[WorkerFleet]:
-    """Run workers for a bench, which may have to be waited for, or may never start."""
+    """Run workers for a bench, which may never start.
+
+    ``environment`` are variables; ``APP`` and ``FOLDER`` say which application it is and where, ``PROGRAM`` the
+    module of the command.
+    """
     url = bench.engine.url.render_as_string(hide_password=False)
     app = environment.pop("APP", "tests.worker.process_app:outbox")
+    program = environment.pop("PROGRAM", "outbox.cli")
     command = ["run", "--app", app, "--processes", str(processes), "--log-format", "json", *options]
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", *command],
+        [sys.executable, "-m", program, *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SHOP_URL": url, **environment},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{environment.pop('FOLDER', '')}", "SHOP_URL": url, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

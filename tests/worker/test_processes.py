@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from outbox.cli.exits import Code
+from outbox.embedded import ServerLike
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.fleet import WorkerFleet, fleet, started_fleet
@@ -51,22 +52,22 @@ def test_several_share_the_work(bench: Bench) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_one_that_dies_is_replaced(bench: Bench, number: signal.Signals) -> None:
     """It is told how; SIGTERM to a single one drains it first. The others go on, and nothing happens twice."""
-    with fleet(bench) as running:
-        victim = running.pids[2]
+    with fleet(bench, 2) as running:
+        victim = running.pids[1]
         bench.send(count=50)
         os.kill(victim, number)
         (ended,) = running.wait_for("process.ended")
         how = "exit code 0" if number == signal.SIGTERM else f"killed by {number.name}"
         assert (ended["pid"], ended["ending"], ended["level"]) == (victim, how, "ERROR")
         bench.send(count=50)
-        assert running.wait_for("process.started", 5)[-1]["number"] == ended["number"]
+        assert running.wait_for("process.started", 3)[-1]["number"] == ended["number"]
         handled_once(bench, 100)
         assert running.end() == 0
 
 
 def test_one_that_stands_still_is_replaced(bench: Bench) -> None:
     """A process that is stopped with a message in hand: it is killed, told, and the message handled by another one."""
-    with fleet(bench, OUTBOX_HANG_TIMEOUT="3", SHOP_GATE=str(Path(__file__).parent / "nowhere")) as running:
+    with fleet(bench, 2, OUTBOX_HANG_TIMEOUT="3", SHOP_GATE="/nowhere") as running:
         bench.send()
         wait_until(running.handling, "the handler begins")
         (victim,) = running.handling()
@@ -75,7 +76,7 @@ def test_one_that_stands_still_is_replaced(bench: Bench) -> None:
         assert (hung["pid"], hung["level"]) == (victim, "ERROR")
         assert "no sign of life for" in hung["reason"]
         wait_until(lambda: len(running.handling()) > 1, "the message is handled again")
-        running.wait_for("process.started", 5)
+        running.wait_for("process.started", 3)
         assert victim not in running.pids
     assert bench.effects() == []
 
@@ -84,7 +85,7 @@ def test_one_that_keeps_the_interpreter_tells_where(bench: Bench, tmp_path: Path
     """A handler in native code that never returns: its process says where it hangs, ends, and is replaced."""
     hang = tmp_path / "hang"
     hang.touch()
-    with fleet(bench, OUTBOX_HANG_TIMEOUT="3", SHOP_HANG=str(hang)) as running:
+    with fleet(bench, 2, OUTBOX_HANG_TIMEOUT="3", SHOP_HANG=str(hang)) as running:
         bench.send()
         (ended,) = running.wait_for("process.ended")
         assert "no sign of life" in ended["ending"]
@@ -94,8 +95,7 @@ def test_one_that_keeps_the_interpreter_tells_where(bench: Bench, tmp_path: Path
     assert bench.inbox() == [("consumed", 1)]
 
 
-@pytest.mark.parametrize("to_group", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_drains_all(bench: Bench, tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
     """What runs in each process is finished and committed, nothing else begins; a Ctrl-C to all counts once."""
     gate = tmp_path / "gate"
@@ -149,8 +149,7 @@ def test_none_outlives_the_supervisor(bench: Bench, tmp_path: Path) -> None:
         processes = [psutil.Process(pid) for pid in running.pids]
         begin_everywhere(bench, running)
         running.process.kill()
-        running.wait_for("worker.stopping", 4) if running.process.poll() is None else None
-        wait_until(lambda: len(running.told("worker.stopping")) == 4, "all drain")
+        running.wait_for("worker.stopping", 4)
         began = len(running.handling())
         gate.touch()
         running.wait()
@@ -168,9 +167,9 @@ def test_an_application_that_is_none(bench: Bench, app: str) -> None:
         assert running.records == []
 
 
-def test_tables_that_are_none(bench: Bench, empty_url: str) -> None:
+def test_tables_that_are_none(bench: Bench, server: ServerLike) -> None:
     """The same where the database isn't migrated."""
-    with started_fleet(bench, SHOP_URL=empty_url) as running:
+    with started_fleet(bench, SHOP_URL=server.url()) as running:
         assert running.wait() == Code.CONFIG
         assert running.lines[-1].startswith("error: ")
         assert "outbox db upgrade" in running.lines[-1]
