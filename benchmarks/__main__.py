@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 from benchmarks import table
@@ -32,7 +33,7 @@ _LONG = (
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
-_SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+SERVER_SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 _TEMPLATE = "migrated"
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     """Run what was asked for, each benchmark in a process of its own, and print the table."""
     options = _options()
     results: dict[str, tuple[Sequence[Figure], float]] = {}
-    with embedded.server([_TEMPLATE], durable=True, settings=_SERVER) as server:
+    with embedded.server([_TEMPLATE], durable=True, settings=SERVER_SETTINGS) as server:
         migration.upgrade(server.url(_TEMPLATE))
         for name in options.only:
             databases = {each: f"{name}_{each}" for each in load(name).databases}
@@ -62,7 +63,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Measure the outbox against its baselines.")
     parser.add_argument(
         "--only",
-        type=_names,
+        type=partial(table.names, known=(*NAMES, *_LONG)),
         default=NAMES,
         metavar="NAMES",
         help=f"some of {','.join((*NAMES, *_LONG))}, separated by commas",
@@ -70,15 +71,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few and short rounds: rough figures within a minute")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     return parser.parse_args()
-
-
-def _names(given: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in given.split(","))
-    if unknown := sorted(set(names).difference(NAMES, _LONG)):
-        raise argparse.ArgumentTypeError(
-            f"no such benchmark: {', '.join(unknown)}; there are {', '.join((*NAMES, *_LONG))}"
-        )
-    return names
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Collection, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -37,6 +38,14 @@ def markdown(results: Mapping[str, tuple[Sequence[Figure], float]]) -> str:
         lines.append(f"| **{name}** (peak memory {peak:.0f} MiB) | | | | | |")
         lines += [f"| {' | '.join(_cells(figure))} |" for figure in figures]
     return "\n".join(lines)
+
+
+def names(given: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return the names of benchmarks that an option has, separated by commas."""
+    found = tuple(name.strip() for name in given.split(","))
+    if unknown := sorted(set(found).difference(known)):
+        raise argparse.ArgumentTypeError(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(known)}")
+    return found
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

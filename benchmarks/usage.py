@@ -22,7 +22,7 @@ class Usage:
 
     def __init__(self, pid: int, backend: int) -> None:
         self.peak = self.cpu = 0.0
-        self._process, self._server = psutil.Process(pid), _parent(backend)
+        self._process, self._server = psutil.Process(pid), ServerProcesses(backend)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -47,7 +47,24 @@ class Usage:
     @property
     def seconds(self) -> float:
         """The time of all processors that they and the server have taken since they began."""
-        return sum(map(_cpu, _tree(self._process) + ([] if self._server is None else _tree(self._server))))
+        return processor_seconds(self._process.pid) + self._server.seconds
+
+
+class ServerProcesses:
+    """All processes of the server behind a backend."""
+
+    def __init__(self, backend: int) -> None:
+        self._server = _parent(backend)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all processors that they have taken; 0 if the server doesn't run on this machine."""
+        return 0.0 if self._server is None else sum(map(_cpu, _tree(self._server)))
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the time of all processors that a process and all that it started have taken."""
+    return sum(map(_cpu, _tree(psutil.Process(pid))))
 
 
 def _parent(backend: int) -> Any:
