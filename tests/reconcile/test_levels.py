@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.reconcile import digest, plan
+from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.digest import Digested, cost
 from outbox.reconcile.digest.levels import narrowed
@@ -172,7 +172,7 @@ def test_large_ranges_that_differ_are_digested_once_more(
     town.at_producer("ANALYZE outbox.half_message")
     odd = [ids[100], ids[500], ids[501]]
     town.forget(*odd)
-    monkeypatch.setattr(digest, "mixing_of", lambda snapshots: mixing)
+    monkeypatch.setattr(pairing, "mixing_of", lambda snapshots: mixing)
     monkeypatch.setattr(plan, "_FEWEST_PROBES", 1_000_000)
     monkeypatch.setattr(plan, "_ROWS_OF_BUCKET", 10_000)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from outbox import Settings
-from outbox.reconcile import digest, plan
+from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, Outcome, Pair, Tier
@@ -319,7 +319,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
     with mock.patch.object(plan, "_ROWS_OF_TASK", 3), mock.patch.object(plan, "_RANGES_OF_TASK", 2):
         agrees(town.reconcile(pair, tier=Tier.FULL, workers=3, record=False), expected)
         agrees(town.reconcile(pair, tier=Tier.DIGEST, workers=3, record=False), expected)
-    with mock.patch.object(digest, "mixing_of", lambda snapshots: reconcile_sql.PORTABLE):
+    with mock.patch.object(pairing, "mixing_of", lambda snapshots: reconcile_sql.PORTABLE):
         agrees(town.reconcile(pair, tier=Tier.DIGEST, record=False), expected)
     agrees(town.reconcile(pair, tier=Tier.DIGEST), expected)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.reconcile import digest, plan
+from outbox.reconcile import digest, pairing, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.digest import cost
 from outbox.reconcile.job import FIRST_ID, EngineName, Outcome, Range, Tier
@@ -176,7 +176,7 @@ def test_each_difference_alone_makes_its_range_differ(
     town: Town, small_buckets: Cut, mixing: reconcile_sql.Mixing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
-    monkeypatch.setattr(digest, "mixing_of", lambda snapshots: mixing)
+    monkeypatch.setattr(pairing, "mixing_of", lambda snapshots: mixing)
     monkeypatch.setattr(cost, "RANGE", 0.0)  # so that it never pays to read all
     ids = ids_at(HOUR, 10 * len(DIRT))
     good = fate(effects=1)
