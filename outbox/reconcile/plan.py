@@ -150,8 +150,7 @@ def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
     """Cut ranges, which are in order, at points, which are too."""
     pieces: list[Range] = []
     for first, end in ranges:
-        inner = at[bisect_right(at, first) :]
-        edges = [first, *(point for point in inner if end is None or point < end)]
+        edges = [first, *at[bisect_right(at, first) : len(at) if end is None else bisect_left(at, end)]]
         pieces += [Range(begin, stop) for begin, stop in zip(edges, [*edges[1:], end], strict=True)]
     return pieces
 

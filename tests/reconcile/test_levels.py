@@ -132,6 +132,14 @@ def test_levels_lose_no_id_and_no_difference(rows: int, odd: set[int], size: int
         assert any(UUID(int=n) in each for each, _ in found.differing)
 
 
+def test_ranges_without_rows_are_read_as_they_are() -> None:
+    """An op without a half makes a range differ that has no row of either side."""
+    numbers = Numbers(100, [])
+    found = Digested([], [(Range(UUID(int=0), None), 0)])
+    assert narrowed(numbers, found, cost.Probe(10, 5, 2)) == found
+    assert numbers.levels == []
+
+
 @given(st.integers(1, 100_000_000), st.floats(0, 1), st.floats(1, 1_000))
 def test_the_model_never_chooses_what_it_reckons_dearer(messages: int, density: float, differences: float) -> None:
     """Digests are chosen where they cost less than reading, and ranges are cut only where that costs less again."""

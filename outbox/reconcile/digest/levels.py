@@ -85,9 +85,9 @@ def _size_of_pieces(result: Digested, level: Digested, probe: Probe | None) -> i
 
     ``level`` is what was digested last; how many of its ranges differ tells how many differences are in them.
     """
-    if not level.differing:
+    rows = level.rows_differing
+    if not rows:  # an op without a half is no row of either side
         return None
-    rows = sum(rows for _, rows in level.differing)
     size = rows / 2 / len(level.differing)
     differences = scattered(level.buckets, len(level.differing)) * level.buckets / len(level.differing)
     if probe is not None:
