@@ -34,8 +34,8 @@ class MariaDB:
 
     @property
     def url(self) -> str:
-        """The address of the database for JDBC."""
-        return f"jdbc:mariadb://127.0.0.1:{self.port}/legacy"
+        """The address of the database for JDBC, in the dialect that Spark knows."""
+        return f"jdbc:mysql://127.0.0.1:{self.port}/legacy?permitMysqlScheme"
 
 
 @contextmanager

@@ -180,6 +180,11 @@ def test_what_heals_between_two_looks_is_no_difference(village: Town, tmp_path: 
         ),
         ({"path": "/nowhere/at/all"}, InvalidSettings, "/nowhere/at/all"),
         ({"states": {"5": "dispatched"}}, ReconcileError, "state = 0 of the producer's parquet .* must be one of: 5"),
+        (
+            {"format": "jdbc", "path": None, "options": {"url": "jdbc:mariadb://h/d", "dbtable": "t"}},
+            InvalidSettings,
+            "write jdbc:mysql",
+        ),
         ({"options_env": {"mergeSchema": "OUTBOX_NOT_SET"}}, InvalidSettings, "OUTBOX_NOT_SET isn't set"),
     ],
 )

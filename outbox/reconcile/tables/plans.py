@@ -7,13 +7,14 @@ the files of a scan on the driver, and each task reads one with what PyIceberg k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.errors import InvalidSettings, ReconcileError
+from outbox.errors import InvalidSettings, ReconcileError, SourceError
 from outbox.reconcile.compare import compared
 from outbox.reconcile.job import Pair, Part, Range
 from outbox.reconcile.judge import Rules
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 #: A source of ours: Iceberg without Spark's own jar.
 PYICEBERG = "pyiceberg"
+_STRINGS_FOR_NAMES = re.compile(r"jdbc:mariadb:(?!.*ANSI_QUOTES)", re.IGNORECASE)
 _CATALOG, _SNAPSHOT = "catalog", "snapshot_id"
 
 
@@ -110,10 +112,13 @@ def of_table(spark: SparkSession, part: Part, table: ForeignTable, pair: Pair, w
 
     Raises:
         InvalidSettings: the source can't be found, a column isn't there, or is of a type that can't be used.
+        SourceError: a database can't be reached by JDBC.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
     from pyspark.sql import functions  # noqa: PLC0415 - an extra
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+    from outbox.reconcile.spark.java import cause  # noqa: PLC0415 - an extra
 
     # What has no zone is in UTC, in whatever zone the application is.
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -131,8 +136,8 @@ def of_table(spark: SparkSession, part: Part, table: ForeignTable, pair: Pair, w
         ]
         mapped = frame.select(*columns)
     except AnalysisException as error:
-        first = str(error).strip().splitlines()[0]
-        raise InvalidSettings(f"{part}.tables ({table}): {first}") from None
+        kind = SourceError if "FAILED_JDBC" in str(error) else InvalidSettings
+        raise kind(f"{part}.tables ({table}): {cause(error)}") from None
     states, called = dict(table.states), f"the {part}'s {table}"
 
     def shape(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -172,6 +177,11 @@ def _loaded(spark: SparkSession, table: ForeignTable) -> DataFrame:
     options = {**table.options, **table.secrets()}
     if table.format == PYICEBERG:
         return _of_iceberg(spark, table, options)
+    if _STRINGS_FOR_NAMES.match(options.get("url", "")):
+        raise InvalidSettings(
+            f"tables ({table}): of a URL that begins with jdbc:mariadb Spark quotes names as MariaDB does strings, so "
+            "that each row has the names of its columns in it; write jdbc:mysql://…?permitMysqlScheme instead"
+        )
     return spark.read.format(table.format or "").options(**options).load(table.path)
 
 
