@@ -449,6 +449,7 @@ class Declarations(DeliveryDeclarations):
         config: Path | str | None = None,
         report: Callable[[Any], object] | None = None,
         fleet: Path | str | None = None,
+        follows: dt.timedelta | float | bool = False,
     ) -> None:
         """Have a worker reconcile what this Outbox consumes, with the databases that it comes from, by a timetable.
 
@@ -462,13 +463,20 @@ class Declarations(DeliveryDeclarations):
         ``outbox reconcile fleet``. Then ``report`` gets each `outbox.reconcile.fleet.run.FleetResult`, and this
         database records that it was run; what was found is recorded in those of the consumers.
 
+        Or without an end: ``follows=True`` compares what is new, what is due and what was touched every 20 seconds (or
+        so many seconds), and tells each difference when it is found, and when it is gone; ``report`` gets each
+        `outbox.reconcile.follow.follower.PassResult`. What was falsified after it was compared is found by another one
+        by night.
+
         Raises:
             InvalidHandler: there is one of this name.
             InvalidSettings: a timetable that can't be. What is wrong with the job is told when the worker starts.
         """
         if name in self.reconciliations:
             raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")
-        self.reconciliations[name] = Reconciliation(name, at, cron, every, timezone, job, config, report, fleet)
+        self.reconciliations[name] = Reconciliation(
+            name, at, cron, every, timezone, job, config, report, fleet, follows
+        )
 
     def alerts(
         self,

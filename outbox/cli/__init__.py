@@ -17,8 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import database, fleet, health, nouns, output, processes, reconcile, sagas, topics
+from outbox.cli import database, health, nouns, output, processes, reconcile, sagas, topics
 from outbox.cli.exits import Code, as_failure
+from outbox.cli.reconcile import fleet, follow
 
 _EXAMPLES = """Examples:
 
@@ -89,6 +90,7 @@ app.command("handlers")(health.show_handlers)
 app.add_typer(health.lock_app)
 app.add_typer(nouns.group_app)
 reconcile.app.add_typer(fleet.app)
+reconcile.app.add_typer(follow.app)
 app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(sagas.sagas_app)
 app.add_typer(topics.topics_app)

@@ -91,7 +91,7 @@ def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty
 _COUNTED = {
     "producer": "half_message half_check check_total op_message message scheduled_message dispatch_cursor topic"
     " delivery saga saga_command",
-    "consumer": "consumer_message consumer_offset log_loss",
+    "consumer": "consumer_message consumer_offset log_loss reconciliation_run",
 }
 _SHOWN = {
     "common": "audit bulk_job bulk_item worker stats_sample",

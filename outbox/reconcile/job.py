@@ -29,6 +29,9 @@ from outbox.settings import Settings
 #: The first of all ids, and the first of a range that holds them all.
 FIRST_ID = UUID(int=0)
 
+#: How often a reconciliation that follows the log looks unless it is told otherwise, in seconds.
+PASS_EVERY = 20.0
+
 #: How long a reconciliation may take unless it is told otherwise, in seconds.
 MAX_TIME = 6 * 3600.0
 
@@ -552,8 +555,9 @@ class Stoppable(NoProgress):
 class Reconciliation:
     """A reconciliation by a timetable: at a time of day, by ``cron``, or every so many seconds; see `Outbox`.
 
-    ``job`` is a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`); or ``fleet``
-    is the file or folder of a fleet (`outbox.reconcile.fleet.config`).
+    Or one without an end, which ``follows`` the log: True, or how many seconds there are between its passes. ``job`` is
+    a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`); or ``fleet`` is the file
+    or folder of a fleet (`outbox.reconcile.fleet.config`).
 
     Raises:
         InvalidSettings: a name or a timetable that can't be, or a fleet with a job; names the mend.
@@ -569,14 +573,20 @@ class Reconciliation:
     config: Path | str | None = None
     report: Callable[[Any], object] | None = None
     fleet: Path | str | None = None
+    follows: dt.timedelta | float | bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise self.refused("a name has letters, digits, _ and - only, 63 at most")
         if self.fleet is not None and (self.job is not None or self.config is not None):
             raise self.refused("fleet says all that is compared, its [job] how; leave job and config out")
-        if sum(each is not None for each in (self.at, self.cron, self.every)) != 1:
-            raise self.refused("say when by one of at, cron and every")
+        ways = [each is not None for each in (self.at, self.cron, self.every)]
+        if sum([*ways, self.follows is not False]) != 1:
+            raise self.refused("say when by one of at, cron, every and follows")
+        if self.follows is not False and self.fleet is not None:
+            raise self.refused("a fleet is compared by a timetable; say when by one of at, cron and every")
+        if self.follows is not False and self.pass_every <= 0:
+            raise self.refused(f"follows = {self.follows!r} must be greater than 0")
         if self.at is not None and not _TIME_OF_DAY.fullmatch(self.at):
             raise self.refused(f"at = {self.at!r} must be a time of day, such as '03:00'")
         if self.every is not None and check_seconds("every", self.every) <= 0:
@@ -595,6 +605,13 @@ class Reconciliation:
     def seconds(self) -> float | None:
         """The interval, if it is by one."""
         return None if self.every is None else check_seconds("every", self.every)
+
+    @property
+    def pass_every(self) -> float:
+        """The time (seconds) between two passes of one that follows; 0 of one by a timetable."""
+        if isinstance(self.follows, bool):
+            return PASS_EVERY if self.follows else 0.0
+        return check_seconds("follows", self.follows)
 
     @property
     def fields(self) -> str | None:

@@ -54,7 +54,7 @@ def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
     """Return the rules as of two snapshots."""
     with reaching(job.consumer):
         times = ((each.now, each.lag) for each in (snapshots.producer, snapshots.consumer))
-        return _rules(job, pair, snapshots.consumer.connection, *times)
+        return rules_by(job, pair, snapshots.consumer.connection, *times)
 
 
 def rules_now(job: Job, pair: Pair) -> Rules:
@@ -63,10 +63,10 @@ def rules_now(job: Job, pair: Pair) -> Rules:
         ((of_producer,),) = execute(producer, sql.CLOCK_AND_LAG)
     with connected(job.consumer) as consumer:
         ((of_consumer,),) = execute(consumer, sql.CLOCK_AND_LAG)
-        return _rules(job, pair, consumer, of_producer, of_consumer)
+        return rules_by(job, pair, consumer, of_producer, of_consumer)
 
 
-def _rules(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_consumer: Row) -> Rules:
+def rules_by(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_consumer: Row) -> Rules:
     """Return the rules; of each database its clock and lag are given, as `sql.CLOCK_AND_LAG` reads them."""
     (producer_now, producer_lag), (consumer_now, consumer_lag) = of_producer, of_consumer
     rules = Rules(

@@ -1,7 +1,7 @@
 """The rows of a comparison, what it finds, and what a job comes to: for the report, the record and the exit code.
 
 Arrow tables of either side have times in microseconds since 1970 in UTC, and ids of 16 bytes. A table of a side is
-sorted by id, and has each id once.
+sorted by id, and has each id once. Its columns are in the order in which `outbox.reconcile.sql.rows` reads them.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ CONSUMER = pa.schema(
         pa.field("received_at", _TIME),
         pa.field("changed_at", _TIME),
         pa.field("digest", pa.binary()),
-        pa.field("effects", pa.int64(), nullable=False),
         pa.field("skipped", pa.bool_(), nullable=False),
+        pa.field("effects", pa.int64(), nullable=False),
     ]
 )
 

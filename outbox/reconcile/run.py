@@ -28,7 +28,7 @@ from outbox.database import migration
 from outbox.database.execute import execute
 from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan, sql
-from outbox.reconcile.compare import Engine, LocalEngine, compared, timed
+from outbox.reconcile.compare import Engine, LocalEngine, Side, compared, timed
 from outbox.reconcile.job import (
     HEALED,
     KINDS,
@@ -41,6 +41,7 @@ from outbox.reconcile.job import (
     Range,
     described,
 )
+from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
 from outbox.reconcile.record.settled import keep
@@ -68,8 +69,12 @@ _BATCH = 2_000
 _MOST_READINGS = 4
 
 
+#: Reads messages again: those that differ or are in flight (`rows.FINDING`), and how many others have which outcome.
+Reading = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
+
+
 def recheck(
-    job: Job, pair: Pair, findings: pa.Table, done: Callable[[int], None]
+    findings: pa.Table, read_again: Reading, done: Callable[[int], None] = lambda _: None
 ) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
     """Read differences (`rows.FINDING`) again, until two readings in a row agree.
 
@@ -82,7 +87,7 @@ def recheck(
         outcomes = _outcomes(findings.slice(start, _BATCH))
         change.subtract(outcomes.values())
         for reading in range(_MOST_READINGS):
-            findings_now, others = insist(functools.partial(_read_again, job, pair, sorted(outcomes)))
+            findings_now, others = read_again(sorted(outcomes))
             still = differing(findings_now)
             opened.append(in_flight(findings_now))
             change.update(others)
@@ -95,11 +100,20 @@ def recheck(
     return pa.concat_tables(confirmed), pa.concat_tables(opened), change
 
 
+def insist_on_reading(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+    """Read messages again (`Reading`), on connections of its own; once more where a source is lost over it."""
+    return insist(functools.partial(_read_again, job, pair, ids))
+
+
 def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Return which of these messages differ or are in flight, and how many that don't differ have which outcome."""
-    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     rules = rules_now(job, pair)
     producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
+    return judged(producer, consumer, rules, ids)
+
+
+def judged(producer: Side, consumer: Side, rules: Rules, ids: Iterable[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+    """Read messages from both sides, the producer's first, and judge them (`Reading`); ``ids`` are in order."""
+    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
     collected = compared(producer.read(ranges), consumer.read(ranges), rules)
     others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
     return collected.table, others
@@ -243,7 +257,7 @@ def repair_found(
 
     Raises as `mend`.
     """
-    found, _ = insist(lambda: _read_again(job, pair, sorted(kinds)))
+    found, _ = insist_on_reading(job, pair, sorted(kinds))
     now = {finding.id: finding for finding in to_findings(differing(found))}
     results = dict.fromkeys(kinds.keys() - now.keys(), HEALED)
     same = []
@@ -372,7 +386,8 @@ def _confirm(job: Job, first: FirstPass, progress: Progress) -> None:
             found = pa.concat_tables([found, passed], promote_options="default").sort_by("id")
         ahead = positions.num_rows
         progress.done(ahead)
-        confirmed, opened, change = recheck(job, result.pair, found, lambda steps: progress.done(ahead + steps))
+        read_again = functools.partial(insist_on_reading, job, result.pair)
+        confirmed, opened, change = recheck(found, read_again, lambda steps: progress.done(ahead + steps))
     result.counts.update(change)
     result.counts = +result.counts
     result.open = pa.concat_tables([result.open, opened]).sort_by("id")

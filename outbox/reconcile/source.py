@@ -271,19 +271,35 @@ def snapshot_of(
     """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does."""
     with reaching(access):
         connection = engine_of(access).connect()
-    with connection:
-        with reaching(access):
-            if parts:
-                migration.require(connection, tuple(parts), access.schema)
+    with (
+        connection,
+        snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot,
+    ):
+        yield snapshot
+
+
+@contextmanager
+def snapshot_on(
+    connection: Connection,
+    access: Access,
+    parts: Sequence[Part],
+    *,
+    waiting: Callable[[], None] = lambda: None,
+    settings: SessionSettings = SessionSettings(),
+) -> Iterator[Snapshot]:
+    """Take a snapshot as `snapshot_of` does, on a connection that is in no transaction."""
+    with reaching(access):
+        if parts:
+            migration.require(connection, tuple(parts), access.schema)
+        connection.rollback()
+        while (snapshot := _begin(access, parts, connection, settings)) is None:
+            waiting()
+    try:
+        yield snapshot
+    finally:
+        # Nothing was written; what went wrong before is to be told, also where the connection is lost.
+        with suppress(SQLAlchemyError):
             connection.rollback()
-            while (snapshot := _begin(access, parts, connection, settings)) is None:
-                waiting()
-        try:
-            yield snapshot
-        finally:
-            # Nothing was written; what went wrong before is to be told, also where the connection is lost.
-            with suppress(SQLAlchemyError):
-                connection.rollback()
 
 
 def _begin(access: Access, parts: Sequence[Part], connection: Connection, settings: SessionSettings) -> Snapshot | None:

@@ -41,12 +41,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class GaugeOfStats:
-    """A gauge: its name, what it is, and a field of `TopicStats`, `GroupStats` or `SagaStats`; is it in the samples?"""
+    """A gauge: its name, what it is, and a field of `TopicStats`, `GroupStats` or `SagaStats`; is it in the samples?
+
+    Without the field ``needed`` in a sample its value isn't known, and it isn't there.
+    """
 
     name: str
     text: str
     field: str
     sampled: bool = True
+    needed: str | None = None
 
 
 OF_TOPICS = (
@@ -70,9 +74,24 @@ OF_GROUPS = (
     GaugeOfStats("outbox_waiting_messages", "Messages that wait for an earlier one of their key", "waiting"),
     GaugeOfStats("outbox_group_paused", "Has an operator paused the group? 1 or 0", "paused"),
     GaugeOfStats("outbox_breaker_open", "Is the breaker of the group open, or half open? 1 or 0", "breaker_open"),
-    GaugeOfStats("outbox_lag_messages", "Messages that a group has not come to", "lag"),
+    GaugeOfStats("outbox_lag_messages", "Messages that a group has not come to", "lag", needed="lag"),
     GaugeOfStats(
-        "outbox_oldest_lag_age_seconds", "Age of the oldest message that a group has not come to", "oldest_lag"
+        "outbox_oldest_lag_age_seconds",
+        "Age of the oldest message that a group has not come to",
+        "oldest_lag",
+        needed="lag",
+    ),
+    GaugeOfStats(
+        "outbox_reconciliation_differences",
+        "What the reconciliation that follows the log knows to differ, with the backlog past its grace period",
+        "differences",
+        needed="unfollowed",
+    ),
+    GaugeOfStats(
+        "outbox_reconciliation_pass_age_seconds",
+        "How long ago the reconciliation that follows the log has ended a pass",
+        "unfollowed",
+        needed="unfollowed",
     ),
     GaugeOfStats("outbox_lost_messages", "Messages that a group has read and the producer has lost", "lost", False),
     GaugeOfStats(
@@ -194,5 +213,5 @@ class Meter:
             for topic, groups in statistics.get("groups", {}).items():
                 for group, numbers in groups.items():
                     # A lag that isn't known is another thing than none.
-                    if "lag" not in each.field or "lag" in numbers:
+                    if each.needed is None or each.needed in numbers:
                         gauge.labels(group, topic).set(numbers.get(each.field, 0))

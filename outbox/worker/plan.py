@@ -331,6 +331,7 @@ class Plan:
         return self._sources.setdefault(source.address, source)
 
     def _plan_reconciliations(self, outbox: Outbox) -> None:
+        from outbox.worker.following import followings  # noqa: PLC0415 - what few workers do
         from outbox.worker.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
         from outbox.worker.repairs import READ_EVERY, Repairer  # noqa: PLC0415 - what few workers do
 
@@ -347,6 +348,14 @@ class Plan:
                 ((topic, group),) = reconciler.pairs
                 self.needs[self._own, "consumer"].add("prune")
                 self._plan_prune(f"prune {reconciler.name}", partial(prune_runs_once, group=group, topic=topic))
+        for following in followings(outbox, self._stopping):
+            self._reconciled.append((following.declared.name, following.pairs))
+            # Nothing that takes long must keep it.
+            own = self._lane(name="follow")
+            self._add(following.name, own, following, following.wait, eager=False)
+            self.ends.append(following.end)
+            repairer = Repairer(following, self._stopping)
+            self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
 
     def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:
         settings, every = self.settings, self.settings.idle_wait

@@ -52,7 +52,8 @@ logger: logging.Logger = logging.getLogger("outbox.worker")
 #: The longest and the shortest time (seconds) between two readings of the record: operators wait for what they order.
 READ_EVERY = 5.0
 _READ_FIRST = 0.1
-_SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+#: Any time, for a job that is only looked at.
+SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
 
 
@@ -64,18 +65,15 @@ def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[JobReconciler
     """
     found: list[JobReconciler | FleetReconciler] = []
     for declared in outbox.reconciliations.values():
-        try:
-            importlib.import_module("outbox.reconcile.run")  # an extra
-        except ModuleNotFoundError as error:
-            raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
         if declared.fleet is not None:
             found.append(_of_fleet(declared, Path(declared.fleet), outbox, stopping))
-        else:
-            found += [JobReconciler(declared, values, stopping) for values in _values(declared, outbox)]
+        elif declared.follows is False:
+            found += [JobReconciler(declared, values, stopping) for values in values_of(declared, outbox)]
     return found
 
 
 def _of_fleet(declared: Reconciliation, path: Path, outbox: Outbox, stopping: threading.Event) -> FleetReconciler:
+    _require_library(declared)
     from outbox.reconcile.fleet.config import read_fleet  # noqa: PLC0415 - an extra
 
     try:
@@ -84,7 +82,27 @@ def _of_fleet(declared: Reconciliation, path: Path, outbox: Outbox, stopping: th
         raise declared.refused(str(error)) from None
 
 
-def _values(declared: Reconciliation, outbox: Outbox) -> list[Values]:
+def _require_library(declared: Reconciliation) -> None:
+    try:
+        importlib.import_module("outbox.reconcile.run")  # an extra
+    except ModuleNotFoundError as error:
+        raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
+
+
+def name_of(declared: Reconciliation, job: Job) -> str:
+    """Return what the duty of a reconciliation is called."""
+    shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
+    rest = f", and {more} more" if more > 0 else ""
+    return f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
+
+
+def values_of(declared: Reconciliation, outbox: Outbox) -> list[Values]:
+    """Return what is declared of a reconciliation, one for each database that its groups consume from.
+
+    Raises:
+        InvalidSettings: as `reconcilers`.
+    """
+    _require_library(declared)
     try:
         written = {} if declared.config is None else read_file(Path(declared.config))
         values = merged({"actor": f"reconciliation {declared.name}"}, written)
@@ -239,11 +257,8 @@ class JobReconciler(Reconciler["Job"]):
     def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
         self._declared, self._values = declared, values
         # Refused now rather than at night.
-        job = self.work_at(_SOME_TIME)
-        shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
-        rest = f", and {more} more" if more > 0 else ""
-        name = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
-        super().__init__(declared, stopping, name=name, pairs=job.names, schema=job.consumer.schema)
+        job = self.work_at(SOME_TIME)
+        super().__init__(declared, stopping, name=name_of(declared, job), pairs=job.names, schema=job.consumer.schema)
 
     def work_at(self, now: dt.datetime) -> Job:
         """Return the job."""

@@ -27,6 +27,7 @@ from outbox.reconcile.record.orders import ClaimedItem, RepairJob
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.worker.following import Following
     from outbox.worker.reconciliation import JobReconciler
 
 #: How many findings are claimed at once, and for how long (seconds).
@@ -39,7 +40,7 @@ READ_EVERY = SLICE = 5.0
 class Repairer:
     """Carries out what was ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
 
-    def __init__(self, reconciler: JobReconciler, stopping: threading.Event) -> None:
+    def __init__(self, reconciler: JobReconciler | Following, stopping: threading.Event) -> None:
         self._reconciler, self._stopping = reconciler, stopping
         self.name: str = f"repair {reconciler.name.removeprefix('reconcile ')}"
 

@@ -247,6 +247,8 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
         if declared.fleet is not None:
             options["fleet"] = storable(str(declared.fleet))
+        if declared.follows is not False:
+            options["follows"] = declared.pass_every
         for pairs in [pairs for name, pairs in reconciled if name == declared.name] or [()]:
             add("reconciliation", "", declared.name, **options, pairs=pairs)
     return handlers

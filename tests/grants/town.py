@@ -47,7 +47,7 @@ from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
-from outbox.worker.reconciliation import reconcilers
+from outbox.worker.reconciliation import JobReconciler, reconcilers
 from outbox.worker.repairs import Repairer
 from outbox.worker.report import Facts, leave, report_once
 from tests.kit import Tables, consume_all
@@ -516,6 +516,7 @@ def _take_orders(town: Town, job: Job) -> None:
     app.consumer("t", group="g", source=job.producer.url)(fail)
     app.reconciliation("all", every=3600)
     (reconciler,) = reconcilers(app, threading.Event())
+    assert isinstance(reconciler, JobReconciler)
     owned = ReconciliationOrders(Databases.open({"consumer": town.owned["consumer"]}, town.settings))
     run = owned.runs(RunFilter(), model.PageRequest()).items[0].id
     selection = RepairSelection(run, kind="parked", repair="retry")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,10 +14,12 @@ from sqlalchemy import Engine
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.reconcile import plan
+from outbox.reconcile.job import Pair
 from outbox.reconcile.record import settled
 from tests.kit.databases import clones
 from tests.reconcile.archiving import empty
 from tests.reconcile.books import Books
+from tests.reconcile.following import Watched, followed
 from tests.reconcile.town import Town
 
 
@@ -30,6 +35,20 @@ def village(engine: Engine, settings: Settings) -> Iterator[Town]:
     """A producer and a consumer in one database."""
     with Town(engine, engine, settings) as town:
         yield town
+
+
+@pytest.fixture
+def follow(town: Town) -> Iterator[Callable[..., Watched]]:
+    """A function that has a follower begin; a day ago, unless told otherwise."""
+    with ExitStack() as stack:
+
+        def begin(*pairs: Pair, **options: Any) -> Watched:
+            options = {"since": dt.datetime.now(dt.UTC) - dt.timedelta(days=1), **options}
+            watched = Watched(town, followed(town, *pairs, **options))
+            stack.callback(watched.close)
+            return watched
+
+        yield begin
 
 
 @pytest.fixture

@@ -335,7 +335,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
 def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> None:
     """Whatever both sides say, and whatever happens after the first night: the same findings, and the same counts."""
     town, chance = village, random.Random(world.seed)  # noqa: S311
-    _empty(town)
+    empty(town)
     old = ids_at(Settings().retention + HOUR, min(world.old, len(world.rows)))
     ids = [*old, *ids_at(HOUR, len(world.rows) - len(old))]
     town.plant(world.rows, ids=ids)
@@ -391,7 +391,8 @@ def test_every_combination_agrees_with_one_plain_query(village: Town, pair: Pair
         agrees(village.reconcile(pair, tier=tier, record=False), expected)
 
 
-def _empty(town: Town) -> None:
+def empty(town: Town) -> None:
+    """Empty all tables that a comparison reads or writes."""
     town.run(
         "TRUNCATE outbox.half_message, outbox.half_check, outbox.op_message, outbox.message, outbox.scheduled_message,"
         " outbox.compensation, outbox.consumer_message, outbox.consumer_offset, outbox.consumer_start,"

@@ -35,9 +35,9 @@ def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
     seen: list[dict[UUID, Outcome]] = []
     real = run.recheck
 
-    def spy(job: Any, pair: Any, findings: pa.Table, done: Any) -> Any:
+    def spy(findings: pa.Table, read_again: Any, done: Any) -> Any:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})
-        return real(job, pair, findings, done)
+        return real(findings, read_again, done)
 
     monkeypatch.setattr(run, "recheck", spy)
     return seen

@@ -21,7 +21,7 @@ from outbox.reconcile.job import Pair, Reconciliation
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
-from outbox.worker.reconciliation import Reconciler, reconcilers
+from outbox.worker.reconciliation import JobReconciler, reconcilers
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.test_outages import own_server, own_url  # noqa: F401 - fixtures
@@ -57,9 +57,10 @@ def age(bench: Bench, seconds: float) -> None:
     execute(bench, f"UPDATE outbox.reconciliation_run SET {BEGAN.format(seconds)}")
 
 
-def only(outbox: Outbox) -> Reconciler:
+def only(outbox: Outbox) -> JobReconciler:
     """Return the only reconciliation of an outbox, as a worker runs it."""
     (reconciler,) = reconcilers(outbox, threading.Event())
+    assert isinstance(reconciler, JobReconciler)
     return reconciler
 
 

@@ -58,10 +58,10 @@ class Yard:
 def yard(new_database: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
     """Two databases in sync but for one message that the consumer has lost."""
     with ExitStack() as stack:
-        engines = [create_engine(new_database()) for _ in range(2)]
-        for engine in engines:
+        producer, consumer = (create_engine(new_database()) for _ in range(2))
+        for engine in (producer, consumer):
             stack.callback(engine.dispose)
-        town = stack.enter_context(Town(*engines, Settings()))
+        town = stack.enter_context(Town(producer, consumer, Settings()))
         town.plant([IN_SYNC, IN_SYNC, fate(status=InboxState.NONE)])
         for name, engine in (("SHOP", town.producer), ("BANK", town.consumer)):
             monkeypatch.setenv(f"{name}_URL", url_of(engine))

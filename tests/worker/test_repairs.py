@@ -19,7 +19,7 @@ from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter
 from outbox.testing import drain
 from outbox.worker import repairs
-from outbox.worker.reconciliation import Reconciler
+from outbox.worker.reconciliation import JobReconciler
 from outbox.worker.repairs import Repairer
 from outbox.worker.report import Facts, handlers_of, report_once
 from tests.kit import wait_until
@@ -30,7 +30,7 @@ OTTO = Actor("otto", {"via": "console"})
 
 
 @pytest.fixture
-def reconciler(bench: Bench) -> Reconciler:
+def reconciler(bench: Bench) -> JobReconciler:
     """A reconciliation with repairs, which has run and isn't due; its worker has reported."""
     declare(bench, name="all", job=MISSING)
     found = only(bench.outbox)
@@ -46,7 +46,7 @@ def passed(bench: Bench, duty: Any) -> int:
         return int(duty(auto, auto).done)
 
 
-def reported(bench: Bench, found: Reconciler) -> None:
+def reported(bench: Bench, found: JobReconciler) -> None:
     """Have a worker report what it has."""
     handlers = handlers_of(bench.outbox, [(found.declared.name, found.pairs)])
     with bench.observer.connect() as connection:
@@ -76,7 +76,7 @@ def put(bench: Bench, **by_status: UUID) -> None:
         connection.execute(text(insert), [{"id": each, "status": status} for status, each in by_status.items()])
 
 
-def dry_run(bench: Bench, found: Reconciler) -> UUID:
+def dry_run(bench: Bench, found: JobReconciler) -> UUID:
     """Order a dry run, have it taken, and return the run."""
     desk(bench).run_now("all", by=OTTO, dry_run=True)
     assert passed(bench, found) == 1
@@ -100,7 +100,7 @@ def results(bench: Bench, run: UUID) -> list[str | None]:
     return [row.result for row in desk(bench).findings(run, FindingFilter(), PageRequest()).items]
 
 
-def test_a_dry_run_is_taken_once_and_repairs_nothing(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_dry_run_is_taken_once_and_repairs_nothing(bench: Bench, reconciler: JobReconciler) -> None:
     """Though the reconciliation is declared with repairs; the timetable knows nothing of it, the audit does."""
     lost(bench)
     order = desk(bench).run_now("all", by=OTTO, why="after the restore", dry_run=True)
@@ -119,7 +119,7 @@ def test_a_dry_run_is_taken_once_and_repairs_nothing(bench: Bench, reconciler: R
     ) == ["otto all after the restore"]
 
 
-def test_a_run_now_repairs_as_declared(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_run_now_repairs_as_declared(bench: Bench, reconciler: JobReconciler) -> None:
     """In the name of who ordered it."""
     lost(bench)
     desk(bench).run_now("all", by=OTTO)
@@ -127,13 +127,13 @@ def test_a_run_now_repairs_as_declared(bench: Bench, reconciler: Reconciler) -> 
     assert bench.rows("SELECT actor FROM outbox.audit WHERE action = 'resend'") == ["otto"]
 
 
-def test_an_order_of_what_no_worker_has(bench: Bench, reconciler: Reconciler) -> None:
+def test_an_order_of_what_no_worker_has(bench: Bench, reconciler: JobReconciler) -> None:
     """It is refused, and names what there is."""
     with pytest.raises(ActRefused, match="has a reconciliation 'none' here; there is all"):
         desk(bench).run_now("none", by=OTTO)
 
 
-def test_two_workers_take_an_order(bench: Bench, reconciler: Reconciler) -> None:
+def test_two_workers_take_an_order(bench: Bench, reconciler: JobReconciler) -> None:
     """Who comes while another one takes it goes on without it."""
     desk(bench).run_now("all", by=OTTO)
     named = {"schedule": "all", "topic": "paid", "group": "mail"}
@@ -143,7 +143,7 @@ def test_two_workers_take_an_order(bench: Bench, reconciler: Reconciler) -> None
     assert (first, second) == ([(False, "otto")], [])
 
 
-def test_an_interrupted_order_is_taken_again(bench: Bench, reconciler: Reconciler) -> None:
+def test_an_interrupted_order_is_taken_again(bench: Bench, reconciler: JobReconciler) -> None:
     """A worker that stops over a run leaves the order to another one."""
     desk(bench).run_now("all", by=OTTO)
     reconciler._progress._stopping.set()
@@ -153,7 +153,7 @@ def test_an_interrupted_order_is_taken_again(bench: Bench, reconciler: Reconcile
     assert desk(bench).orders() == []
 
 
-def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconciler) -> None:
     """Each item has its outcome, each finding its result, the audit the operator and the reason; once is enough."""
     lost(bench, 3)
     run = dry_run(bench, reconciler)
@@ -182,7 +182,7 @@ def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: Reconciler) 
         desk(bench).repair(RepairSelection(run, kind="missing"), **order)
 
 
-def test_what_has_healed_is_left_alone(bench: Bench, reconciler: Reconciler) -> None:
+def test_what_has_healed_is_left_alone(bench: Bench, reconciler: JobReconciler) -> None:
     """Between the run and the repair the group has consumed it; and what is of another kind by now isn't touched."""
     healed, parked = lost(bench, 2)
     run = dry_run(bench, reconciler)
@@ -198,7 +198,7 @@ def test_what_has_healed_is_left_alone(bench: Bench, reconciler: Reconciler) -> 
     assert job_now(bench, job).state == "partly"
 
 
-def test_a_repair_that_is_named(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_that_is_named(bench: Bench, reconciler: JobReconciler) -> None:
     """What the policy only reports is repaired where an operator says how, for one message or all of a kind."""
     one, other = lost(bench, 2)
     put(bench, parked=one)
@@ -231,7 +231,7 @@ def test_selections_that_are_none(more: dict[str, Any], says: str) -> None:
         RepairSelection(UUID(int=1), **more)
 
 
-def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, reconciler: JobReconciler) -> None:
     """What was confirmed is what is ordered."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
@@ -242,7 +242,7 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
     assert bench.rows("SELECT id FROM outbox.bulk_job") == []
 
 
-def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconciler) -> None:
     """What it had claimed is done by another one, later; what it had done isn't done again."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
@@ -260,7 +260,7 @@ def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: Reconciler) 
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
 
 
-def test_a_repair_that_is_cancelled(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> None:
     """What is due is cancelled at once; what a worker is at is ended by it."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
@@ -290,7 +290,7 @@ class FirstPause(threading.Event):
         return True
 
 
-def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconciler) -> None:
     """A worker pauses after each batch; another one, or the same one that begins anew, finds the budget used up."""
     lost(bench, 3)
     job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
@@ -305,7 +305,7 @@ def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: Reconcile
     assert job_now(bench, job).done == 2
 
 
-def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: JobReconciler) -> None:
     """What one has claimed and not settled yet isn't in the budget: nobody claims more meanwhile."""
     lost(bench, 2)
     job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
@@ -317,13 +317,13 @@ def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: Reconci
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
-def test_a_rate_that_is_none(bench: Bench, reconciler: Reconciler, rate: float) -> None:
+def test_a_rate_that_is_none(bench: Bench, reconciler: JobReconciler, rate: float) -> None:
     """It is refused before anything is read."""
     with pytest.raises(InvalidRequest, match="rate"):
         desk(bench).repair(RepairSelection(UUID(int=1)), by=OTTO, why="test", rate=rate)
 
 
-def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: JobReconciler) -> None:
     """Nobody knows any more what it found: what is left is skipped, and says why."""
     lost(bench, 2)
     job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test")
@@ -336,7 +336,7 @@ def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: Reconciler)
     assert {item.outcome for item in items_of(bench, job)} == {"its run was pruned"}
 
 
-def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: JobReconciler) -> None:
     """Beside what was found: nothing, once all of it is repaired."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
@@ -350,7 +350,7 @@ def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: Reconciler) 
     assert shown() == [(2, 0)]
 
 
-def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: Reconciler) -> None:
+def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: JobReconciler) -> None:
     """A real one: it runs, and it repairs; the timetable isn't due."""
     lost(bench)
     age(bench, 1)

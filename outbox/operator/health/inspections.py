@@ -23,7 +23,7 @@ from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
-from outbox.operator.health.rules import LIMIT, NotInspected, Severity, at_most
+from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
 from outbox.operator.health.workers import alive, done, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
@@ -46,9 +46,6 @@ _POOLER_ROUNDS = 5
 PARKED_HALVES = 100_000
 # So many halves are read where halves are read topic by topic.
 _CHECKS_PER_TOPIC = 1_000
-
-#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
-IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 
 # What no worker does where none is alive, by the part of the tables.
 _UNDONE = {"producer": "dispatched, checked or pruned", "consumer": "consumed"}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: So many are counted; a number that has come to it means "at least".
 LIMIT = 10_000
+#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
+IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 _SECRETS = frozenset({"password", "sslpassword"})
 
 

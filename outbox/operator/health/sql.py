@@ -404,6 +404,26 @@ SELECT consumer_group, topic, count(DISTINCT m.id),
  GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
+# By the index of the runs of a pair; a follower's run ends after a day, and another one goes on.
+#: What the reconciliation that follows the log knows of a group, and how long ago (seconds) it looked: a part of
+#: `GroupStats`.
+FOLLOWED = Query(f"""
+-- group topic differences unfollowed
+{GROUP_QUEUES}
+SELECT p.consumer_group, p.topic, r.differences, r.age
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) p
+ CROSS JOIN LATERAL (
+       SELECT (SELECT coalesce(sum(value::int8), 0)::int8 FROM jsonb_each_text(n.counts)
+                WHERE NOT key = ANY (%(in_order)s::text[])) AS differences,
+              extract(epoch FROM clock_timestamp() - coalesce((plan ->> 'passed_at')::timestamptz, started_at))::float8
+                AS age
+         FROM {{s}}.reconciliation_run n
+        WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group AND finished_at IS NULL
+          AND started_at > clock_timestamp() - interval '2 days' AND plan ->> 'follows' IS NOT NULL
+        ORDER BY started_at DESC LIMIT 1) r
+ ORDER BY 1, 2
+""")
+
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
 #: applied, age in s, age of the newest that came to a result in s)``.
 LAST_RUNS = Template(f"""{GROUP_QUEUES}

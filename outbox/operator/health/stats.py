@@ -23,7 +23,7 @@ from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
 from outbox.message.model import behind, number_of
 from outbox.operator.health import sql
-from outbox.operator.health.rules import LIMIT, Thresholds
+from outbox.operator.health.rules import IN_ORDER, LIMIT, Thresholds
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,7 +36,8 @@ _IN_SAMPLE_OF_TOPIC = (
 )  # fmt: skip
 _IN_SAMPLE_OF_SAGA = ("open", "compensating", "overdue", "oldest_overdue", "capped")
 _IN_SAMPLE_OF_GROUP = (
-    "consumed", "lag", "oldest_lag", "failed", "waiting", "parked", "paused", "breaker_open", "capped",
+    "consumed", "lag", "oldest_lag", "failed", "waiting", "parked", "paused", "breaker_open",
+    "differences", "unfollowed", "capped",
 )  # fmt: skip
 
 
@@ -91,6 +92,8 @@ class GroupStats:
     not discarded; the oldest message of them, ``parked_id``, since ``oldest_parked`` seconds. ``paused``: by an
     operator. ``breaker_open``: everything fails, and one message at a time is tried. ``lost``: messages that the group
     had read and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds ago.
+    ``differences``: what the reconciliation that follows the log knows to differ now, with a backlog past the grace
+    period; ``unfollowed``: its last pass ended so many seconds ago. Both are None where none follows.
     """
 
     group: str
@@ -110,6 +113,8 @@ class GroupStats:
     lost: int = 0
     newest_loss: float | None = None
     lost_id: UUID | None = None
+    differences: int | None = None
+    unfollowed: float | None = None
     capped: list[str] = field(default_factory=list)
 
 
@@ -188,16 +193,19 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             full = sum(row["open"] for row in rows) >= LIMIT
             sagas = [SagaStats(**row, capped=["open", "compensating", "overdue"] if full else []) for row in rows]
         if "consumer" in parts:
-            offsets, failed, lost = execute(
+            offsets, failed, lost, followed = execute(
                 connection,
                 sql.OFFSETS(schema),
                 sql.FAILURES(schema, retry=limits.retry, limit=LIMIT),
                 sql.LOSSES(schema, lost=limits.lost),
+                sql.FOLLOWED(schema, in_order=sorted(IN_ORDER)),
             )
-            losses = {(row["group"], row["topic"]): row for row in sql.LOSSES.named(lost)}
+            parts_of: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+            for row in (*sql.LOSSES.named(lost), *sql.FOLLOWED.named(followed)):
+                parts_of[row["group"], row["topic"]] |= row
             groups = [
                 GroupStats(
-                    **row | losses.get((row["group"], row["topic"]), {}),
+                    **row | parts_of.get((row["group"], row["topic"]), {}),
                     capped=[count for count in ("failed", "waiting", "parked") if row[count] >= LIMIT],
                 )
                 for row in sql.FAILURES.named(failed)

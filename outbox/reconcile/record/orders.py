@@ -240,12 +240,14 @@ class ReconciliationOrders(Reconciliations):
         ``topic`` and ``group`` choose among several of this name by the first pair that they compare.
 
         Raises:
-            ActRefused: no living worker has it, or it is ordered already.
+            ActRefused: no living worker has it, it is ordered already, or it follows the log without an end.
             InvalidRequest: there are several of this name.
         """
         actor = as_actor(by)
         check_audited(actor, why)
         chosen = self._declared(schedule, database, topic, group)
+        if chosen.follows is not None:
+            raise ActRefused(f"reconciliation {schedule!r} follows the log without an end: there is no run to order")
         (first, *_), home, order_id = chosen.pairs, self.databases[chosen.database], uuid7()
         values = {"id": order_id, "schedule": schedule, "topic": first[0], "group": first[1], "dry_run": dry_run}
         values |= {"actor": actor.name, "reason": why.strip(), "origin": _json(actor.origin)}
@@ -300,7 +302,8 @@ class ReconciliationOrders(Reconciliations):
         check_audited(actor, why)
         check_order(rate, idempotency_key)
         database, run = self._find(selection.run)
-        if run.finished_at is None:
+        # What follows the log has found it already, though it goes on.
+        if run.finished_at is None and not (run.plan or {}).get("follows"):
             raise ActRefused(f"run {run.id} hasn't ended: what it finds can be repaired then")
         if foreign := (run.plan or {}).get("foreign"):
             raise ActRefused(

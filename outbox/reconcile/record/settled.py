@@ -89,8 +89,9 @@ _NEWEST_OP = "SELECT sequence, half_id::text FROM {s}.op_message ORDER BY sequen
 # What was lost behind an offset that is as far again was handled again.
 _CONSUMED = f"""
 SELECT concat_ws('.', {STORAGE}),
-       (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text FROM {{s}}.consumer_offset
-         WHERE consumer_group = %(group)s AND topic = %(topic)s)
+       (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text
+          FROM (SELECT queue, max(position) AS position FROM {{s}}.consumer_offset
+                 WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY queue) o)
   FROM pg_control_system() s
 """
 
@@ -112,10 +113,9 @@ SELECT EXISTS (
             OR NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.sequence > w.sequence)))
 """
 
-# All that became visible since the mark, whatever its age; what waits for a decision, or was compensated; by bucket.
-_TOUCHED_AT_PRODUCER = """
-SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
-  FROM (SELECT half_id FROM {s}.op_message
+# All that became visible since the mark, whatever its age.
+WRITTEN_SINCE = """
+        SELECT half_id FROM {s}.op_message
          WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
            AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
          UNION ALL
@@ -123,10 +123,16 @@ SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
           FROM unnest(%(queues)s::int[], %(positions)s::int8[]) AS q (queue, position)
          CROSS JOIN LATERAL (SELECT half_id FROM {s}.message m
                               WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position OFFSET 0) m
+"""
+
+# And what waits for a decision, or was compensated; by bucket.
+_TOUCHED_AT_PRODUCER = f"""
+SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
+  FROM ({WRITTEN_SINCE}
          UNION ALL
-        SELECT half_id FROM {s}.half_check
+        SELECT half_id FROM {{s}}.half_check
          UNION ALL
-        SELECT half_id FROM {s}.compensation) t
+        SELECT half_id FROM {{s}}.compensation) t
 """
 
 # Each of the three has an index of its own.
@@ -169,7 +175,7 @@ class SettledRanges:
         return sum((counts for _, counts in self.ranges), Counter())
 
 
-def _mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
+def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
     """Return where everything stands: the producer's snapshot, the ends of its queues, and its newest op.
 
     And, ``of_consumer``, how far the group has come.
@@ -197,7 +203,7 @@ def _mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
     return mark
 
 
-def _fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
+def fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
     """Has the producer, or the group, lost something of before the mark, though it still is the same storage?
 
     Storage that was put back tells nobody; new transactions have the numbers, and new messages the positions, of those
@@ -225,7 +231,7 @@ def load(
 
     ``record_in`` is the database that has them, unless it is the consumer's.
     """
-    now = _mark_of(snapshots, pair, of_consumer=record_in is not None)
+    now = mark_of(snapshots, pair, of_consumer=record_in is not None)
     access = record_in or snapshots.consumer.access
     known_ranges = pair_statement(_MARK, access, pair), pair_statement(KNOWN, access, pair, keep_for=keep_for)
     if record_in is None:
@@ -237,7 +243,7 @@ def load(
     version, before = (int(marks[0][0]), json.loads(marks[0][1])) if marks else (0, None)
     if not keep_for or before is None or before["identity"] != now["identity"] or not rows:
         return SettledRanges([], version, now)
-    if _fell_back(snapshots, pair, before, now):
+    if fell_back(snapshots, pair, before, now):
         return SettledRanges([], version, now, forgotten=len(rows))
     known = [
         (Range(first, end), Counter({Outcome[name.upper()]: number for name, number in json.loads(counts).items()}))
@@ -284,14 +290,19 @@ def lookups(
 
     Range n begins with the n-th of ``bounds``. Rows: ``(n,)``; 0 is before the first.
     """
-    # A queue that is new is looked through from its beginning.
-    heads = {queue: 0 for queue, *_ in now["heads"]} | {queue: position for queue, position, _ in before["heads"]}
-    since = {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
-    producer, consumer, numbered = snapshots.producer, snapshots.consumer, as_array(bounds)
+    since, numbered = written_since(before, now), as_array(bounds)
+    producer, consumer = snapshots.producer, snapshots.consumer
     return (
         (producer, pair_statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, **since)),
         (consumer, pair_statement(_TOUCHED_AT_CONSUMER, consumer.access, pair, bounds=numbered)),
     )
+
+
+def written_since(before: Mark, now: Mark) -> dict[str, object]:
+    """Return what `WRITTEN_SINCE` binds besides the pair."""
+    # A queue that is new is looked through from its beginning.
+    heads = {queue: 0 for queue, *_ in now["heads"]} | {queue: position for queue, position, _ in before["heads"]}
+    return {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
 
 
 def _inside(each: Range, window: Range) -> bool:

@@ -179,7 +179,8 @@ class Schedule:
 
     ``pairs`` are the topics and groups that it compares, ``*`` and ``*`` for those of a ``fleet``, which is its file:
     none where no living worker with the role ``reconcile`` has it. ``next_at`` is when it is due, None where that isn't
-    known. ``last`` are the runs of its newest job.
+    known. ``last`` are the runs of its newest job. One that ``follows`` the log has no end, and so many seconds between
+    its passes.
     """
 
     database: str
@@ -192,6 +193,7 @@ class Schedule:
     last: list[Run]
     next_at: dt.datetime | None
     fleet: str | None = None
+    follows: float | None = None
 
     @property
     def compares(self) -> list[str]:
@@ -223,7 +225,7 @@ SELECT id, job_id, topic, consumer_group, state, window_start, window_end, start
             SELECT count(*) FROM (SELECT FROM {{s}}.reconciliation_finding f
                                    WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f)) END,
        {measures}::text,
-       nullif(plan - 'alive_at', jsonb_build_object())::text, error, schedule,
+       nullif(plan - {hidden}, jsonb_build_object())::text, error, schedule,
        (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
   FROM (SELECT r.*, {heard_of} AS heard_of, d.differences,
                CASE WHEN r.finished_at IS NULL AND {heard_of} < clock_timestamp() - make_interval(secs => {lost})
@@ -235,9 +237,13 @@ SELECT id, job_id, topic, consumer_group, state, window_start, window_end, start
           FROM {{s}}.reconciliation_run r
          CROSS JOIN LATERAL (SELECT CASE WHEN r.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
                                FROM jsonb_each_text(r.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
+# What says that a run is at work, and how far a follower has come.
+_HIDDEN = "ARRAY['alive_at', 'state', 'passes', 'claim', 'claimed_until', 'due_at']"
 _TOTALS = "(SELECT jsonb_agg(m - 'rows') FROM jsonb_array_elements(measures) m)"
 _LISTED, _WHOLE = (
-    _ROWS.format(measures=measures, lost=LOST_AFTER, heard_of=HEARD_OF, settled=SETTLED, most_left=MOST_LEFT)
+    _ROWS.format(
+        hidden=_HIDDEN, measures=measures, lost=LOST_AFTER, heard_of=HEARD_OF, settled=SETTLED, most_left=MOST_LEFT
+    )
     for measures in (_TOTALS, "measures")
 )
 
@@ -377,9 +383,8 @@ class Reconciliations(OverDatabases):
     def _schedule(self, connection: Connection, database: Database, row: HandlerRow) -> Schedule:
         cron, every = row.options.get("cron"), row.options.get("every")
         zone, pairs = str(row.options.get("timezone", "UTC")), [tuple(pair) for pair in row.options.get("pairs", ())]
-        schedule = Schedule(
-            database.name, row.name, cron, every, zone, pairs, row.workers, [], None, row.options.get("fleet")
-        )
+        fleet, follows = row.options.get("fleet"), row.options.get("follows")
+        schedule = Schedule(database.name, row.name, cron, every, zone, pairs, row.workers, [], None, fleet, follows)
         if not pairs:
             return schedule
         topics, groups = map(list, zip(*pairs, strict=True))

@@ -279,6 +279,71 @@ class ReconciliationReportFailed(_Reconciled):
     """The application's function that gets the result has failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Followed(TelemetryEvent):
+    """What a pass of a reconciliation that follows the log has come to; ``duty`` names it and its groups."""
+
+    duty: str
+    reconciliation: str
+    topic: str
+    group: str
+
+
+@event(
+    "reconcile.differences_found",
+    "worker",
+    logging.WARNING,
+    "%(duty)s: %(number)d %(kind)s of topic %(topic)r in group %(group)r: %(message_ids)s; %(mend)s",
+)
+class DifferencesFound(_Followed):
+    """Messages differ, past their grace period; the first hundred are named. Each is told once.
+
+    Of a backlog (``kind`` is ``unconsumed``) none are named: it is told when it begins.
+    """
+
+    kind: str
+    number: int
+    message_ids: tuple[UUID, ...]
+    mend: str
+
+
+@event(
+    "reconcile.differences_gone",
+    "worker",
+    logging.INFO,
+    "%(duty)s: %(number)d %(kind)s of topic %(topic)r in group %(group)r are gone, %(left)d are left: %(message_ids)s",
+)
+class DifferencesGone(_Followed):
+    """Messages differ no more, or in another way; the first hundred are named."""
+
+    kind: str
+    number: int
+    message_ids: tuple[UUID, ...]
+    left: int
+
+
+@event(
+    "reconcile.differences_repaired",
+    "worker",
+    logging.INFO,
+    "%(duty)s: repaired of topic %(topic)r in group %(group)r: %(results)s",
+)
+class DifferencesRepaired(_Followed):
+    """Differences were repaired by the policy; ``results`` is how often which came of it."""
+
+    results: Mapping[str, int]
+
+
+@event(
+    "reconcile.rewound",
+    "worker",
+    logging.WARNING,
+    "%(duty)s: the log of topic %(topic)r, or group %(group)r in it, fell back; what may be concerned is compared anew",
+)
+class FollowerRewound(_Followed):
+    """The producer's storage was put back, or is another one, or the group reads again: a follower has gone back."""
+
+
 # --- operator --------------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ from outbox.text import described, key_text
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
     from outbox.reconcile.record.orders import ReconciliationOrders
-    from outbox.reconcile.record.views import FindingRow, Run
+    from outbox.reconcile.record.views import FindingRow, Run, Schedule
     from outbox.reconcile.rows import JobResult
 
 PRODUCER_VARIABLE = "OUTBOX_PRODUCER_URL"
@@ -127,8 +127,8 @@ class PairOptions:
         return tuple(Pair(topic, group, **filters) for topic, group in names) or None
 
 
-_FILTERS = options_of(Pair, "topic", "group")
-_WINDOW = options_of(Window, "last")
+FILTERS = options_of(Pair, "topic", "group")
+WINDOW = options_of(Window, "last")
 _SPARK = options_of(Spark, "conf", prefixed={"ui"})
 _JOB = options_of(
     Job,
@@ -137,8 +137,8 @@ _JOB = options_of(
 )
 
 
-def _job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
-    """Return the job; ``more`` goes over what is known from the file and the application."""
+def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
+    """Return the job that options describe; ``more`` goes over what is known from the file and the application."""
     values = source.values()
     outbox = load_quietly(source.app) if source.app else None
     known = list(values.get("pairs", ()))
@@ -311,7 +311,7 @@ def reconcile(
             values["keep_for"] = 0.0
         if values["spark"]:
             values.setdefault("engine", EngineName.SPARK)
-        work = _job(source, pairs, filters, window, values)
+        work = described_job(source, pairs, filters, window, values)
         secrets += [work.producer.url, work.consumer.url, work.recorder.url]
         if (work.by_spark or work.engine is EngineName.SPARK) and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
@@ -332,7 +332,7 @@ def reconcile(
     raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
 
 
-app.callback(help=_HELP)(gathered(reconcile, filters=_FILTERS, window=_WINDOW, job=_JOB, spark=_SPARK))
+app.callback(help=_HELP)(gathered(reconcile, filters=FILTERS, window=WINDOW, job=_JOB, spark=_SPARK))
 
 
 def _show_plans(job: Job, form: Output) -> None:
@@ -533,12 +533,18 @@ def show_schedules(where: RecordOptions, form: OutputOption = Output.TABLE) -> N
     """List the reconciliations that living workers have declared: when they run, what they compare, the next run."""
     rows = where.opened().schedules()
     shown = {
-        "when": lambda row: row.cron if row.every is None else f"every {output.age(row.every)}",
+        "when": _when,
         "compares": lambda row: ", ".join(row.compares),
         "workers": lambda row: ", ".join(row.workers),
     }
     columns = "name when timezone compares next=next_at workers"
     output.print_as(form, {"items": rows}, output.rows_table(columns, rows, **shown))
+
+
+def _when(row: Schedule) -> str:
+    if row.follows is not None:
+        return f"without an end, every {output.age(row.follows)}"
+    return f"every {output.age(row.every)}" if row.every is not None else row.cron or ""
 
 
 @command(app, "order")
@@ -609,7 +615,7 @@ def repair(
 # --- archives --------------------------------------------------------------------------------------------------------
 
 
-@command(app, "archive", filters=_FILTERS, window=_WINDOW)
+@command(app, "archive", filters=FILTERS, window=WINDOW)
 def archive(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder of the archives; made if need be.")],
     source: SourceOptions,
@@ -630,7 +636,7 @@ def archive(
     with needing("outbox reconcile archive", "reconcile"):
         from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
 
-        job = _job(source, pairs, filters, window, {})
+        job = described_job(source, pairs, filters, window, {})
         taken: list[Manifest] = []
         with output.Bars() as bars:
             for each in job.pairs:

@@ -1,0 +1,127 @@
+"""The reconciliation that follows the log as a duty: each pass is taken by one of the workers that have it.
+
+The record keeps the others off (`outbox.reconcile.follow.record`). What is found and what is gone is told when it is
+written down: one event for each kind and pass, however many messages they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from outbox.database.execute import execute
+from outbox.database.sql import NOW
+from outbox.errors import InvalidSettings
+from outbox.message.model import Counts
+from outbox.reconcile.config import Values, job_of
+from outbox.reconcile.job import Job, Reconciliation, Stoppable
+from outbox.telemetry.events import ReconciliationReportFailed
+from outbox.telemetry.hooks import emit
+from outbox.worker.reconciliation import SOME_TIME, name_of, values_of
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from sqlalchemy import Connection
+
+    from outbox.app import Outbox
+    from outbox.reconcile.follow.follower import Follower, PassResult
+
+#: The longest time (seconds) until it is looked whether a pass is due that another worker should have taken.
+READ_EVERY = 5.0
+
+
+def followings(outbox: Outbox, stopping: threading.Event) -> list[Following]:
+    """Return what follows the log for an Outbox, one for each database that its groups consume from.
+
+    Raises:
+        InvalidSettings: one that can't be run: its libraries aren't installed, or what was declared doesn't fit.
+    """
+    return [
+        Following(declared, values, stopping)
+        for declared in outbox.reconciliations.values()
+        if declared.follows is not False
+        for values in values_of(declared, outbox)
+    ]
+
+
+class Following:
+    """A reconciliation that follows the log, of groups that consume from one database; its calls are passes."""
+
+    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
+        from outbox.reconcile.follow.follower import check_followed  # noqa: PLC0415 - an extra
+
+        self.declared: Reconciliation = declared
+        self._values = values
+        self._progress = Stoppable(stopping)
+        self._followers: list[Follower] = []
+        self._due_at = time.monotonic()
+        job = self.work_at(SOME_TIME)
+        try:
+            check_followed(job)
+        except InvalidSettings as error:
+            raise declared.refused(str(error)) from None
+        self.pairs: list[tuple[str, str]] = [pair.names for pair in job.pairs]
+        self.schema: str = job.consumer.schema
+        self.name: str = name_of(declared, job)
+
+    def wait(self) -> float:
+        """Return after how many seconds to look again whether a pass is due."""
+        return min(max(self._due_at - time.monotonic(), 0.0), READ_EVERY)
+
+    def __call__(self, connection: Connection, _: Connection) -> Counts:
+        """Take the pass of each pair that is due, and that no other worker takes."""
+        if not self._followers:
+            with connection.begin():
+                ((now,),) = execute(connection, NOW)[0]
+            self._followers = list(self._made(self.work_at(now)))
+        counts = Counts()
+        self._due_at = time.monotonic() + self.declared.pass_every
+        failure: Exception | None = None
+        for follower in self._followers:
+            self._progress.done(0)
+            try:
+                counts += follower(connection)
+            except Exception as error:  # the other pairs go on
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return counts
+
+    def work_at(self, now: dt.datetime) -> Job:
+        """Return the job, of which ``now`` is the time."""
+        try:
+            return job_of(self._values, lambda _: now)
+        except InvalidSettings as error:
+            raise self.declared.refused(str(error)) from None
+
+    def end(self) -> None:
+        """Close the connections, also under a pass that runs on."""
+        for follower in self._followers:
+            follower.close()
+
+    def _made(self, job: Job) -> Iterator[Follower]:
+        from outbox.reconcile.follow.follower import Follower  # noqa: PLC0415 - an extra
+
+        every = self.declared.pass_every
+        for pair in job.pairs:
+            yield Follower(job, pair, self.declared.name, every, self._report, lambda: self._progress.done(0))
+
+    def _report(self, result: PassResult) -> None:
+        from outbox.reconcile.follow.events import events_of  # noqa: PLC0415 - an extra
+        from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
+
+        for event in events_of(result, self.name, self.declared.name):
+            emit(event)
+        if self.declared.report is not None:
+            try:
+                self.declared.report(result)
+            except Exception as error:  # it is the application's function
+                sentence = f"its report failed: {why_of(error, self._followers[0].job)}"
+                emit(
+                    ReconciliationReportFailed(
+                        duty=self.name, reconciliation=self.declared.name, sentence=sentence, error=error
+                    )
+                )
