@@ -637,6 +637,9 @@ def archive(
         from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
 
         job = described_job(source, pairs, filters, window, {})
+        if job.tables:
+            sides = " and ".join(job.tables)
+            raise Failure(f"archives are of the outbox's own tables, and those of the {sides} aren't", Code.CONFIG)
         taken: list[Manifest] = []
         with output.Bars() as bars:
             for each in job.pairs:
