@@ -638,8 +638,8 @@ def archive(
 
         job = described_job(source, pairs, filters, window, {})
         if job.tables:
-            sides = " and ".join(job.tables)
-            raise Failure(f"archives are of the outbox's own tables, and those of the {sides} aren't", Code.CONFIG)
+            foreign = " and ".join(job.tables)
+            raise Failure(f"archives are of the outbox's own tables, and those of the {foreign} aren't", Code.CONFIG)
         taken: list[Manifest] = []
         with output.Bars() as bars:
             for each in job.pairs:

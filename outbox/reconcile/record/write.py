@@ -245,10 +245,10 @@ def why_of(error: BaseException, recorded: Recorded) -> str:
 
 def detail_of(finding: Finding) -> dict[str, Any]:
     """Return what either side says of a difference, as JSON can hold it; without what it doesn't say."""
-    said = {
+    detail = {
         name: value
         for name, value in plain(finding).items()
         if name not in {"id", "outcome"} and value is not None and value is not False and value not in {"none", ""}
     }
     # Of another origin than PostgreSQL, it may have in it what PostgreSQL refuses.
-    return said | {name: storable(value) for name, value in said.items() if name == "foreign_id"}
+    return detail | {name: storable(value) for name, value in detail.items() if name == "foreign_id"}

@@ -54,23 +54,23 @@ class TablePairing:
         """
         rules = rules_of(self.job, self.pair, self.snapshots)
         both = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
-        sides: dict[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
+        by_part: dict[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
         comparison = Comparison(*both, rules)
         for part, lag in self.snapshots.lags.items():
             self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
         with timed(self.seconds, "plan"):
-            size = self._sizes(sides)
+            size = self._sizes(by_part)
             tier, why = plan.choose_tier(self.job, max(size.values()))
             self._because(why)
             engine, why = plan.choose_engine(self.job)
             self._because(why)
             mixing = replace(mixing_of(self.snapshots), mix="sum")
-            points = self._points(sides, size, mixing)
+            points = self._points(by_part, size, mixing)
         digests = Digested([], [])
         if tier is Tier.DIGEST:
             with timed(self.seconds, "digest"):
                 self.progress.stage(f"{self.pair}: digests", None)
-                digests = self._digests(sides, mixing, plan.cut([self.job.window.range], points), rules)
+                digests = self._digests(by_part, mixing, plan.cut([self.job.window.range], points), rules)
         if tier is Tier.DIGEST and plan.spares(digests, 1):
             self._because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
@@ -113,32 +113,34 @@ class TablePairing:
         with reaching(snapshot.access):
             return execute(snapshot.connection, statement)[0]
 
-    def _sizes(self, sides: dict[Part, PostgresSide]) -> plan.Size:
+    def _sizes(self, by_part: dict[Part, PostgresSide]) -> plan.Size:
         """Return how many rows a foreign side has, and about how many one of ours; see that they can be judged."""
         return {
             part: census(side, self._snapshot(part).connection)
             if isinstance(side, TableSide)
             else plan.rows_of(part, self._snapshot(part))
-            for part, side in sides.items()
+            for part, side in by_part.items()
         }
 
-    def _points(self, sides: dict[Part, PostgresSide], size: plan.Size, mixing: Mixing) -> list[UUID]:
+    def _points(self, by_part: dict[Part, PostgresSide], size: plan.Size, mixing: Mixing) -> list[UUID]:
         """Return ids that are evenly spread over the larger foreign side, in order."""
-        part = max((part for part, side in sides.items() if isinstance(side, TableSide)), key=lambda part: size[part])
+        part = max((part for part, side in by_part.items() if isinstance(side, TableSide)), key=lambda part: size[part])
         buckets = min(size[part] // _ROWS_OF_BUCKET, _MOST_BUCKETS)
         if buckets < 2:
             return []
-        statement = sql.sample(sides[part].statement([self.job.window.range]), mixing, size[part] // buckets)
+        statement = sql.sample(by_part[part].statement([self.job.window.range]), mixing, size[part] // buckets)
         return sorted(id_ for (id_,) in self._read(part, statement))
 
     def _digests(
-        self, sides: dict[Part, PostgresSide], mixing: Mixing, buckets: Sequence[Range], rules: Rules
+        self, by_part: dict[Part, PostgresSide], mixing: Mixing, buckets: Sequence[Range], rules: Rules
     ) -> Digested:
         bounds = [bucket.first for bucket in buckets]
-        bodies = all("digest" in side.table.declared.columns for side in sides.values() if isinstance(side, TableSide))
+        bodies = all(
+            "digest" in side.table.declared.columns for side in by_part.values() if isinstance(side, TableSide)
+        )
 
         def digest(part: Part) -> dict[int, Row]:
-            every = sides[part].statement([self.job.window.range])
+            every = by_part[part].statement([self.job.window.range])
             statement = sql.digests(part, every, bounds, mixing, bodies=bodies)
             return {row[0]: row[1:] for row in self._read(part, statement)}
 

@@ -82,11 +82,11 @@ def only(frame: DataFrame, part: Part, keys: Sequence[bytes]) -> DataFrame:
     """Return the rows of a frame with these ids (16 bytes)."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
-    wanted = pa.array(keys, pa.binary())
+    ids = pa.array(keys, pa.binary())
 
     def chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield batch.filter(pc.is_in(batch["id"], value_set=wanted))
+            yield batch.filter(pc.is_in(batch["id"], value_set=ids))
 
     return frame.mapInArrow(chosen, from_arrow_schema(_wire(part)))
 

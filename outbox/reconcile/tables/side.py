@@ -118,8 +118,8 @@ def census(side: TableSide, connection: Connection) -> int:
             rows = execute(connection, statement)[0]
         return tuple(rows[0]) if rows else (None,)
 
-    asked = sql.is_unique(table)
-    is_unique = asked is not None and bool(ask(asked)[0])
+    by_index = sql.is_unique(table)
+    is_unique = by_index is not None and bool(ask(by_index)[0])
     rows, without_id, ids, without_time, without_state = map(_number, ask(sql.census(table, pair, unique=is_unique)))
     if without_id:
         raise refused(f"{without_id:,} ids are null; leave such rows out by a query")

@@ -159,8 +159,8 @@ def _expression(table: KnownTable, column: TableColumn, values: dict[str, object
         if column.name not in table.declared.columns:
             return f"{(column.words)[column.default]}::int2"
         values |= {"states": list(words), "numbers": list(words.values())}
-        place = f"array_position(%(states)s::text[], {table.column(column.name)}::text)"
-        return f"(%(numbers)s::int2[])[{place}]"
+        index = f"array_position(%(states)s::text[], {table.column(column.name)}::text)"
+        return f"(%(numbers)s::int2[])[{index}]"
     kind = _TYPES[column.arrow]
     if column.name not in table.declared.columns:
         return "NULL::" + kind if column.default is None else f"({str(column.default).lower()})::{kind}"
