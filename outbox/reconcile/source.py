@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
@@ -222,7 +222,13 @@ def _ours(part: Part, foreign: Collection[Part]) -> list[Part]:
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    url = make_url(access.url)
+    return _engine(access.url)
+
+
+# An engine asks a server that it is new to for its version and settings, which costs half as much as to connect.
+@lru_cache(maxsize=256)
+def _engine(address: str) -> Engine:
+    url = make_url(address)
     keep_alive = {name: value for name, value in engines.KEEP_ALIVE.items() if name not in url.query}
     return engines.engine_of(url.update_query_dict(keep_alive), hide_parameters=True)
 
