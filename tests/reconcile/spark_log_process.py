@@ -6,6 +6,7 @@ Run as ``python -m tests.reconcile.spark_log_process TOPIC LAKE CHECKPOINT``; th
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outbox.reconcile.job import Spark
@@ -14,6 +15,8 @@ from outbox.reconcile.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def stream(spark: SparkSession, topic: str, lake: str, checkpoint: str, **options: str) -> int:
@@ -21,9 +24,26 @@ def stream(spark: SparkSession, topic: str, lake: str, checkpoint: str, **option
     register(spark)
     source = spark.readStream.format("outbox").options(topic=topic, **options).load()
     sink = source.writeStream.format("parquet").option("path", lake).option("checkpointLocation", checkpoint)
-    query = sink.trigger(availableNow=True).start()
-    query.awaitTermination()
-    return len([each for each in query.recentProgress if each["numInputRows"]])
+    return len([each for each in run(sink.trigger(availableNow=True)) if each["numInputRows"]])
+
+
+def run(sink: DataStreamWriter) -> Sequence[StreamingQueryProgress]:
+    """Run a stream to its end, and return its progress.
+
+    A Python that Spark starts for it has ten seconds until it must connect (PythonWorkerFactory of Spark). On a machine
+    that is too busy for that the query ends before it has begun, and is begun again, as whoever runs one would.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    while True:
+        query = sink.start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+        else:
+            return query.recentProgress
 
 
 def main() -> None:
