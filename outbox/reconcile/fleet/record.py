@@ -39,7 +39,8 @@ class FleetRun:
     @property
     def accesses(self) -> tuple[Access, ...]:
         """All databases that it speaks to."""
-        return (*self.fleet.databases.values(), self.recorder)
+        of_jobs = self.fleet.job.get("record_in")
+        return (*self.fleet.databases.values(), self.recorder, *([of_jobs] if of_jobs else []))
 
     def carry_out(self, ids: RunIds, progress: Progress) -> FleetResult:
         """Compare the fleet, repair what differs if its jobs say so, and record what came of it.
