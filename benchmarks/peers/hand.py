@@ -34,9 +34,10 @@ Act = Callable[[psycopg.Connection[Any], list[Row]], None]
 
 def each(connection: psycopg.Connection[Any], rows: list[Row]) -> None:
     """Have each message take effect by statements of its own."""
-    for _, message_id, body in rows:
-        connection.execute(ONCE, (str(message_id),))
-        connection.execute(CREDIT, (body["amount"], body["receiver"]))
+    with connection.cursor() as cursor:
+        for _, message_id, body in rows:
+            cursor.execute(ONCE, (str(message_id),))
+            cursor.execute(CREDIT, (body["amount"], body["receiver"]))
 
 
 def each_in_pipeline(connection: psycopg.Connection[Any], rows: list[Row]) -> None:
