@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.operator.health.inspections import IN_ORDER
+from outbox.operator.health.rules import IN_ORDER
 from tests.operator.health import (
     DUTIES,
     consume,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.reconcile.follow import look
+from outbox.reconcile.follow import survey
 from outbox.reconcile.job import Outcome
 from outbox.reconcile.rows import InboxState, ProducerState
 from tests.reconcile.following import Watched
@@ -62,7 +62,7 @@ def test_where_the_group_is_at_work_it_is_looked_at(town: Town, follow: Follow) 
 
 def test_many_in_flight_are_judged_together(town: Town, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where dispatch was away for long, the range is watched, and not each of its messages."""
-    monkeypatch.setattr(look, "_MOST_IN_FLIGHT", 10)
+    monkeypatch.setattr(survey, "_MOST_IN_FLIGHT", 10)
     ids = town.plant([fate(age=10.0, status=InboxState.NONE)] * 20, ids=ids_at(HOUR, 20))
     watched = follow()
     watched.pass_()

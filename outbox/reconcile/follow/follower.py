@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from outbox.database.execute import execute
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts, uuid7_at
-from outbox.reconcile.follow.look import SLACK, Chunk, Look, Looker, ahead_of, due_of, pending_of
 from outbox.reconcile.follow.record import LEASE, ClaimedPass, FollowerRecord, KnownDifference
 from outbox.reconcile.follow.sessions import Sessions
 from outbox.reconcile.follow.state import FollowerState, PendingRange
+from outbox.reconcile.follow.survey import SLACK, Chunk, LogSurvey, LogSurveyor, ahead_of, due_of, pending_of
 from outbox.reconcile.job import DONE, HEALED, EngineName, Job, Outcome, Pair, Repair
 from outbox.reconcile.pairing import in_flight, rules_of
 from outbox.reconcile.record import settled
@@ -84,7 +84,7 @@ def check_followed(job: Job) -> None:
         "record = false": not job.record,
         **{f"{part}.tables": True for part in job.tables},
     }
-    if found := [name for name, is_given in only_of_runs.items() if is_given]:
+    if found := [name for name, is_set in only_of_runs.items() if is_set]:
         raise InvalidSettings(
             f"{found[0]} is of a run that ends; leave it out, and have a second reconciliation each night for that"
         )
@@ -109,7 +109,7 @@ class Follower:
     _record: FollowerRecord = field(init=False)
     _state: FollowerState | None = None
     _open: dict[UUID, KnownDifference] = field(default_factory=dict)
-    _seen: set[UUID] = field(default_factory=set)
+    _examined: set[UUID] = field(default_factory=set)
     _last: tuple[UUID | None, int] = (None, 0)
     _claimed_at: float = 0.0
 
@@ -166,8 +166,8 @@ class Follower:
         with self._sessions.snapshots(self.waiting) as snapshots:
             known = {id_: each.kind for id_, each in self._open.items()}
             urgent = [id_ for id_, each in self._open.items() if self._is_urgent(each)]
-            looker = Looker(self.job, self.pair, snapshots, state, known, urgent, self._seen)
-            look = looker.take()
+            surveyor = LogSurveyor(self.job, self.pair, snapshots, state, known, urgent, self._examined)
+            look = surveyor.take()
         self._open = {id_: self._open[id_] for id_ in known}
         listed = self._confirm(state, look, lambda: self._stay(connection, claimed))
         found = tuple(to_findings(listed))
@@ -196,7 +196,7 @@ class Follower:
             return self._state
         state = FollowerState.of_json(claimed.state or {})
         self._open = self._record.open(connection, claimed.run)
-        self._seen.clear()
+        self._examined.clear()
         return state
 
     def _forget(self) -> None:
@@ -208,7 +208,7 @@ class Follower:
             self._record.renew(connection, claimed)
             self._claimed_at = time.monotonic()
 
-    def _confirm(self, state: FollowerState, look: Look, stay: Callable[[], None]) -> pa.Table:
+    def _confirm(self, state: FollowerState, look: LogSurvey, stay: Callable[[], None]) -> pa.Table:
         """Take the second look; return what is listed, and have the state know what is to be looked at again.
 
         ``stay`` is called now and then.
@@ -255,7 +255,7 @@ class Follower:
     def _repair(self, connection: Connection, run: UUID, findings: Sequence[Finding]) -> list[Repaired]:
         """Repair by the policy what wasn't tried; what another transaction was at is tried again by the next pass."""
         untried = (each for each in findings if (known := self._open.get(each.id)) and known.result is None)
-        wanted = (each for each in untried if each.outcome.repair(self.job.policy) is not Repair.ALERT)
+        repairable = (each for each in untried if each.outcome.repair(self.job.policy) is not Repair.ALERT)
         repaired: list[Repaired] = []
 
         def write_down(news: Sequence[Repaired]) -> None:
@@ -267,7 +267,7 @@ class Follower:
                 self._open[each.id] = replace(self._open[each.id], result=each.result)
             repaired.extend(news)
 
-        some = list(itertools.islice(wanted, _REPAIRED))
+        some = list(itertools.islice(repairable, _REPAIRED))
         if some:
             repair(
                 self.job, self.pair, run, some, engine_of(self.job.producer), engine_of(self.job.consumer), write_down

@@ -209,8 +209,8 @@ class FollowerRecord:
         run, plan = claimed.run, {**_plan(state, claimed.passes + 1), "claim": self.claim, **facts}
         values = {"run": run, "counts": json.dumps(counts_as_json(counts)), "wait": wait, "claim": self.claim}
         with connection.begin() as transaction:
-            (kept,) = execute(connection, self._statement(_KEEP, plan=json.dumps(plan), **values))
-            if not kept:
+            (written,) = execute(connection, self._statement(_KEEP, plan=json.dumps(plan), **values))
+            if not written:
                 transaction.rollback()
                 return None
             for start in range(0, len(found), _BATCH):

@@ -144,7 +144,7 @@ class Sessions:
             raise
 
 
-def sides_of(snapshots: Snapshots, pair: Pair, rows: int) -> tuple[Side, Side]:
+def readers_of(snapshots: Snapshots, pair: Pair, rows: int) -> tuple[Side, Side]:
     """Return what reads about so many rows of both sides, the producer's first, in snapshots."""
 
     def side(part: Part, snapshot: Snapshot) -> Side:

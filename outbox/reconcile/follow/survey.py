@@ -24,7 +24,7 @@ from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import compared
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
 from outbox.reconcile.follow import sql
-from outbox.reconcile.follow.sessions import sides_of
+from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
 from outbox.reconcile.job import Job, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules
@@ -43,7 +43,7 @@ AHEAD = 10.0
 #: So many messages are taken up in a pass; behind the clock, the next one follows at once.
 ROWS_OF_PASS = 100_000
 #: The least and the most seconds of ids that a pass takes up.
-_LEAST_SPAN, _MOST_SPAN = 20.0, 86_400.0
+_FEWEST_SECONDS, _MOST_SECONDS = 20.0, 86_400.0
 #: Messages of a range that is digested; few, so that little is read for one difference.
 _ROWS_OF_BUCKET = 60
 _MOST_BUCKETS = 4_096
@@ -70,7 +70,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Look:
+class LogSurvey:
     """What a look has found.
 
     ``found``: differences that aren't known, to be looked at a second time; ``known``: those that still are as they
@@ -92,11 +92,11 @@ class Look:
 
 
 @dataclass(slots=True)
-class Looker:
+class LogSurveyor:
     """Takes a look, and advances the state by it.
 
     ``open`` are the differences that are known, by id, those that were looked at the longest ago first; ``urgent`` of
-    them are read in any case. ``seen`` is what the log doesn't tell of and was read already; the look adds to it.
+    them are read in any case. ``examined`` is what the log doesn't tell of and was read already; the look adds to it.
     """
 
     job: Job
@@ -105,11 +105,11 @@ class Looker:
     state: FollowerState
     open: dict[UUID, Outcome]
     urgent: Collection[UUID]
-    seen: set[UUID]
+    examined: set[UUID]
 
-    def take(self) -> Look:
+    def take(self) -> LogSurvey:
         """Take the look."""
-        look = Look(rules_of(self.job, self.pair, self.snapshots))
+        look = LogSurvey(rules_of(self.job, self.pair, self.snapshots))
         now = settled.mark_of(self.snapshots, self.pair, of_consumer=True)
         before, self.state.mark = self.state.mark, now
         late: list[UUID] = []
@@ -146,8 +146,8 @@ class Looker:
         for side, statement in ((producer, unsaid), (consumer, failing)):
             with reaching(side.access), in_savepoint(side.connection, 0.0, by_index=True):
                 ids |= {id_ for (id_,) in execute(side.connection, statement)[0]}
-        self.seen &= ids
-        return sorted(ids - self.seen - self.open.keys() - self.state.watch.keys())
+        self.examined &= ids
+        return sorted(ids - self.examined - self.open.keys() - self.state.watch.keys())
 
     def _rewind(self, before: settled.Mark, now: settled.Mark) -> None:
         """Go back to what is left of a log that fell back, or to where a group reads again."""
@@ -162,9 +162,9 @@ class Looker:
         back = uuid7_at(max((min(ids).int >> 80) / 1e3 - REWIND, 0.0))
         self.state.frontier = min(self.state.frontier, back)
         self.state.pending = [each for each in self.state.pending if each.ids.first < self.state.frontier]
-        self.seen.clear()
+        self.examined.clear()
 
-    def _ranges(self, look: Look) -> Iterator[tuple[Range, int]]:
+    def _ranges(self, look: LogSurvey) -> Iterator[tuple[Range, int]]:
         """Yield the ranges to be judged, in order and apart, with how many messages are expected in each."""
         state, rules = self.state, look.rules
         due = state.due(rules.producer_now, rules.offsets or {})
@@ -183,7 +183,7 @@ class Looker:
 
     # --- judging -----------------------------------------------------------------------------------------
 
-    def _judge_ranges(self, look: Look) -> None:
+    def _judge_ranges(self, look: LogSurvey) -> None:
         began = self.state.frontier
         expected = _apart(self._ranges(look))
         if not expected:
@@ -206,9 +206,9 @@ class Looker:
         """Have the next pass take up as many seconds of ids as hold about `ROWS_OF_PASS` messages."""
         seconds = ((self.state.frontier.int >> 80) - (ids.first.int >> 80)) / 1e3
         span = min(seconds * ROWS_OF_PASS / max(rows, 1), self.state.span * 4)
-        self.state.span = min(max(span, _LEAST_SPAN), _MOST_SPAN)
+        self.state.span = min(max(span, _FEWEST_SECONDS), _MOST_SECONDS)
 
-    def _judge(self, look: Look, ids: Range, found: Digested) -> tuple[Chunk, pa.Table]:
+    def _judge(self, look: LogSurvey, ids: Range, found: Digested) -> tuple[Chunk, pa.Table]:
         """Judge a range by its digests, and by the rows of where they differ."""
         chunk = Chunk(ids)
         for bucket, counts in found.clean:
@@ -218,13 +218,13 @@ class Looker:
         if not different:
             return chunk, FINDING.empty_table()
         ranges = _joined(bucket for bucket, _ in different)
-        producer, consumer = sides_of(self.snapshots, self.pair, sum(rows for _, rows in different))
+        producer, consumer = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
         collected = compared(producer.read(ranges), consumer.read(ranges), look.rules)
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table
 
-    def _judge_messages(self, look: Look, late: Sequence[UUID]) -> None:
+    def _judge_messages(self, look: LogSurvey, late: Sequence[UUID]) -> None:
         """Judge what is read one by one: what is due, what the log doesn't tell of, and some of what is known."""
         state, now = self.state, look.rules.producer_now
         touched = [id_ for id_ in late if id_ in self.open]
@@ -232,20 +232,20 @@ class Looker:
         unsaid = self._unsaid(look.rules)
         single, ranges = clustered(unsaid) if len(unsaid) > _MOST_READ // 4 else (unsaid, [])
         state.add_pending(PendingRange(each) for each in ranges)
-        self.seen.update(unsaid)
+        self.examined.update(unsaid)
         due = (id_ for id_, due_at in state.watch.items() if due_at <= now)
         first = dict.fromkeys([*touched, *self.urgent, *due, *single])
-        wanted = [id_ for id_ in first if not look.has_judged(id_)]
+        to_read = [id_ for id_ in first if not look.has_judged(id_)]
         in_turn = (id_ for id_ in self.open if not look.has_judged(id_))
-        some = {*wanted[:_MOST_READ], *itertools.islice(in_turn, _OPEN_READ)}
-        state.watch |= dict.fromkeys((id_ for id_ in wanted[_MOST_READ:] if id_ not in self.open), now)
+        some = {*to_read[:_MOST_READ], *itertools.islice(in_turn, _OPEN_READ)}
+        state.watch |= dict.fromkeys((id_ for id_ in to_read[_MOST_READ:] if id_ not in self.open), now)
         for id_ in some:
             state.watch.pop(id_, None)
             if id_ in self.open:  # to the end of those that are looked at in turn
                 self.open[id_] = self.open.pop(id_)
         if not some:
             return
-        producer, consumer = sides_of(self.snapshots, self.pair, 0)
+        producer, consumer = readers_of(self.snapshots, self.pair, 0)
         table, others = judged(producer, consumer, look.rules, sorted(some))
         look.judged += len(some)
         state.judged += _in_order(others)
@@ -266,7 +266,7 @@ class Looker:
         else:
             self.state.watch |= dict(flying)
 
-    def _sort_out(self, look: Look, table: pa.Table, known: Collection[UUID]) -> None:
+    def _sort_out(self, look: LogSurvey, table: pa.Table, known: Collection[UUID]) -> None:
         """Sort differences that were read into new and known ones; the others of ``known`` are gone."""
         differences = differing(table).filter(pc.not_equal(differing(table)["outcome"], int(Outcome.UNCONSUMED)))
         kinds = dict(zip(to_uuids(differences), map(Outcome, differences["outcome"].to_pylist()), strict=True))
