@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox.worker.reconciliation import Reconciler, reconcilers
+from outbox.worker.reconciliation import JobReconciler, reconcilers
 from outbox.worker.repairs import Repairer
 from tests.console.reading import Page, Visitor
 from tests.console.reconciled import Reconciled, reconciled
@@ -19,10 +19,11 @@ RUNS, ORDERS = "/reconciliations/runs", "/reconciliations/orders"
 
 
 @pytest.fixture(scope="module")
-def reconciler(shop: Shop) -> Reconciler:
+def reconciler(shop: Shop) -> JobReconciler:
     """The reconciliation of the shop, which a worker reports."""
     shop.outbox.reconciliation("nightly", every=86_400, job={"window": {"grace": 0.0}})
     (found,) = reconcilers(shop.outbox, threading.Event())
+    assert isinstance(found, JobReconciler)
     options = {"cron": None, "every": 86_400.0, "timezone": "UTC", "pairs": [list(pair) for pair in found.pairs]}
     declared = {"kind": "reconciliation", "topic": "", "group": None, "name": "nightly", "options": options}
     report(shop.engine, handlers=[declared])
@@ -31,19 +32,19 @@ def reconciler(shop: Shop) -> Reconciler:
 
 
 @pytest.fixture
-def found(shop: Shop, reconciler: Reconciler) -> Reconciled:
+def found(shop: Shop, reconciler: JobReconciler) -> Reconciled:
     """A run of its own, with a message that is missing and one that is parked."""
     return reconciled(shop)
 
 
-def work(shop: Shop, duty: Reconciler | Repairer) -> None:
+def work(shop: Shop, duty: JobReconciler | Repairer) -> None:
     """Have a worker look once for what there is to do."""
     with shop.engine.connect() as connection:
         auto = connection.execution_options(isolation_level="AUTOCOMMIT")
         duty(auto, auto)
 
 
-def repaired(shop: Shop, reconciler: Reconciler) -> None:
+def repaired(shop: Shop, reconciler: JobReconciler) -> None:
     """Have a worker carry out the repairs that are ordered."""
     work(shop, Repairer(reconciler, threading.Event()))
 
@@ -93,7 +94,7 @@ def test_a_console_that_only_reads_orders_nothing(ask: object, shop: Shop, found
     assert reading.post(f"{RUNS}/{found.run}/repair", {"reason": "why"}).status_code == 403
 
 
-def test_a_dry_run(acting: Http, shop: Shop, reconciler: Reconciler) -> None:
+def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     """Ordered on the page, it waits for a worker, and then is in the list under the operator's name."""
     visitor = Visitor(acting).as_role("operator")
     page = visitor.go("reconciliations")
@@ -117,7 +118,7 @@ def test_a_dry_run(acting: Http, shop: Shop, reconciler: Reconciler) -> None:
     assert audited["origin"]["via"] == "console"
 
 
-def test_run_now_by_the_api(acting: Http, shop: Shop, reconciler: Reconciler) -> None:
+def test_run_now_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     """With what the order says; what no worker has is refused, and says what there is."""
     answer = acting.post(ORDERS, {"schedule": "nightly", "topic": TOPIC, "group": GROUP, "reason": "now"})
     assert (answer.status_code, answer.json()["dry_run"]) == (202, False)
@@ -133,7 +134,7 @@ def ordered(visitor: Visitor, page: Page) -> Page:
     return visitor.send(page.form("/repair"), reason="lost inbox")
 
 
-def test_a_repair_on_the_pages(acting: Http, shop: Shop, reconciler: Reconciler, found: Reconciled) -> None:
+def test_a_repair_on_the_pages(acting: Http, shop: Shop, reconciler: JobReconciler, found: Reconciled) -> None:
     """From the run to the question, to the bulk job with its progress and outcome, and back to what became of it."""
     visitor = Visitor(acting).as_role("operator")
     page = visitor.go(f"reconciliations/{found.run}")
@@ -155,7 +156,7 @@ def test_a_repair_on_the_pages(acting: Http, shop: Shop, reconciler: Reconciler,
     assert audited["reason"].endswith("missing; lost inbox")
 
 
-def test_one_finding_is_repaired(acting: Http, shop: Shop, reconciler: Reconciler, found: Reconciled) -> None:
+def test_one_finding_is_repaired(acting: Http, shop: Shop, reconciler: JobReconciler, found: Reconciled) -> None:
     """By the repair that the operator chose, though the policy only reports it."""
     visitor = Visitor(acting).as_role("operator")
     page = visitor.go(f"reconciliations/{found.run}/findings/{found.parked}")
@@ -167,7 +168,7 @@ def test_one_finding_is_repaired(acting: Http, shop: Shop, reconciler: Reconcile
     assert "Retry…" not in page.text
 
 
-def test_a_repair_by_the_api(acting: Http, shop: Shop, reconciler: Reconciler, found: Reconciled) -> None:
+def test_a_repair_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler, found: Reconciled) -> None:
     """Previewed, ordered once however often it is sent, with what was shown."""
     path, operator = f"{RUNS}/{found.run}/repair", acting.as_role("operator")
     preview = operator.post(f"{path}/preview", {"kind": "missing"}).json()

@@ -66,9 +66,10 @@ def only(outbox: Outbox) -> JobReconciler:
 
 def look(bench: Bench, outbox: Outbox | None = None) -> int:
     """Let a worker look once whether it is due, and return how many pairs it compared."""
+    (reconciler,) = reconcilers(outbox or bench.outbox, threading.Event())
     with bench.observer.connect() as connection:
         auto = connection.execution_options(isolation_level="AUTOCOMMIT")
-        return only(outbox or bench.outbox)(auto, auto).taken
+        return reconciler(auto, auto).taken
 
 
 @contextmanager
