@@ -64,9 +64,13 @@ def load(name: str) -> Benchmark:
 
 def measure(name: str, lab: Lab) -> tuple[list[Figure], float]:
     """Run one benchmark in this process; return its figures and the peak memory in MiB."""
-    figures = list(load(name).run(lab))
+    return list(load(name).run(lab)), peak_memory()
+
+
+def peak_memory() -> float:
+    """Return the most memory that this process has had (MiB)."""
     unit = 1024 if sys.platform == "linux" else 1024 * 1024
-    return figures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def backend_pid(connection: Connection) -> int:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks import table
 from benchmarks.__main__ import SERVER_SETTINGS
-from benchmarks.lab import Lab, backend_pid
+from benchmarks.lab import Lab, backend_pid, peak_memory
 from benchmarks.measure import Figure, Ratio
 from benchmarks.peers import business, handling, latency, processes, sending
 from benchmarks.peers.contest import Bar, Costs
@@ -108,7 +108,7 @@ def _run(only: tuple[str, ...], lab: Lab, stack: ExitStack, outcome: Outcome) ->
 
 def _print(outcome: Outcome, *, markdown: bool) -> None:
     versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
-    results = {"bars": (outcome.bars, 0.0)} if outcome.bars else {}
+    results = {"bars": (outcome.bars, peak_memory())} if outcome.bars else {}
     if markdown:
         print("\n".join(_markdown(outcome)), table.markdown(results), sep="\n\n")
         print(*(f"- {note}" for note in (versions, *outcome.notes)), sep="\n")

@@ -38,7 +38,7 @@ def contests(
     lab: Lab, server: ServerProcesses, arms: dict[str, dict[str, Arm]]
 ) -> Iterator[tuple[str, dict[str, Costs]]]:
     """Yield the costs of each contest."""
-    rounds = lab.scale(7, 2)
+    rounds = lab.scale(7, 1)
     messages = {ONE: lab.scale(400, 60), EACH: lab.scale(2_000, 400)}
     for what, of_peers in arms.items():
         yield what, contest(of_peers, messages.get(what, lab.scale(8_000, 1_000)), rounds, server, lab.say)

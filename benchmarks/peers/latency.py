@@ -26,7 +26,7 @@ from outbox.worker import Worker
 RATE = 200
 #: The pause (seconds) of those who look again and again: one by hand, and pgmq.
 _POLL = 0.010
-_IMPORT_SECONDS, _WARM_UP, _DEADLINE = 5.0, 0.5, 30.0
+_IMPORT_SECONDS, _WARM_UP, _DEADLINE = 3.0, 0.5, 30.0
 QUEUE = "latency"
 
 #: The number of a message to the moment (`time.monotonic`, the same clock in all processes of a machine).

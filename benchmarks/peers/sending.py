@@ -40,7 +40,7 @@ def contests(lab: Lab, server: ServerProcesses, stack: ExitStack) -> Iterator[tu
     """Yield the costs of the transactions; of the databases, those in which the arms of handling are installed."""
     runner = stack.enter_context(asyncio.Runner())
     arms = {**_sync_arms(lab, stack), **_async_arms(lab, runner, stack)}
-    yield SENDING, contest(arms, lab.scale(300, 60), lab.scale(15, 3), server, lab.say)
+    yield SENDING, contest(arms, lab.scale(300, 100), lab.scale(15, 2), server, lab.say)
 
 
 def _sync_arms(lab: Lab, stack: ExitStack) -> dict[str, Arm]:

@@ -148,7 +148,10 @@ class SupervisedProcess:
                 case EndAtOnce(number) if self._worker is not None:
                     self._worker.end_at_once(number)
                 case Measure(scrape):
-                    families = [] if self._registry is None else list(self._registry.collect())
+                    families: list[Any] = []
+                    # Whatever fails in it, the next order must be obeyed; an answer without families is told.
+                    with suppress(Exception):
+                        families = [] if self._registry is None else list(self._registry.collect())
                     self._send(Measurements(scrape, families))
 
     def _drain(self) -> None:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from outbox.database.engines import Backoff
@@ -58,6 +59,8 @@ _RESTART_FIRST, _RESTART_CAP = 0.2, 30.0
 #: How long (seconds) the processes may take to end at once, and to answer a scrape.
 _AT_ONCE = 2.0
 _SCRAPE_WITHIN = 2.0
+#: How long (seconds) what a process has said before its end may take to be read.
+_LAST_WORDS = 1.0
 #: The exit code where processes die again and again.
 _FAILED = 1
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -89,6 +92,7 @@ class _Child:
     hung: bool = False
     #: What it answered the newest scrape with.
     measurements: Measurements | None = None
+    reading: threading.Thread | None = None
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -111,7 +115,8 @@ class _Child:
         if self.refusal is not None:
             return self.refusal.reason
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            known = -code in {*signal.Signals}
+            return f"killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
         if code and silent > self.beat.hang_timeout - BEAT:
             return f"it gave no sign of life for {silent:.0f} s, wrote to stderr where it hung, and ended"
         return f"exit code {code}"
@@ -152,7 +157,11 @@ class Supervisor:
         self._ending: Ending | None = None
         self._signal: int | None = None
         self._turned_at = time.monotonic()
-        # Orders and answers of scrapes, which come in threads of their own.
+        # What the processes say, each read in a thread of its own: one that is stopped in the middle of a word must not
+        # stop the supervisor. A byte to the waker ends the wait of its loop.
+        self._news: SimpleQueue[tuple[_Child, object, float]] = SimpleQueue()
+        self._waker: socket.socket | None = None
+        # Answers to scrapes, which come in threads of their own too.
         self._answered = threading.Condition()
         self._scrapes = 0
 
@@ -184,7 +193,10 @@ class Supervisor:
         now = time.monotonic()
         for slot in self._slots:
             if self._ending is None and slot.child is None and slot.start_at <= now:
-                slot.child = self._new_child(slot)
+                try:
+                    slot.child = self._new_child(slot)
+                except OSError as error:  # of memory, of processes, of files
+                    self._not_started(slot, f"{type(error).__name__}: {error}", _FAILED)
             if not self._proven:
                 return
 
@@ -192,45 +204,62 @@ class Supervisor:
         ours, theirs = self._context.Pipe()
         arguments, name = (theirs, self._metered), f"outbox-{slot.number}"
         process = self._context.Process(target=self._target, args=arguments, name=name)
-        process.start()
-        theirs.close()
+        try:
+            process.start()
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         now = time.monotonic()
-        return _Child(process, ours, now, now)
+        child = _Child(process, ours, now, now)
+        child.reading = threading.Thread(target=self._read, args=(child,), name="outbox-supervisor", daemon=True)
+        child.reading.start()
+        return child
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
     def _wait(self, signals: socket.socket) -> None:
         """Wait for signals, for what the processes say and for their ends, a moment at most; take note of it."""
         began, children = time.monotonic(), self._children()
-        links = [each.link for each in children if not each.link.closed]
-        found = wait([signals, *links, *(each.process.sentinel for each in children)], _TICK)
+        found = wait([signals, *(each.process.sentinel for each in children)], _TICK)
         self._turned_at = now = time.monotonic()
         if (late := now - began - _TICK) > _LATE:
             # The supervisor was held up (stopped, or the machine was): so may the processes have been.
             for each in children:
                 each.heard_at += late
-        for child in children:
-            self._hear(child, now)
+        self._hear()
         if signals in found:
-            for number in signals.recv(64):
+            for number in filter(None, signals.recv(4096)):
                 self._signalled(number)
 
-    def _hear(self, child: _Child, now: float) -> None:
-        try:
-            while not child.link.closed and child.link.poll():
+    def _read(self, child: _Child) -> None:
+        """Read what a process says, until it has ended."""
+        while True:
+            try:
                 news = child.link.recv()
-                child.heard_at = now
-                match news:
-                    case Heartbeat():
-                        self._beaten(child, news)
-                    case Refusal():
-                        child.refusal = news
-                    case Measurements():
-                        with self._answered:
-                            child.measurements = news
-                            self._answered.notify_all()
-        except (EOFError, OSError):  # it has died, which its sentinel says too
-            child.link.close()
+            except (EOFError, OSError):  # it has died, which its sentinel says too
+                return
+            if isinstance(news, Measurements):
+                with self._answered:
+                    child.measurements = news
+                    self._answered.notify_all()
+                continue
+            self._news.put((child, news, time.monotonic()))
+            with suppress(OSError):  # the bytes before have woken it, or it has ended
+                if self._waker is not None:
+                    self._waker.send(bytes(1))
+
+    def _hear(self) -> None:
+        """Take note of what was read."""
+        with suppress(Empty):
+            while True:
+                child, news, heard_at = self._news.get_nowait()
+                child.heard_at = max(child.heard_at, heard_at)
+                if isinstance(news, Heartbeat):
+                    self._beaten(child, news)
+                elif isinstance(news, Refusal):
+                    child.refusal = news
 
     def _beaten(self, child: _Child, beat: Heartbeat) -> None:
         before, child.beat = child.beat, beat
@@ -250,7 +279,8 @@ class Supervisor:
                 self._replacing = list(self._slots)
         elif self._signal is None:
             self._signal = number
-            self._end(Ending(0))
+            if self._ending is None:
+                self._end(Ending(0))
         else:
             self._ending = Ending(128 + number)
             for child in self._children():
@@ -262,8 +292,9 @@ class Supervisor:
     def _reap(self) -> None:
         """Take note of the processes that have ended."""
         for child in self._children():
-            if child.process.exitcode is not None:
-                self._hear(child, child.heard_at)  # its last words
+            if child.process.exitcode is not None and child.reading is not None:
+                child.reading.join(_LAST_WORDS)
+        self._hear()
         for number, child in list(self._leaving):
             if self._buried(child):
                 self._leaving.remove((number, child))
@@ -293,16 +324,18 @@ class Supervisor:
         """Have another process started in the place of one that has ended, or end."""
         now = time.monotonic()
         if not self._proven:
-            code, why = (_FAILED, f"the first worker process can't start: {child.ending()}")
-            self._end(Ending(child.refusal.code, child.refusal.reason) if child.refusal else Ending(code, why))
+            if child.refusal is not None:
+                self._not_started(slot, child.refusal.reason, child.refusal.code)
+            else:
+                self._not_started(slot, f"a worker process ended before it had started: {child.ending()}", _FAILED)
             return
         if now - child.began >= _SETTLED_AFTER:
             slot.backoff.reset()
-        delay = slot.backoff.next()
-        slot.start_at = now + delay
         if not child.beat.started:
-            emit(ProcessNotStarted(number=slot.number, reason=child.ending(), delay=delay))
+            self._not_started(slot, child.ending(), _FAILED)
         else:
+            delay = slot.backoff.next()
+            slot.start_at = now + delay
             self._tell_end(slot.number, child, delay)
         if child.refusal is not None and child.refusal.temporary:
             return
@@ -313,6 +346,15 @@ class Supervisor:
                 f"{_DEATHS} worker processes in a row have died soon after their start; the last one: {child.ending()}"
             )
             self._end(Ending(_FAILED, reason))
+
+    def _not_started(self, slot: _Slot, reason: str, code: int) -> None:
+        """Have another try later; end if none has ever started."""
+        if not self._proven:
+            self._end(Ending(code, reason))
+            return
+        delay = slot.backoff.next()
+        slot.start_at = time.monotonic() + delay
+        emit(ProcessNotStarted(number=slot.number, reason=reason, delay=delay))
 
     @staticmethod
     def _tell_end(number: int, child: _Child, delay: float | None) -> None:
@@ -371,7 +413,11 @@ class Supervisor:
         slot = self._replacing.pop(0)
         # One that isn't there is started anew in any case.
         if slot.child is not None:
-            slot.successor = self._new_child(slot)
+            try:
+                slot.successor = self._new_child(slot)
+            except OSError as error:  # of memory, of processes, of files
+                self._replacing.clear()
+                emit(ReplacementFailed(number=slot.number, reason=f"{type(error).__name__}: {error}"))
 
     def _kill_all(self) -> None:
         """Leave nothing behind, also where the supervisor itself fails."""
@@ -390,10 +436,12 @@ class Supervisor:
             reader.setblocking(False)
             writer.setblocking(False)
             before = {number: signal.signal(number, lambda *_: None) for number in (*_ENDING, signal.SIGHUP)}
+            self._waker = writer
             wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
             try:
                 yield reader
             finally:
+                self._waker = None
                 signal.set_wakeup_fd(wakeup)
                 for number, handler in before.items():
                     signal.signal(number, handler)
