@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, make_url, text
 
-from benchmarks import bank
+from benchmarks import bank, handmade
 
 _SIZE = 300
 _chance = random.Random(17)
@@ -30,8 +30,9 @@ _TABLE = "CREATE TABLE dedupe (consumer text, message_id text, PRIMARY KEY (cons
 
 
 def create(engine: Engine) -> None:
-    """Create the accounts, the ledger, and the table of those without an inbox."""
+    """Create the accounts, the ledger, the table of those without an inbox, and that of a hand-written outbox."""
     bank.open_bank(engine)
+    handmade.create(engine)
     with engine.begin() as connection:
         connection.execute(text(_TABLE))
 

@@ -47,7 +47,6 @@ def _sync_arms(lab: Lab, stack: ExitStack) -> dict[str, Arm]:
     import procrastinate
 
     outbox = Outbox(lab.engine("ours"), settings=Settings())
-    handmade.create(lab.engine("hand"))
     with lab.engine("pgmq").begin() as connection:
         connection.execute(text("SELECT pgmq.create('sent')"))
     connector = procrastinate.SyncPsycopgConnector(conninfo=libpq_url(lab.urls["procrastinate"]))
