@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from outbox.worker.supervisor import Ending, Supervisor
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.fleet import WorkerFleet, fleet, started_fleet
@@ -77,6 +80,29 @@ def test_deaths_in_a_row_end_it(bench: Bench) -> None:
         ended = running.told("process.ended")
     assert {each["ending"] for each in ended} == {"exit code 3"}
     assert running.lines[-1].startswith("error: 3 worker processes in a row have died soon after their start")
+
+
+def test_a_machine_that_can_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with 1 and the system's own words; the signals are handled as before."""
+    supervisor = Supervisor(_exit, 2)
+
+    def start(_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(supervisor._context.Process, "start", start)
+    before = signal.getsignal(signal.SIGTERM)
+    assert supervisor.run() == Ending(1, "OSError: [Errno 12] Cannot allocate memory")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_process_that_ends_before_it_has_started() -> None:
+    """The first one that ends without a word is the end, told by its exit code."""
+    ending = Supervisor(_exit, 2).run()
+    assert ending == Ending(1, "a worker process ended before it had started: exit code 5")
+
+
+def _exit(_link: object, _metered: bool) -> None:
+    sys.exit(5)
 
 
 def get(port: int, path: str) -> tuple[int, str]:
