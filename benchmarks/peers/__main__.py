@@ -110,7 +110,7 @@ def _print(outcome: Outcome, *, markdown: bool) -> None:
     versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
     results = {"bars": (outcome.bars, peak_memory())} if outcome.bars else {}
     if markdown:
-        print("\n".join(_markdown(outcome)), table.markdown(results), sep="\n\n")
+        print("\n".join(_markdown(outcome)), *([table.markdown(results)] if results else ()), sep="\n\n")
         print(*(f"- {note}" for note in (versions, *outcome.notes)), sep="\n")
         return
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -124,7 +124,8 @@ def _print(outcome: Outcome, *, markdown: bool) -> None:
     console = Console()
     console.width = console.width if console.is_terminal else 150
     console.print(shown)
-    table.show(results)
+    if results:
+        table.show(results)
     console.print(*(versions, *outcome.notes), sep="\n")
 
 
