@@ -224,6 +224,7 @@ def test_misspelt_variables_are_refused(name: str, said: str) -> None:
     "name",
     [
         *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_RECORD_URL", "OUTBOX_APP"),
+        "OUTBOX_PROCESSES",
         "OUTBOX_PG_BIN",
         *(
             "OUTBOX_JDBC_JAR",
