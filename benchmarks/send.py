@@ -25,21 +25,21 @@ def run(lab: Lab) -> list[Figure]:
     engine = lab.engine("main")
     bank.open_bank(engine)
     handmade.create(engine)
-    outbox = Outbox(engine, settings=Settings())
     count, rounds = lab.scale(20, 10), lab.scale(120, 4)
     figures = []
     for messages, bars in ((1, (0.85, 0.95)), (10, (None, None))):
         lab.say(f"send: {messages} a transaction")
-        tells = _tells(outbox, messages)
         # An engine for each arm: hooks of ours must not slow down those who don't use them.
+        engines = {name: lab.engine("main") for name in ("ours", "hand", "bare")}
+        tells = _tells(Outbox(engines["ours"], settings=Settings()), messages)
         arms: dict[str, Arm] = {
-            name: partial(rate, count, partial(_transactions, lab.engine("main"), tell, messages, count))
+            name: partial(rate, count, partial(_transactions, engines[name], tell, messages, count))
             for name, tell in tells.items()
         }
         figures += _figures(f"transaction with {messages} sent", interleave(arms, rounds), bars)
     lab.say("send: AsyncSession")
-    figures += _figures("the same, AsyncSession", _measure_async(lab, outbox, count, rounds), (0.85, 0.95))
-    figures.append(_wire(lab, outbox))
+    figures += _figures("the same, AsyncSession", _measure_async(lab, count, rounds), (0.85, 0.95))
+    figures.append(_wire(lab, Outbox(engine, settings=Settings())))
     return figures
 
 
@@ -71,16 +71,15 @@ def _transactions(engine: Engine, tell: Tell, messages: int, count: int) -> None
             _business(session, tell, messages)
 
 
-def _measure_async(lab: Lab, outbox: Outbox, count: int, rounds: int) -> dict[str, list[float]]:
-    engines: list[AsyncEngine] = []
+def _measure_async(lab: Lab, count: int, rounds: int) -> dict[str, list[float]]:
+    engines = {name: create_async_engine(lab.urls["main"]) for name in ("ours", "hand", "bare")}
     with asyncio.Runner() as runner:
         arms: dict[str, Arm] = {}
-        for name, tell in _tells(outbox, 1).items():
-            engines.append(create_async_engine(lab.urls["main"]))
-            work = partial(_transactions_async, engines[-1], tell, count)
+        for name, tell in _tells(Outbox(engines["ours"], settings=Settings()), 1).items():
+            work = partial(_transactions_async, engines[name], tell, count)
             arms[name] = partial(rate, count, partial(_run, runner, work))
         results = interleave(arms, rounds)
-        for engine in engines:
+        for engine in engines.values():
             runner.run(engine.dispose())
     return results
 

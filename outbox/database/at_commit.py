@@ -54,12 +54,13 @@ Source = Callable[[Connection], list[Item]]
 class Pending:
     """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
 
-    ``committed`` is called after the COMMIT.
+    ``committed`` is called after the COMMIT. ``bytes_sent`` is for who counts what a transaction sends.
     """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     committed: list[Callable[[], None]] = field(default_factory=list)
+    bytes_sent: int = 0
 
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
@@ -95,13 +96,13 @@ def add(connection: Connection, *items: Item) -> None:
             "sends too late; send before, or in a listener that was added before the Outbox was made"
         )
     inside = savepoints(connection)
-    _pending_of(connection).items.extend((item, inside) for item in items)
+    pending_of(connection).items.extend((item, inside) for item in items)
 
 
 def at_commit(connection: Connection, *statements: Statement) -> None:
     """Have statements written in the round trip of this connection's COMMIT, after what writers make."""
     inside = savepoints(connection)
-    _pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
+    pending_of(connection).items.extend((new_item(statement), inside) for statement in statements)
 
 
 def after_commit(connection: Connection, function: Callable[[], None]) -> None:
@@ -110,7 +111,7 @@ def after_commit(connection: Connection, function: Callable[[], None]) -> None:
     The function must not raise: nobody could undo what is committed. In a two-phase transaction it isn't called, since
     who commits that, and when, isn't known here; nor after `write_now`, which is for what tests roll back.
     """
-    _pending_of(connection).committed.append(function)
+    pending_of(connection).committed.append(function)
 
 
 def write_now(connection: Connection) -> None:
@@ -136,14 +137,16 @@ def items_of(connection: Connection) -> list[Item]:
 
 def attach(connection: Connection, source: Source) -> None:
     """Take more items from ``source`` when this connection commits."""
-    if source not in (sources := _pending_of(connection).sources):
+    if source not in (sources := pending_of(connection).sources):
         sources.append(source)
 
 
-def _pending_of(connection: Connection) -> Pending:
+def pending_of(connection: Connection) -> Pending:
+    """Return what the transaction of a connection has yet to write."""
     pending = _by_connection.get(connection)
     if pending is None:
         hook(connection.engine)
+        connection._has_events = True
         pending = _by_connection[connection] = Pending()
     return pending
 
@@ -162,15 +165,22 @@ def savepoints(connection: Connection) -> tuple[str, ...]:
 
 
 def hook(engine: Engine) -> None:
-    """Listen to the events of an engine's connections, once."""
+    """Listen to the events of an engine's connections, once; they come from connections that have something to write.
+
+    Where an engine has listeners, SQLAlchemy tells of each statement too: more than a quarter of what a send would cost
+    (in instructions of the client, of a transaction with two statements of its own). So the engine's flag is put back,
+    and set on the connections that it matters for. A listener of the application's sets it again.
+    """
     if engine in _hooked:
         return
+    told = engine._has_events
     event.listen(engine, "commit", _on_commit)
     event.listen(engine, "commit_twophase", _on_commit_twophase)
     event.listen(engine, "prepare_twophase", _on_prepare_twophase)
     event.listen(engine, "rollback", _on_rollback)
     event.listen(engine, "rollback_twophase", _on_rollback)
     event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+    engine._has_events = told
     _hooked.add(engine)
 
 

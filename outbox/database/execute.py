@@ -106,6 +106,10 @@ def is_closed(driver: Any) -> bool:
 
 def encodings_of(driver: Any) -> set[str]:
     """Return the encodings other than UTF-8 that texts pass on their way into a table: the client's, the server's."""
+    libpq = getattr(driver, "pgconn", None)
+    names = b"client_encoding", b"server_encoding"
+    if libpq is not None and all(libpq.parameter_status(name) == b"UTF8" for name in names):  # asked for each send
+        return set()
     return {_parameter(driver, name) for name in ("client_encoding", "server_encoding")} - {"UTF8", ""}
 
 
@@ -259,12 +263,18 @@ def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
 
 
 def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | None:
-    """Return the statements as one round trip; None where the driver is one that can't be driven so."""
+    kind = round_trip_kind()
+    return None if kind is None else kind(driver, pairs)
+
+
+@cache
+def round_trip_kind() -> type[RoundTrip] | None:
+    """Return the class of round trips; None where the driver is one that can't be driven so."""
     try:
         from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
     except ImportError:  # a private part of the driver has another name
         return None
-    return RoundTrip(driver, pairs) if is_known() else None
+    return RoundTrip if is_known() else None
 
 
 def _send(

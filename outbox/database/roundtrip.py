@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -57,14 +57,20 @@ class _Sending:
     """One statement with its values dumped, the name it is prepared under (None: it isn't), and its answer."""
 
     query: _Query
-    transformer: TransformerType
-    values: Sequence[Any]
+    transformer: TransformerType | None = None
+    values: Sequence[Any] = ()
     name: bytes | None = None
     result: PGresult | None = None
 
-    def rows(self) -> list[Row]:
+    def key(self) -> tuple[bytes, tuple[int, ...]]:
+        """What psycopg knows a prepared statement by."""
+        return self.query.sql, () if self.transformer is None else tuple(self.transformer.types or ())
+
+    def rows(self, connection: Connection[Any] | AsyncConnection[Any]) -> list[Row]:
         if self.result is None or self.result.status != pq.ExecStatus.TUPLES_OK:
             return []
+        if self.transformer is None:
+            self.transformer = Transformer(connection)
         self.transformer.set_pgresult(self.result, format=pq.Format.BINARY)
         return self.transformer.load_rows(0, self.result.ntuples, tuple)
 
@@ -88,12 +94,12 @@ class RoundTrip:
             self.ready = names is not None
             committed = False
             for (sql, _), sending in zip(statements, self._sent, strict=True):
-                committed = committed or sql == COMMIT
-                if names and sql not in UNPREPARED:
-                    sending.name = names.get((sending.query.sql, tuple(sending.transformer.types or ())))
-                if sql not in UNPREPARED:
-                    # What follows the COMMIT is rare and goes unprepared.
-                    self.ready = self.ready and (committed or sending.name is not None)
+                if sql in UNPREPARED:
+                    committed = committed or sql == COMMIT
+                    continue
+                sending.name = names.get(sending.key()) if names else None
+                # What follows the COMMIT is rare and goes unprepared.
+                self.ready = self.ready and (committed or sending.name is not None)
 
     def run(self, *, committed: bool = False) -> PQGen[list[list[Row]]]:
         """Send all, wait for all, and return the rows of each.
@@ -125,21 +131,22 @@ class RoundTrip:
             if not committed and b"COMMIT" not in done:
                 raise error
             emit(AfterCommitFailed(reason=str(error), error=error))
-        return [sending.rows() for sending in self._sent]
+        return [sending.rows(self._connection) for sending in self._sent]
 
     def _dump(self, sql: str, values: Values) -> _Sending:
         query = _parse(sql)
+        if not query.names:
+            return _Sending(query)
         transformer = Transformer(self._connection)
         return _Sending(query, transformer, transformer.dump_sequence(in_order(query.names, values), query.formats))
 
     def _send(self, sending: _Sending) -> None:
         libpq, transformer = self._connection.pgconn, sending.transformer
+        types, formats = ((), ()) if transformer is None else (transformer.types, transformer.formats)
         if sending.name is not None:
-            libpq.send_query_prepared(sending.name, sending.values, transformer.formats, pq.Format.BINARY)
+            libpq.send_query_prepared(sending.name, sending.values, formats, pq.Format.BINARY)
         else:
-            libpq.send_query_params(
-                sending.query.sql, sending.values, transformer.types, transformer.formats, pq.Format.BINARY
-            )
+            libpq.send_query_params(sending.query.sql, sending.values, types, formats, pq.Format.BINARY)
 
     def _fetch(self) -> PQGen[errors.Error | None]:
         libpq = self._connection.pgconn
@@ -154,7 +161,6 @@ class RoundTrip:
         return error
 
 
-@cache
 def is_known() -> bool:
     """Tell whether the private parts of this psycopg are known."""
     version = tuple(int(number) for number in re.findall(r"\d+", psycopg.__version__)[:2])

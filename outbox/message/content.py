@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -75,10 +75,18 @@ def check_topic(topic: object) -> str:
     Raises:
         InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_./-]``, or a system name.
     """
+    # An application has few, and each send names one.
+    return _check_topic_once(topic) if type(topic) is str else _check_topic(topic)
+
+
+def _check_topic(topic: object) -> str:
     name = _check_name("topic", topic, MAX_TOPIC, TOPIC_PATTERN, "% | a-z A-Z 0-9 _ - . /")
     if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES):
         raise InvalidMessage(f"topic {name!r} is a system name; choose another")
     return name
+
+
+_check_topic_once = lru_cache(maxsize=1000)(_check_topic)
 
 
 def check_group(group: object) -> str:
@@ -176,6 +184,8 @@ def check_delivery(
     Raises:
         InvalidMessage: more than one way given, a naive datetime, a negative delay, a level below 1.
     """
+    if deliver_at is None and delay is None and delay_level is None:
+        return None, None
     options = {"deliver_at": deliver_at, "delay": delay, "delay_level": delay_level}
     named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:
@@ -189,7 +199,7 @@ def check_delivery(
         if not of_int or delay_level < 1:
             raise InvalidMessage(f"delay_level {delay_level!r} is unknown; levels are 1 to {len(levels)}")
         return None, float(levels[min(delay_level, len(levels)) - 1])
-    return None, None if delay is None else check_seconds("delay", delay)
+    return None, check_seconds("delay", delay)
 
 
 def check_expiry(expires_at: object, deliver_at: dt.datetime | None) -> dt.datetime | None:
@@ -274,6 +284,8 @@ def _moment(what: str, value: dt.datetime) -> dt.datetime:
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 BYTES = "application/octet-stream"
+# A union would be made anew for each body.
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def encode(body: Any) -> tuple[bytes, str]:
@@ -282,7 +294,7 @@ def encode(body: Any) -> tuple[bytes, str]:
     Raises:
         InvalidMessage: the body has no encoding; names the type or the value that has none.
     """
-    if isinstance(body, bytes | bytearray | memoryview):
+    if isinstance(body, _BYTES):
         return bytes(body), BYTES
     return (_encode_text(body), TEXT) if isinstance(body, str) else (encode_json(body), JSON)
 
@@ -293,7 +305,7 @@ def encode_as(body: Any, content_type: str) -> bytes:
     Raises:
         InvalidMessage: this body can't be of that type.
     """
-    if isinstance(body, bytes | bytearray | memoryview):
+    if isinstance(body, _BYTES):
         return bytes(body)
     if is_json(content_type):
         return encode_json(body)
@@ -319,7 +331,7 @@ def encode_json(body: Any) -> bytes:
         InvalidMessage: it has no JSON form; names the type or the value that has none.
     """
     try:
-        if hasattr(body, "model_dump_json") and not isinstance(body, type):
+        if type(body) is not dict and hasattr(body, "model_dump_json") and not isinstance(body, type):
             return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
         return _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -329,8 +341,13 @@ def encode_json(body: Any) -> bytes:
         ) from None
 
 
+_AS_TEXT = (Decimal, UUID)
+
+
 def _plain(value: Any) -> Any:
     """Encode what JSON doesn't know and business data is full of."""
+    if type(value) in _AS_TEXT:  # of all others the most frequent
+        return str(value)
     if hasattr(value, "model_dump") and not isinstance(value, type):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -342,7 +359,7 @@ def _plain(value: Any) -> Any:
 
 
 _PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
-    ((Decimal, UUID), str),
+    (_AS_TEXT, str),
     ((dt.datetime, dt.date, dt.time), lambda value: value.isoformat()),
     ((dt.timedelta,), lambda value: value.total_seconds()),
     ((enum.Enum,), lambda value: value.value),
@@ -490,7 +507,7 @@ class Codec:
                 f"the body of type {type(body).__name__} can't be encoded by the codec of {self.content_type!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not isinstance(raw, bytes | bytearray | memoryview):
+        if not isinstance(raw, _BYTES):
             raise InvalidMessage(f"the codec of {self.content_type!r} must make bytes, not {type(raw).__name__}")
         return bytes(raw)
 

@@ -450,6 +450,10 @@ class SendOptions(TypedDict, total=False):
     cause: Message | Orphan | None
 
 
+_OPTIONS = frozenset(SendOptions.__annotations__)
+# Those that `_chain_headers` makes headers of.
+_TYING = frozenset({"cause", "conversation", "correlation", "reply_to", "refusal"})
+
 #: What the application's code is called with now: a message, a list of them, an orphan, a delivery, or a dead letter.
 HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
 
@@ -462,9 +466,10 @@ def headers_of(headers: Mapping[str, str], options: SendOptions, expires_at: dt.
     """
     if ENCODING_HEADER in headers:
         raise InvalidMessage(f"header {ENCODING_HEADER!r} is for compressed bodies alone; leave it out")
-    if not OPTION_HEADERS.isdisjoint(headers):  # those of a message that is passed on
+    if headers and not OPTION_HEADERS.isdisjoint(headers):  # those of a message that is passed on
         headers = {name: value for name, value in headers.items() if name not in OPTION_HEADERS}
-    own = _chain_headers(options)
+    # Most messages have none of them.
+    own = {} if _TYING.isdisjoint(options) and HANDLED.get() is None else _chain_headers(options)
     if (dedupe := options.get("dedupe")) is not None:
         own[DEDUPE_HEADER] = dedupe
     if expires_at is not None:
@@ -520,8 +525,8 @@ class Outgoing:
     options: SendOptions
 
     def __init__(self, body: Any, **options: Unpack[SendOptions]) -> None:
-        if unknown := options.keys() - SendOptions.__annotations__.keys():
-            raise TypeError(f"a message has no option {', '.join(sorted(unknown))}")
+        if not options.keys() <= _OPTIONS:
+            raise TypeError(f"a message has no option {', '.join(sorted(options.keys() - _OPTIONS))}")
         object.__setattr__(self, "body", body)
         object.__setattr__(self, "options", options)
 

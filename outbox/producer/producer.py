@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, new_item, refuse_autocommit, savepoints
+from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
@@ -50,7 +50,6 @@ from outbox.telemetry.hooks import Middleware, Registry, Sending
 if TYPE_CHECKING:
     import datetime as dt
 
-    from sqlalchemy import RootTransaction
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -71,25 +70,34 @@ if TYPE_CHECKING:
     AnyCarrier = Carrier | RawConnection | RawAsyncConnection
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+@dataclass(frozen=True, slots=True, eq=False)
+class Sender:
+    """What all messages of an Outbox have in common.
 
-    ``flow`` may refuse it: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
-    ``sending`` is what send hooks wait for, ``middlewares`` those of its Outbox, ``report`` what the process tells of
-    itself. ``once``: it is only written if its id isn't there.
+    ``flow`` may refuse one: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
+    ``report`` is what the process tells of itself; ``nudges``: dispatchers listen.
     """
 
     own: OwnDatabase
     schema: str
-    half: HalfMessage
     limit: int
     middlewares: Registry[Middleware]
+    report: ProcessReport
+    flow: FlowControl | None
+    nudges: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+
+    ``sending`` is what send hooks wait for. ``once``: it is only written if its id isn't there.
+    """
+
+    sender: Sender
+    half: HalfMessage
     preparation: Preparation | None = None
-    nudge: bool = False
-    flow: FlowControl | None = None
     sending: Sequence[Sending] = ()
-    report: ProcessReport | None = None
     once: Once | None = None
 
     def refuse_now(self, engine: Engine) -> None:
@@ -98,8 +106,8 @@ class Write:
         Raises:
             OutboxBusy: its topic is known to be full.
         """
-        if self.flow is not None:
-            self.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
+        if self.sender.flow is not None:
+            self.sender.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
 
     def refuse_unstorable(self, encodings: Iterable[str]) -> None:
         """Raise if the database or its client has no code for a character of the message.
@@ -119,10 +127,15 @@ class Write:
 class Intent:
     """A decision to write; the transaction fails unless it is the first."""
 
-    own: OwnDatabase
-    schema: str
+    sender: Sender
     half_id: UUID
     resolution: Resolution
+
+
+@lru_cache(maxsize=1000)
+def _is_of_driver(kind: type) -> bool:
+    """Tell whether carriers of a class are a driver's own connections, or derived from them."""
+    return any(base.__module__.partition(".")[0] in DRIVERS for base in kind.__mro__)
 
 
 #: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
@@ -133,12 +146,7 @@ _NAMING = frozenset({"id", "dedupe", "on_duplicate"})
 _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 
-_bytes_sent: WeakKeyDictionary[RootTransaction | SessionTransaction, int] = WeakKeyDictionary()
-
-
-def _count_bytes(
-    write: Write, transaction: RootTransaction | SessionTransaction, earlier: Callable[[], Iterable[Item]]
-) -> None:
+def _count_bytes(write: Write, transaction: Pending | _Sent, earlier: Callable[[], Iterable[Item]]) -> None:
     """Add a body to what its transaction sends, or refuse it.
 
     ``earlier`` gives what the transaction still sends: what savepoints have undone is counted until it matters.
@@ -147,22 +155,23 @@ def _count_bytes(
         InvalidMessage: the bodies are too much for one transaction.
     """
     size = len(write.half.body)
-    total = _bytes_sent.get(transaction, 0) + size
-    if total > write.limit:
+    total = transaction.bytes_sent + size
+    if total > (limit := write.sender.limit):
         total = size + sum(len(item.value.half.body) for item in earlier() if isinstance(item.value, Write))
-        if total > write.limit:
+        if total > limit:
             raise InvalidMessage(
-                f"the bodies that this transaction sends have {total} bytes; at most {write.limit} are allowed "
+                f"the bodies that this transaction sends have {total} bytes; at most {limit} are allowed "
                 "(setting max_transaction_bytes): send in several transactions"
             )
-    _bytes_sent[transaction] = total
+    transaction.bytes_sent = total
 
 
 def _write(
     connection: Connection, values: Sequence[Write | Intent], *, then_commit: bool
 ) -> tuple[list[Statement], list[Statement], list[Callable[[], None]]]:
     """Make statements of all that a transaction has sent; decide what it decides. A `Writer` of the at-commit hook."""
-    for own in {value.own for value in values}:
+    senders = {value.sender for value in values}
+    for own in {sender.own for sender in senders}:
         if _is_foreign(connection, own.engine):
             own.check(connection)
     refuse_autocommit(connection)
@@ -171,9 +180,10 @@ def _write(
     if narrow := encodings(connection):
         for write in writes:
             write.refuse_unstorable(narrow)
-    for flow in {write.flow for write in writes}:
-        if flow is not None:
-            flow.admit(connection, {(w.half.topic, w.preparation is not None) for w in writes if w.flow is flow})
+    for sender in senders:
+        if sender.flow is not None:
+            of_sender = {(w.half.topic, w.preparation is not None) for w in writes if w.sender is sender}
+            sender.flow.admit(connection, of_sender)
     statements, duplicates = _statements(connection, writes)
     waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
@@ -181,7 +191,7 @@ def _write(
         if statements:
             execute(connection, *statements)
         for intent in intents:
-            decide_first(connection, intent.schema, intent.half_id, intent.resolution)
+            decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)
         return [], [], waiting
     return statements, _afterwards(connection, writes) if then_commit else [], waiting
 
@@ -193,7 +203,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
     """
     by_schema: dict[str, list[Write]] = {}
     for write in writes:
-        by_schema.setdefault(write.schema, []).append(write)
+        by_schema.setdefault(write.sender.schema, []).append(write)
     statements: list[Statement] = []
     duplicates: dict[int, DuplicateIgnored] = {}
     for schema, of_schema in by_schema.items():
@@ -212,7 +222,7 @@ def _waiting(
     writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
 ) -> list[Callable[[], None]]:
     """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
-    heard = hooks.listeners.hooks or any(write.sending or write.middlewares.hooks for write in writes)
+    heard = hooks.listeners.hooks or any(write.sending or write.sender.middlewares.hooks for write in writes)
     waiting = [partial(_tell_sent, writes, duplicates)] if heard or duplicates else []
     reports = {} if afterwards else _due_reports(writes)
     return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
@@ -221,14 +231,14 @@ def _waiting(
 def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
     """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
     now = time.monotonic()
-    statements = [nudge(writes[0].schema)] if _is_worth_a_nudge(connection, writes, now) else []
+    statements = [nudge(writes[0].sender.schema)] if _is_worth_a_nudge(connection, writes, now) else []
     return statements + [report.statement() for report in _due_reports(writes)]
 
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     """Return the reports that are due, each with the engine of its Outbox."""
     now = time.monotonic()
-    return {each.report: each.own.engine for each in writes if each.report is not None and each.report.due_at <= now}
+    return {each.sender.report: each.sender.own.engine for each in writes if each.sender.report.due_at <= now}
 
 
 def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnored]) -> None:
@@ -237,10 +247,11 @@ def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnore
     ids: dict[tuple[Registry[Middleware], str, bool], list[UUID]] = {}
     for write in writes:
         if (duplicate := duplicates.get(id(write))) is not None:
-            with hooks.work_for(write.middlewares):
+            with hooks.work_for(write.sender.middlewares):
                 hooks.emit(duplicate)
             continue
-        ids.setdefault((write.middlewares, write.half.topic, write.preparation is not None), []).append(write.half.id)
+        of_same = write.sender.middlewares, write.half.topic, write.preparation is not None
+        ids.setdefault(of_same, []).append(write.half.id)
     for (middlewares, topic, prepared), of_topic in ids.items():
         with hooks.work_for(middlewares):
             if hooks.listeners.hooks or middlewares.hooks:
@@ -249,7 +260,8 @@ def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnore
 
 def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
     """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
-    if not any(write.nudge for write in writes):
+    # What is only prepared gives dispatchers nothing to do.
+    if not any(write.sender.nudges and write.preparation is None for write in writes):
         return False
     earlier = _last_sent.get(connection.engine, 0.0)
     _last_sent[connection.engine] = now
@@ -280,6 +292,7 @@ class _Sent:
     connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
     chosen: dict[Engine, Connection] = field(default_factory=dict)
     committing: bool = False
+    bytes_sent: int = 0
 
     def target(self, engine: Engine) -> Connection | None:
         """Return the connection that carries the messages of an Outbox on ``engine``."""
@@ -312,11 +325,11 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if _is_foreign(target, engine):
-            value.own.check_name(target.engine)
+            value.sender.own.check_name(target.engine)
         if isinstance(value, Write):
             value.refuse_now(target.engine)
             value.refuse_unstorable(encodings(target))
-            _count_bytes(value, target.get_transaction() or target.begin(), lambda: at_commit.items_of(target))
+            _count_bytes(value, at_commit.pending_of(target), lambda: at_commit.items_of(target))
         at_commit.add(target, new_item(value, _write))
         return
     if target is None and unwrapped is not None:
@@ -349,17 +362,17 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
     sent = _sent_of(session)
     if (certain := _certain(session, sent, engine)) is not None:
         if _is_foreign(certain, engine):
-            value.own.check_name(certain.engine)
+            value.sender.own.check_name(certain.engine)
         if isinstance(certain, Connection):
             refuse_autocommit(certain)
-    if isinstance(value, Write) and value.flow is not None:
+    if isinstance(value, Write) and value.sender.flow is not None:
         used = sent.target(engine) or session.bind
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and not _is_foreign(used, engine):
             value.refuse_now(engine)
     root = session.get_transaction()
-    if isinstance(value, Write) and root is not None:
-        _count_bytes(value, root, lambda: (entry.item for entry in sent.entries))
+    if isinstance(value, Write):
+        _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
     level = session.get_nested_transaction() or root
     sent.entries.append(_Entry(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
@@ -511,6 +524,8 @@ class Producer:
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
+        of_settings = settings.max_transaction_bytes, middlewares, self._report, self._flow, settings.listen
+        self._sender = Sender(self._own, self.schema, *of_settings)
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -583,10 +598,7 @@ class Producer:
                 names = tuple(each.headers)
                 with hooks.work_for(self.middlewares):
                     hooks.emit(HeadersRefused(message_id=half.id, topic=half.topic, names=names, reason=str(error)))
-        limit = self._settings.max_transaction_bytes
-        nudge = self._settings.listen and preparation is None  # what is only prepared gives dispatchers nothing to do
-        of_outbox = self._own, self.schema, half, limit, self.middlewares, preparation
-        return Write(*of_outbox, nudge=nudge, flow=self._flow, sending=added, report=self._report, once=once)
+        return Write(self._sender, half, preparation, added, once)
 
     def _add(self, carrier: AnyCarrier, write: Write) -> Any:
         """Write with the transaction of ``carrier``; return the id, or what to await for it."""
@@ -602,7 +614,7 @@ class Producer:
         Raises:
             TransactionRequired: it is in no transaction, or on another database.
         """
-        if not any(kind.__module__.partition(".")[0] in DRIVERS for kind in type(carrier).__mro__):
+        if not _is_of_driver(cast("type", type(carrier))):
             return None
         raw = raw_connection(carrier)
         if raw is not None:
@@ -642,7 +654,7 @@ class Producer:
         if (raw := self._raw(within)) is not None:
             return raw.run(self._deciding(raw, half_id, resolution), self._tell_of_missing)
         if within is not None:
-            add(cast("Carrier", within), Intent(self._own, self.schema, half_id, resolution), self._engine)
+            add(cast("Carrier", within), Intent(self._sender, half_id, resolution), self._engine)
             return None
         with self.calling() as session:
             return self.decide_now(session, half_id, resolution)

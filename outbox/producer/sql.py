@@ -15,13 +15,13 @@ from outbox.message.model import HalfMessage, Preparation
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
 # One message a transaction is the common case, and scalars cost the client much less than arrays of one.
-_SEND_ONE = f"""
+_SEND_ONE = """
 WITH half AS (
-    INSERT INTO {{s}}.half_message ({_HALF})
-    VALUES (%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
-            coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)))
+    INSERT INTO {s}.half_message (id, producer_group, topic, key, tag, headers, content_type, body)
+    VALUES (%(id)b, %(producer_group)s, %(topic)s, %(key)s, %(tag)s, %(headers)s::text::jsonb, %(content_type)s,
+            %(body)b)
 )
-INSERT INTO {{s}}.op_message (half_id, resolution, decided_by) VALUES (%s, 'commit', 'producer')
+INSERT INTO {s}.op_message (half_id, resolution, decided_by) VALUES (%(id)b, 'commit', 'producer')
 """
 
 
@@ -188,10 +188,9 @@ HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
 
 def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | None]]) -> Statement:
     """Write all half messages of a transaction: sent ones with their op(commit), prepared ones with their check."""
+    if len(halves) == 1 and halves[0][1] is None and (values := _plain_values(halves[0][0])) is not None:
+        return Statement(in_schema(_SEND_ONE, schema), values)
     chosen = any(half.queue is not None for half, _ in halves)
-    if len(halves) == 1 and halves[0][1] is None and not chosen:
-        half = halves[0][0]
-        return Statement(in_schema(_SEND_ONE, schema), (*_columns(half), half.id))
     rows = [(*((half.queue,) if chosen else ()), *_sent_values(half, prep)) for half, prep in halves]
     sql = _SEND_TO_QUEUES if chosen else _SEND
     return Statement(in_schema(sql, schema), [list(column) for column in zip(*rows, strict=True)])
@@ -229,8 +228,27 @@ def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[ob
 def _columns(half: HalfMessage) -> tuple[object, ...]:
     """Return the values of `_HALF`, and the delay."""
     names = half.producer_group, half.topic, half.key, half.tag
-    headers = json.dumps(half.headers, ensure_ascii=False) if half.headers else None
-    return half.id, *names, headers, half.content_type, half.body, half.deliver_at, half.delay
+    return half.id, *names, _headers(half), half.content_type, half.body, half.deliver_at, half.delay
+
+
+def _plain_values(half: HalfMessage) -> dict[str, object] | None:
+    """Return the values of `_SEND_ONE`; None for a message that comes to a queue of its own, or later."""
+    if half.queue is not None or half.deliver_at is not None or half.delay is not None:
+        return None
+    return {
+        "id": half.id,
+        "producer_group": half.producer_group,
+        "topic": half.topic,
+        "key": half.key,
+        "tag": half.tag,
+        "headers": _headers(half),
+        "content_type": half.content_type,
+        "body": half.body,
+    }
+
+
+def _headers(half: HalfMessage) -> str | None:
+    return json.dumps(half.headers, ensure_ascii=False) if half.headers else None
 
 
 def queues_of(schema: str, topics: Collection[str]) -> Statement:

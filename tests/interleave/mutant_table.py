@@ -59,8 +59,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "two-phase: the commit at the end must be the first decision",
         "producer/producer.py",
-        "            decide_first(connection, intent.schema, intent.half_id, intent.resolution)",
-        "            decide(connection, intent.schema, intent.half_id, intent.resolution)",
+        "            decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)",
+        "            decide(connection, intent.sender.schema, intent.half_id, intent.resolution)",
         "commit_within,rollback",
     ),
     Mutant(

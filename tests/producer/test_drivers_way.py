@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
-from outbox.database import roundtrip
+from outbox.database import execute, roundtrip
 from outbox.dispatch.once import dispatch_once
 from tests.producer.bank import halves
 
@@ -54,7 +54,6 @@ def rename_generator(monkeypatch: pytest.MonkeyPatch) -> None:
 def be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be of a version that isn't known yet."""
     monkeypatch.setattr(psycopg, "__version__", "3.99.0")
-    roundtrip.is_known.cache_clear()
 
 
 @pytest.fixture(params=[rename_prepared, reshape_prepared, rename_generator, be_unknown])
@@ -62,8 +61,10 @@ def other_driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """A psycopg that differs in one private part."""
     differ: Callable[[pytest.MonkeyPatch], None] = request.param
     differ(monkeypatch)
+    execute.round_trip_kind.cache_clear()
     yield
-    roundtrip.is_known.cache_clear()
+    monkeypatch.undo()
+    execute.round_trip_kind.cache_clear()
 
 
 @pytest.mark.usefixtures("other_driver")
@@ -85,8 +86,4 @@ def test_known_versions_are_those_of_the_requirement(version: str, monkeypatch: 
     """What `pyproject.toml` excludes isn't taken for known at run time either."""
     assert roundtrip.is_known()
     monkeypatch.setattr(psycopg, "__version__", version)
-    roundtrip.is_known.cache_clear()
-    try:
-        assert not roundtrip.is_known()
-    finally:
-        roundtrip.is_known.cache_clear()
+    assert not roundtrip.is_known()
