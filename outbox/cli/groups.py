@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
@@ -310,7 +310,7 @@ def _carry_out(
         if single is None and not preview.matched.value:
             say("nothing fits: nothing to do")
             return
-        if single is None and not preview.eligible:
+        if single is None and not preview.eligible and preview.matched.relation == "eq":
             matched = counted(preview.matched.value, "message")
             reasons = "; ".join(f"{count}: {why}" for why, count in preview.ineligible.items())
             raise Failure(f"{act.name}: nothing can be done to {matched}: {reasons}", Code.CONFLICT)
@@ -335,7 +335,7 @@ def _preview_table(preview: Preview) -> Any:
         ("would", preview.described),
         ("in database", preview.database),
         ("matched", at_least(preview.matched)),
-        ("eligible", preview.eligible),
+        ("eligible", at_least(replace(preview.matched, value=preview.eligible))),
         *((f"not: {why}", count) for why, count in preview.ineligible.items()),
         *(("such as" if not number else "", target.audited) for number, target in enumerate(preview.sample)),
     ]

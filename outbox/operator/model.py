@@ -24,6 +24,8 @@ COUNT_LIMIT = 10_000
 NUMBERED_ROWS = 10_000
 #: The most messages of one bulk job.
 MAX_ITEMS = 100_000
+#: A preview of a bulk job looks at so many messages, and says "more than" beyond.
+PREVIEWED = 2_000
 #: The most messages that can be named one by one.
 MAX_IDS = 1_000
 MAX_PAGE = 500
@@ -413,7 +415,11 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a bulk job would do. Who orders it gives ``token`` back: it binds selector, act and count."""
+    """What a bulk job would do. Who orders it gives ``token`` back: it binds selector and act, and the count.
+
+    Where more than `PREVIEWED` messages are matched, it isn't known how many: ``matched`` is at least that, the other
+    numbers are of those that were looked at, and the token binds what there was at that moment.
+    """
 
     action: str
     database: str

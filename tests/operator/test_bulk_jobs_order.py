@@ -158,8 +158,44 @@ def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         desk.preview("retry", [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
     monkeypatch.setattr(model, "MAX_ITEMS", 5)
+    token = desk.preview("retry", PARKED).token
     with pytest.raises(BulkJobTooLarge, match="more than 5 messages are matched; narrow the filter"):
-        desk.preview("retry", PARKED)
+        desk.start("retry", PARKED, token=token)
+    assert bulk_jobs(desk) == 0
+
+
+def test_a_preview_counts_so_many_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that it says "at least"; the job takes all that fitted at that moment, and nothing that came since."""
+    monkeypatch.setattr(model, "PREVIEWED", 3)
+    desk.inbox("parked", 5)
+    shown = desk.preview("retry", PARKED)
+    assert (shown.matched, shown.eligible) == (model.Total(3, "gte"), 3)
+    assert shown.described == f"retry at least 3 parked messages of group bank-b, topic transfers ({KIND})"
+    desk.inbox("parked", 2)
+    assert desk.start("retry", PARKED, token=shown.token).total == 5
+
+
+def test_what_is_counted_may_be_all_that_cannot_be_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what was counted can be acted on, and of the others some may be."""
+    monkeypatch.setattr(model, "PREVIEWED", 3)
+    desk.inbox("discarded", 4)
+    shown = desk.preview("retry", PARKED)
+    assert (shown.eligible, shown.described) == (0, "retry those that can be of more than 3 messages")
+    with pytest.raises(ActRefused, match="there is nothing to retry"):
+        desk.start("retry", PARKED, token=shown.token)
+
+
+@pytest.mark.parametrize("action", ["resend", "compensate"])
+def test_a_preview_of_messages_counts_so_many_too(action: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the producer's side as well, and those whose fate other databases know; later ones stay out."""
+    monkeypatch.setattr(model, "PREVIEWED", 2)
+    sent = MessageFilter(topic="t", status=(MessageStatus.DISPATCHED,))
+    for _ in range(4):
+        desk.half("dispatched", topic="t")
+    shown = desk.preview(action, sent)
+    assert (shown.matched, shown.eligible) == (model.Total(2, "gte"), 2)
+    desk.half("dispatched", topic="t")
+    assert desk.start(action, sent, token=shown.token).total == 4
 
 
 def test_names_that_nobody_knows(desk: Desk) -> None:

@@ -421,7 +421,8 @@ def _preview(view: PageView, form: BulkForm) -> Response:
             raise
         having = {database.name: () for database in view.operator.databases.having(act.part)}
         return view.page("choose.html", form=form, databases=having, act=act)
-    return view.page("bulk.html", form=form, preview=preview, act=act, key=uuid4().hex)
+    eligible = replace(preview.matched, value=preview.eligible)
+    return view.page("bulk.html", form=form, preview=preview, eligible=eligible, act=act, key=uuid4().hex)
 
 
 def _target(text: str) -> tuple[Target, str]:

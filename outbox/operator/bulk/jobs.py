@@ -81,7 +81,7 @@ class BulkJobs(OverDatabases):
         Raises:
             InvalidRequest: a selector or option that isn't one, or several databases have what it matches.
             MessageNotFound: no database knows any of the messages that are named.
-            BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
+            BulkJobTooLarge: it names more than 1,000 messages.
         """
         act = act_named(name)
         act.check_options(options or {})
@@ -92,11 +92,11 @@ class BulkJobs(OverDatabases):
         return model.Preview(
             act.name,
             chosen.name,
-            model.Total(found.matched),
+            model.Total(found.matched, "gte" if found.more else "eq"),
             found.number,
             {act.refusal(each.state): each.count for each in found.counts if each not in found.able},
             sorted(sample, key=lambda target: target.message_id, reverse=True)[: sql.SAMPLE],
-            described(act, found.able),
+            described(act, found.able, more=found.more),
             paging.write_token(shown, selection.context),
         )
 
@@ -123,7 +123,7 @@ class BulkJobs(OverDatabases):
             SelectorChanged: the preview showed something else, or the key was used for something else.
             ActRefused: nothing of what is selected can be acted on.
             CompensationRefused: (a compensation of one message) it can't be compensated.
-            BulkJobTooLarge: too many messages.
+            BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
             InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
         """
         request = requested(act_named(name), model.as_actor(by), why, options or {})
@@ -259,17 +259,22 @@ class BulkJobs(OverDatabases):
         """Write the bulk job, its items and its audit row in one transaction, if it is what was shown."""
         act, states, schema = selection.act, selection.states, chosen.schema
         edge = shown["edge"] if shown else None
-        resolved = resolve(self.databases, chosen, selection, edge)
+        resolved = resolve(self.databases, chosen, selection, edge, most=model.MAX_ITEMS)
         whys = {state: act.refusal(state) for state in STATES.keys() - states}
         with chosen.acting() as connection:
-            matched = match(connection, chosen, selection, resolved, edge)
+            matched = match(connection, chosen, selection, resolved, edge, most=model.MAX_ITEMS)
             order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
             _, rows = execute(connection, plan_by_index(), order)
             to_be, written = rows[0][-2:] if rows else (0, 0)
             if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
                 raise _KeyTaken
-            found = selection.summary_of([row[:-2] for row in rows], resolved.edge)
-            if shown is not None and found.digest != shown["digest"]:
+            found = selection.summary_of([row[:-2] for row in rows], resolved.edge, most=model.MAX_ITEMS)
+            if found.more:
+                raise BulkJobTooLarge(
+                    f"more than {model.MAX_ITEMS} messages are matched; narrow the filter, such as by time"
+                )
+            # Of more than a preview counts, it has shown what there was, and not which.
+            if shown is not None and shown["digest"] is not None and found.digest != shown["digest"]:
                 raise SelectorChanged(
                     f"what can be acted on has changed since the preview: now {found.number}; {_AGAIN}"
                 )
@@ -331,9 +336,9 @@ def _nothing(selection: Selection, found: Summary) -> ActRefused | CompensationR
 
 def _read_token(token: str, selection: Selection, database: str | None) -> dict[str, Any]:
     """Return database, edge and digest; raise SelectorChanged if the token isn't that of a preview of this order."""
-    kind = dt.datetime if selection.selector.inbox is not None else UUID
     try:
         shown = paging.read_token(token, selection.context) or {}
+        kind = dt.datetime if selection.selector.inbox is not None or shown["digest"] is None else UUID
         edge = paging.decode(shown["edge"], (kind,))
         if database not in {None, shown["database"]}:
             raise KeyError("database")
@@ -381,18 +386,19 @@ class Selection:
         self.by_ids: bool = self.is_across or (self.checks_delivery and selector.messages is not None)
         self._check()
 
-    def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None) -> Summary:
-        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere."""
-        own = max((row[9 if self.selector.inbox is not None else 8] for row in rows), default=None)
+    def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None, *, most: int) -> Summary:
+        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere.
+
+        They are of one message more than ``most``, where there are more.
+        """
+        more = sum(row[1] for row in rows) > most
+        # The greatest id of some says nothing of the others.
+        own = max((row[9 if self.selector.inbox is not None or more else 8] for row in rows), default=None)
         counts = [
             StateCount(state, count, hashed, group, topic, kind, list(map(model.Target, ids, groups)))
             for state, count, hashed, group, topic, kind, ids, groups, *_ in rows
         ]
-        if sum(each.count for each in counts) > model.MAX_ITEMS:
-            raise BulkJobTooLarge(
-                f"more than {model.MAX_ITEMS} messages are matched; narrow the filter, such as by time"
-            )
-        return Summary(counts, self.states, own if edge is None else edge)
+        return Summary(counts, self.states, own if edge is None else edge, most if more else None)
 
     def _check(self) -> None:
         selector, fits = self.selector, _SELECTABLE[self.act.noun]
@@ -432,20 +438,28 @@ class StateCount:
 
 
 class Summary:
-    """What a query has matched; ``edge`` bounds the same query to what there was then."""
+    """What a query has matched; ``edge`` bounds the same query to what there was then.
 
-    def __init__(self, counts: list[StateCount], states: frozenset[str], edge: UUID | dt.datetime | None) -> None:
+    ``most`` is set where there are more than so many, and these are counted alone.
+    """
+
+    def __init__(
+        self, counts: list[StateCount], states: frozenset[str], edge: UUID | dt.datetime | None, most: int | None
+    ) -> None:
         self.counts: list[StateCount] = counts
         self.edge: UUID | dt.datetime | None = edge
-        #: How many there are.
-        self.matched: int = sum(each.count for each in counts)
+        #: Whether there are more than were counted.
+        self.more: bool = most is not None
+        #: How many there are, or were counted.
+        self.matched: int = sum(each.count for each in counts) if most is None else most
         #: Whether there is anything, beside names of what isn't there.
         self.known: bool = any(each.state not in {"unknown", "unconsumed"} for each in counts)
         #: Those that can be acted on, and how many these are.
         self.able: list[StateCount] = [each for each in counts if each.state in states]
-        self.number: int = sum(each.count for each in self.able)
-        #: A value that differs when what can be acted on differs.
-        self.digest: list[list[str | int]] = sorted([each.state, each.count, each.hash] for each in self.able)
+        self.number: int = min(sum(each.count for each in self.able), self.matched)
+        of_able: list[list[str | int]] = sorted([each.state, each.count, each.hash] for each in self.able)
+        #: A value that differs when what can be acted on differs; None where there are more.
+        self.digest: list[list[str | int]] | None = None if self.more else of_able
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,25 +474,37 @@ class ResolvedIds:
     edge: UUID | dt.datetime | None
 
 
-def resolve(databases: Databases, database: Database, selection: Selection, edge: Any = None) -> ResolvedIds:
-    """Return what has to be known from other databases for a bulk job in this one."""
+def resolve(
+    databases: Databases, database: Database, selection: Selection, edge: Any = None, *, most: int
+) -> ResolvedIds:
+    """Return what has to be known from other databases for a bulk job in this one; of one message more than ``most``.
+
+    ``edge``: the bound that a preview has shown.
+    """
     selector = selection.selector
     ids = list(dict.fromkeys(target.message_id for target in selector.targets or ()))
     if selection.is_across and selector.inbox is not None:
-        ids, edge = _ids_in_inboxes(databases, selector.inbox, edge)
+        ids, edge = _ids_in_inboxes(databases, selector.inbox, edge, most)
     elif selection.by_ids and selector.messages is not None:
         with database.reading(SECONDS) as connection:
-            matched, values = _match_messages(selector.messages, edge)
-            rows = query(connection, database.schema, f"SELECT id FROM ({matched}) m", **values)
+            matched, values = _match_messages(selector.messages, edge, most)
+            found = statement(database.schema, f"SELECT id FROM ({matched}) m", values)
+            ((now,),), _, rows = execute(connection, NOW, plan_by_index(), found)
         ids = sorted(each for (each,) in rows)
-        edge = edge or max(ids, default=None)
+        edge = edge or (now if len(ids) > most else max(ids, default=None))
     return ResolvedIds(ids, _delivered(databases, selection, ids), edge if selection.by_ids else None)
 
 
 def match(
-    connection: Connection, database: Database, selection: Selection, resolved: ResolvedIds, edge: Any = None
+    connection: Connection,
+    database: Database,
+    selection: Selection,
+    resolved: ResolvedIds,
+    edge: Any = None,
+    *,
+    most: int,
 ) -> Matched:
-    """Return the query that matches what is selected."""
+    """Return the query that matches what is selected; one message more than ``most`` at most."""
     selector = selection.selector
     if selection.act.part == "consumer" and selector.targets is not None:
         return sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets))
@@ -486,23 +512,24 @@ def match(
         return sql.NAMED_HALVES, {"ids": resolved.ids, "delivered": resolved.delivered}
     if selector.inbox is not None:
         where, values = _inbox_where(connection, database, selector.inbox)
-        return sql.INBOX.replace("{where}", where), values | _bounds(edge)
+        return sql.INBOX.replace("{where}", where), values | _bounds(edge, most)
     if selector.halves is not None:
         where, values = paging.fitting(checked(selector.halves), lists_sql.HALF_FITS)
-        return sql.UNDECIDED_HALVES.replace("{where}", where), values | _bounds(edge)
-    return _match_messages(selector.messages or model.MessageFilter(), edge)
+        return sql.UNDECIDED_HALVES.replace("{where}", where), values | _bounds(edge, most)
+    return _match_messages(selector.messages or model.MessageFilter(), edge, most)
 
 
-def _match_messages(criteria: model.MessageFilter, edge: Any) -> Matched:
+def _match_messages(criteria: model.MessageFilter, edge: Any, most: int) -> Matched:
     where, values = lists_sql.where(check_messages(criteria))
     table, fits = lists_sql.driver(criteria)
     if table != "half_message":
         where = f"h.id IN (SELECT half_id FROM {{s}}.{table} WHERE {fits}) AND {where}"
-    return sql.HALVES.replace("{where}", where), values | _bounds(edge)
+    return sql.HALVES.replace("{where}", where), values | _bounds(edge, most)
 
 
-def _bounds(edge: Any) -> dict[str, Any]:
-    return {"edge": edge, "most": model.MAX_ITEMS + 1}
+def _bounds(edge: UUID | dt.datetime | None, most: int) -> dict[str, Any]:
+    is_id = isinstance(edge, UUID)
+    return {"edge": edge if is_id else None, "until": None if is_id else edge, "most": most + 1}
 
 
 def _inbox_where(connection: Connection, database: Database, criteria: model.InboxFilter) -> tuple[str, dict[str, Any]]:
@@ -510,7 +537,9 @@ def _inbox_where(connection: Connection, database: Database, criteria: model.Inb
     return inbox_sql.where(query) if query else ("false", {})
 
 
-def _ids_in_inboxes(databases: Databases, criteria: model.InboxFilter, edge: Any) -> tuple[list[UUID], dt.datetime]:
+def _ids_in_inboxes(
+    databases: Databases, criteria: model.InboxFilter, edge: Any, most: int
+) -> tuple[list[UUID], dt.datetime]:
     """Return the messages whose inbox rows fit, and when that was."""
     consumers = databases.having("consumer", criteria.database)
     if len(consumers) != 1:
@@ -519,8 +548,8 @@ def _ids_in_inboxes(databases: Databases, criteria: model.InboxFilter, edge: Any
     database = consumers[0]
     with database.reading(SECONDS) as connection:
         where, values = _inbox_where(connection, database, criteria)
-        ids = statement(database.schema, sql.INBOX_IDS, values | _bounds(edge), where=where)
-        ((now,),), rows = execute(connection, NOW, ids)
+        ids = statement(database.schema, sql.INBOX_IDS, values | _bounds(edge, most), where=where)
+        ((now,),), _, rows = execute(connection, NOW, plan_by_index(), ids)
     return sorted(each for (each,) in rows), edge or now
 
 
@@ -547,11 +576,11 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
         raise InvalidRequest(f"{which} the {act.part}'s tables, which {act.name} needs", field="database")
     found: list[tuple[Database, Summary]] = []
     for database in candidates:
-        resolved = resolve(databases, database, selection)
+        resolved = resolve(databases, database, selection, most=model.PREVIEWED)
         with database.reading(SECONDS) as connection:
-            matched = match(connection, database, selection, resolved)
-            (rows,) = execute(connection, sql.summary(database.schema, matched))
-        found.append((database, selection.summary_of(rows, resolved.edge)))
+            matched = match(connection, database, selection, resolved, most=model.PREVIEWED)
+            _, rows = execute(connection, plan_by_index(), sql.summary(database.schema, matched))
+        found.append((database, selection.summary_of(rows, resolved.edge, most=model.PREVIEWED)))
     having = [(database, summary) for database, summary in found if summary.known]
     if len(having) > 1:
         names = ", ".join(database.name for database, _ in having)
@@ -564,8 +593,8 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
 _WORDS = {"delivered": "consumed", "compensating": "half compensated", "fenced": "undecided"}
 
 
-def described(act: Act, able: Sequence[StateCount]) -> str:
-    """Return what is done to how many messages of which group and topic.
+def described(act: Act, able: Sequence[StateCount], *, more: bool = False) -> str:
+    """Return what is done to how many messages of which group and topic; ``more``: there are more than were counted.
 
     Such as "retry 12 parked messages of group bank-b, topic transfers (NoAccount in bank_b.py:credit)".
     """
@@ -574,12 +603,13 @@ def described(act: Act, able: Sequence[StateCount]) -> str:
         counts[_WORDS.get(each.state, each.state)] += each.count
     number, verb = counts.total(), act.verb or act.name
     if not number:
-        return f"{verb} no message"
+        return f"{verb} those that can be of more than {model.PREVIEWED} messages" if more else f"{verb} no message"
+    amount = f"at least {min(number, model.PREVIEWED)}" if more else str(number)
     noun = f"{'half ' if set(counts) == {'undecided'} else ''}message{'' if number == 1 else 's'}"
     if len(counts) == 1:
-        what = f"{number} {next(iter(counts))} {noun}"
+        what = f"{amount} {next(iter(counts))} {noun}"
     else:
-        what = f"{number} {noun} ({', '.join(f'{count} {word}' for word, count in counts.most_common())})"
+        what = f"{amount} {noun} ({', '.join(f'{count} {word}' for word, count in counts.most_common())})"
     known = {name: {getattr(each, name) for each in able} for name in ("group", "topic", "kind")}
     common = {name: value for name, (value, *others) in known.items() if value and not others}
     kind = common.pop("kind", None)

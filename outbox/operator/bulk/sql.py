@@ -21,8 +21,8 @@ from outbox.operator.look.inbox_sql import GROUPS
 # --- what a bulk job acts on -----------------------------------------------------------------------------
 
 
-#: A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``. The value ``edge``
-#: bounds it to what there was at a moment: a greatest id, for an inbox a time.
+#: A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``. The values ``edge``, a
+#: greatest id, and ``until``, a time, bound it to what there was at a moment.
 Matched = tuple[str, Mapping[str, Any]]
 
 
@@ -47,6 +47,7 @@ HALVES = f"""
     SELECT NULL::bigint AS place, h.id, {_HALF_ROW}
       FROM {{s}}.half_message h{MESSAGE_JOINS}
      WHERE ({{where}}) AND (%(edge)s::uuid IS NULL OR h.id <= %(edge)s::uuid)
+       AND (%(until)s::timestamptz IS NULL OR h.born_at <= %(until)s::timestamptz)
      LIMIT %(most)s"""
 UNDECIDED_HALVES = HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_check").replace(
     "{where}", "o.half_id IS NULL AND {where}"
@@ -67,7 +68,7 @@ INBOX = f"""
     SELECT NULL::bigint AS place, m.message_id AS id, m.consumer_group, m.topic, m.error_kind AS kind,
            {INBOX_STATE} AS state
       FROM {{s}}.consumer_message m
-     WHERE ({{where}}) AND (%(edge)s::timestamptz IS NULL OR m.changed_at <= %(edge)s::timestamptz)
+     WHERE ({{where}}) AND (%(until)s::timestamptz IS NULL OR m.changed_at <= %(until)s::timestamptz)
      LIMIT %(most)s"""
 
 #: The inbox rows of these groups and messages.
@@ -119,7 +120,7 @@ UPDATE {s}.bulk_job SET selector = selector || jsonb_build_object('described', %
 INBOX_IDS = """
 SELECT DISTINCT m.message_id
   FROM {s}.consumer_message m
- WHERE ({where}) AND (%(edge)s::timestamptz IS NULL OR m.changed_at <= %(edge)s::timestamptz)
+ WHERE ({where}) AND (%(until)s::timestamptz IS NULL OR m.changed_at <= %(until)s::timestamptz)
  LIMIT %(most)s
 """
 
