@@ -18,8 +18,8 @@ NAMES = (
     *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
     *("outside", "imports", "reconcile", "once"),
 )
-#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty, five and 23
-#: minutes; the first two, and the reconciliation of scattered differences, 10, 30 and 30 GB of disk.
+#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty, five, 23 and
+#: ten minutes; the first two, the reconciliation of scattered differences and the last 10, 30, 30 and 12 GB of disk.
 _LONG = (
     "console",
     "reconcile_growth",
@@ -31,6 +31,7 @@ _LONG = (
     "reconcile_scattered",
     "reconcile_cost",
     "reconcile_follow",
+    "dispatch_backlog",
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.

@@ -42,27 +42,30 @@ SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
             WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean
 """)
 
+# What is left over is neither kept nor counted: a backlog may have millions. Only the first ones are, while it is read.
 _FRESH = f"""
-fresh AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {{s}}.op_message
-     WHERE xid >= %(next_xid)s::xid8 AND {_TURN}
-     UNION ALL
-    SELECT half_id, sequence, resolution FROM {{s}}.op_message
-     WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}
-), batch AS MATERIALIZED (
-    SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s
+batch AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT half_id, sequence, resolution FROM {{s}}.op_message
+         WHERE xid >= %(next_xid)s::xid8 AND {_TURN}
+         UNION ALL
+        SELECT half_id, sequence, resolution FROM {{s}}.op_message
+         WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}
+    ) fresh ORDER BY sequence LIMIT %(limit)s
 )"""
 
+# A full batch may be all there was: then the next one is empty, and ends the cut. The newest op of all bounds what the
+# snapshot adds.
 _CURSOR_OF_FRESH = """, cursor AS (
     INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
                                      base_sequence, system_identifier, epoch, log, totals)
     SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
-           CASE WHEN cut THEN (SELECT max(sequence) FROM batch) END,
            CASE WHEN cut THEN last END,
+           CASE WHEN cut THEN (SELECT max(sequence) FROM {s}.op_message) END,
            %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
-      FROM (SELECT count(*) > %(limit)s AS cut, max(sequence) AS last FROM fresh) f
+      FROM (SELECT count(*) = %(limit)s AS cut, max(sequence) AS last FROM batch) b
      WHERE last IS NOT NULL
 )"""
 
@@ -127,12 +130,21 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
        AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
 )"""
 
+# Entries that become messages at once.
+_DUE = "(deliver_at IS NULL OR deliver_at <= statement_timestamp()) AND NOT held"
+
+# The topics of entries, read once for all that is done by topic.
+_TOPICS = f""", topics AS MATERIALIZED (
+    SELECT topic, count(*) AS entries, count(*) FILTER (WHERE {_DUE}) AS due
+      FROM entry WHERE topic IS NOT NULL GROUP BY topic
+)"""
+
 # By topic what was committed and what was rolled back so far, as a cursor carries them on: whoever writes the cursor
 # holds dispatch's lock, comes to each op once, and adds without changing a row that others change.
 _TOTALS = """, counted AS MATERIALIZED (
     SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(committed, rolled_back)), '{}') AS totals
       FROM (SELECT topic, sum(committed)::int8 AS committed, sum(rolled_back)::int8 AS rolled_back
-              FROM (SELECT topic, 1 AS committed, 0 AS rolled_back FROM entry WHERE topic IS NOT NULL
+              FROM (SELECT topic, entries AS committed, 0 AS rolled_back FROM topics
                      UNION ALL
                     SELECT h.topic, 0, 1
                       FROM batch b
@@ -179,8 +191,7 @@ _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDE
 # What a paused topic holds waits in the schedule, by the order of the ops, for a time that never comes.
 _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.topic AS t (name, queues)
-    SELECT topic, %(queues)s::int FROM (SELECT DISTINCT topic FROM entry) e
-     WHERE topic IS NOT NULL AND NOT EXISTS (SELECT FROM {{s}}.topic k WHERE k.name = e.topic)
+    SELECT topic, %(queues)s::int FROM topics e WHERE NOT EXISTS (SELECT FROM {{s}}.topic k WHERE k.name = e.topic)
     -- Declared with fewer meanwhile: consumers must look at every queue that this batch uses.
     ON CONFLICT (name) DO UPDATE SET queues = greatest(t.queues, excluded.queues)
 ), scheduled AS (
@@ -190,13 +201,13 @@ _APPEND = f""", new_topic AS (
            CASE WHEN deliver_at > statement_timestamp() THEN NULL ELSE turn END
       FROM entry WHERE deliver_at > statement_timestamp() OR held
     RETURNING half_id
-), placed AS MATERIALIZED (
+), placed AS (
     SELECT half_id, sequence, send_number, topic,
            CASE WHEN queue IS NOT NULL THEN (queue %% queues + queues) %% queues
                 WHEN key IS NULL THEN turn %% queues
                 ELSE (hashtextextended(key, 0) %% queues + queues) %% queues END::int AS queue
       FROM entry
-     WHERE topic IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= statement_timestamp()) AND NOT held
+     WHERE topic IS NOT NULL AND {_DUE}
 ), numbered AS (
     SELECT topic, queue, half_id, send_number, number,
            CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {{s}}.message m
@@ -206,9 +217,9 @@ _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.message (topic, queue, position, half_id, send_number)
     SELECT topic, queue, greatest(after, {_EPOCH_BEGINS} + {number("after")}) + number, half_id, send_number
       FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
-    RETURNING topic
+    RETURNING 1
 ), told AS MATERIALIZED (
-    SELECT pg_notify(%(channel)s, topic) FROM (SELECT DISTINCT topic FROM dispatched) d WHERE %(notify)s
+    SELECT pg_notify(%(channel)s, topic) FROM topics WHERE due > 0 AND %(notify)s
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
        (SELECT count(*) FROM told), (SELECT half_ids FROM unseen)
@@ -291,6 +302,7 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN {{s}}.topic t ON t.name = h.topic
 )"""
     + _MISSING
+    + _TOPICS
     + _APPEND
 )
 
@@ -328,6 +340,7 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN {{s}}.topic t ON t.name = h.topic
 )"""
     + _MISSING
+    + _TOPICS
     + _APPEND
 )
 
@@ -368,6 +381,7 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN {s}.topic t ON t.name = h.topic
 )"""
     + _UNSEEN
+    + _TOPICS
     + _APPEND
 )
 
@@ -396,6 +410,7 @@ WITH batch AS MATERIALIZED (
 )"""
     + _OPS_TO_ENTRIES
     + _UNSEEN
+    + _TOPICS
     + _APPEND
 )
 
@@ -505,7 +520,7 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     else:
         source, moved = _MISSED, _CURSOR_OF_MISSED
     return placement.statement(
-        f"WITH {source}{_OPS_TO_ENTRIES}{_TOTALS}{moved}{_MISSING}{_APPEND}",
+        f"WITH {source}{_OPS_TO_ENTRIES}{_TOPICS}{_TOTALS}{moved}{_MISSING}{_APPEND}",
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,
         target=cursor.target,

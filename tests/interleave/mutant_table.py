@@ -138,8 +138,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: ops of transactions that were in flight are looked up",
         "dispatch/sql.py",
-        "     WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}\n), batch",
-        "     WHERE xid = ANY (%(in_flight)s::xid8[]) AND false\n), batch",
+        "         WHERE xid = ANY (%(in_flight)s::xid8[]) AND {_TURN}\n    ) fresh",
+        "         WHERE xid = ANY (%(in_flight)s::xid8[]) AND false\n    ) fresh",
         "send,dispatch@committed",
     ),
     Mutant(
@@ -166,8 +166,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: a backlog is cut by sequence",
         "dispatch/sql.py",
-        "    SELECT * FROM fresh ORDER BY sequence LIMIT %(limit)s",
-        "    SELECT * FROM fresh ORDER BY sequence DESC LIMIT %(limit)s",
+        "    ) fresh ORDER BY sequence LIMIT %(limit)s",
+        "    ) fresh ORDER BY sequence DESC LIMIT %(limit)s",
         "tests/dispatch/test_order.py",
     ),
     Mutant(

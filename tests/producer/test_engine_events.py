@@ -22,7 +22,7 @@ def own(engine: Engine) -> Iterator[Engine]:
 
 
 def test_statements_are_told_only_where_something_was_sent(own: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLAlchemy tells of each statement where an engine has listeners: that would be a quarter of what a send costs."""
+    """SQLAlchemy tells of each statement of an engine with listeners: that would be a quarter of what a send costs."""
     told = []
     original = Connection._invoke_before_exec_event
 
