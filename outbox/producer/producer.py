@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -31,7 +31,7 @@ from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
-from outbox.database.execute import DRIVERS, PSYCOPG, Statement, check_driver, encodings, execute, raise_if_missing
+from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
@@ -116,9 +116,8 @@ class Write:
             InvalidMessage: names the text.
         """
         for encoding in encodings:
-            half = self.half
-            texts = [("key", half.key), ("tag", half.tag)]
-            texts += [(f"header {name!a}", text) for name, value in half.headers.items() for text in (name, value)]
+            texts = [("key", self.half.key), ("tag", self.half.tag)]
+            texts += [(f"header {name!a}", text) for name, value in self.half.headers.items() for text in (name, value)]
             for what, text in texts:
                 content.check_encoding(what, text or "", encoding)
 
@@ -130,12 +129,6 @@ class Intent:
     sender: Sender
     half_id: UUID
     resolution: Resolution
-
-
-@lru_cache(maxsize=1000)
-def _is_of_driver(kind: type) -> bool:
-    """Tell whether carriers of a class are a driver's own connections, or derived from them."""
-    return any(base.__module__.partition(".")[0] in DRIVERS for base in kind.__mro__)
 
 
 #: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
@@ -182,8 +175,7 @@ def _write(
             write.refuse_unstorable(narrow)
     for sender in senders:
         if sender.flow is not None:
-            of_sender = {(w.half.topic, w.preparation is not None) for w in writes if w.sender is sender}
-            sender.flow.admit(connection, of_sender)
+            sender.flow.admit(connection, {(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender})
     statements, duplicates = _statements(connection, writes)
     waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
@@ -260,7 +252,6 @@ def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnore
 
 def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
     """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
-    # What is only prepared gives dispatchers nothing to do.
     if not any(write.sender.nudges and write.preparation is None for write in writes):
         return False
     earlier = _last_sent.get(connection.engine, 0.0)
@@ -614,8 +605,6 @@ class Producer:
         Raises:
             TransactionRequired: it is in no transaction, or on another database.
         """
-        if not _is_of_driver(cast("type", type(carrier))):
-            return None
         raw = raw_connection(carrier)
         if raw is not None:
             raw.refuse_autocommit()
@@ -707,5 +696,5 @@ class Producer:
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
-        names = half_id or uuid7(), self._group, topic, key, tag
-        return HalfMessage(*names, headers, content_type, raw, *delivery, queue)
+        id_ = half_id or uuid7()
+        return HalfMessage(id_, self._group, topic, key, tag, headers, content_type, raw, *delivery, queue)
