@@ -370,6 +370,7 @@ class Declarations(DeliveryDeclarations):
         model: Any = None,
         batch: int = 1,
         takes_batch: bool = False,
+        pipeline: bool = False,
         transactional: bool = True,
         concurrency: int = 1,
         timeout: dt.timedelta | float | None = None,
@@ -387,6 +388,9 @@ class Declarations(DeliveryDeclarations):
     ) -> Any:
         """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
 
+        The annotation of its second parameter says what it gets instead of a session: a Connection of SQLAlchemy's or a
+        Cursor of psycopg's, for an async one an AsyncConnection or an AsyncCursor, in the same transaction.
+
         With ``transactional=False`` it is ``handler(message)``, for effects outside of this database: it is called at
         least once, ``concurrency`` of them at once in each worker, and a call that takes longer than ``timeout``
         (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls.
@@ -397,7 +401,8 @@ class Declarations(DeliveryDeclarations):
         "30/min" or "5/h".
 
         Raises:
-            InvalidHandler: the group has a handler for this topic already, or an option that can't work.
+            InvalidHandler: the group has a handler for this topic already, an option that can't work, or a parameter
+                that is annotated as something else.
             InvalidMessage: the topic or the group isn't a name.
         """
         topic, model = self._as_read(topic, model)
@@ -415,6 +420,7 @@ class Declarations(DeliveryDeclarations):
                 retry_delays=self.settings.retry_delays if retry_delays is None else tuple(retry_delays),
                 batch=batch,
                 takes_batch=takes_batch,
+                pipeline=pipeline,
                 ordered=ordered,
                 on_exhausted=on_exhausted,
                 on_pruned=on_pruned,

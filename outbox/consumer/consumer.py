@@ -212,7 +212,7 @@ class QueueConsumer:
                 counts += count
             return state, counts
         except AttemptFailed as failed:
-            if failed.together > 1:
+            if not failed.is_of_entry:
                 # Who of the batch it was is found out one by one.
                 self._one_by_one = self._subscription.batch
                 self._tell_undone(failed)
@@ -401,7 +401,9 @@ class QueueConsumer:
             entries = [entry for entry in entries if entry.id not in expired]
         if entries and self._gate.probing and not self._gate.begins_probe(connection):
             return State.LOCKED, Counts()
-        run_handler(connection, self._subscription, entries, attempt, self.meter, first_failed_at)
+        # One by one, each statement waits for its answer: a failure is told where it happens.
+        pipelined = self._subscription.pipeline and not (self._one_by_one or self._gate.probing)
+        run_handler(connection, self._subscription, entries, attempt, self.meter, first_failed_at, pipelined=pipelined)
         for entry in expired.values():
             record_expiry(connection, self._queue, entry, attempt - 1, self._reading.number)
         self._have_wait(connection, self._waiting)

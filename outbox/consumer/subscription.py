@@ -16,6 +16,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -25,6 +26,7 @@ from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
 from outbox.consumer.start import STARTS, is_start
+from outbox.database.carrier import CarrierKind, DeclaredCarrier, carrier_of
 from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.database.sql import GroupQueue
@@ -61,7 +63,8 @@ DEFAULT_TIMEOUT = 30.0
 class Subscription:
     """A named consumer of a topic.
 
-    ``batch`` messages share one transaction; with ``takes_batch`` the handler gets the list itself.
+    ``batch`` messages share one transaction; with ``takes_batch`` the handler gets the list itself. ``takes`` is what
+    the handler gets beside it, by its declaration; with ``pipeline`` the statements of its cursors travel together.
     ``ordered`` retries a failing message in place, before any later one of its queue; when its attempts are
     used up it is parked, or keeps its queue blocked (``on_exhausted`` "park" or "block"). With "key" a failing message
     holds back the later ones of its key only: they wait. When its attempts are used up it is parked and its key held
@@ -92,6 +95,7 @@ class Subscription:
     retry_delays: tuple[float, ...]
     batch: int = 1
     takes_batch: bool = False
+    pipeline: bool = False
     ordered: bool | Literal["key"] | None = None
     on_exhausted: OnExhausted = "park"
     tags: tuple[str, ...] | None = None
@@ -109,6 +113,7 @@ class Subscription:
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     send_reply: ReplySender | None = field(default=None, repr=False)
+    takes: DeclaredCarrier = field(init=False)
 
     def __post_init__(self) -> None:
         if self.transactional and self.ordered is None:
@@ -118,6 +123,7 @@ class Subscription:
         what = f"consumer of {self.topic!r} in group {self.group!r}"
         arguments = ("message", "session") if self.transactional else ("message",)
         check_function(f"{what}: the handler", self.handler, *arguments)
+        object.__setattr__(self, "takes", self._declared(what))
         self._check_transactional(what)
         if self.batch < 1 or self.threads < 1:
             raise InvalidHandler(f"{what}: batch = {self.batch} and threads = {self.threads} must be at least 1")
@@ -135,16 +141,30 @@ class Subscription:
         if self.on_pruned not in {"stop", "skip"}:
             raise InvalidHandler(f"{what}: on_pruned = {self.on_pruned!r} must be 'stop' or 'skip'")
 
+    def _declared(self, what: str) -> DeclaredCarrier:
+        """Return what the handler gets beside its message."""
+        what, coroutine = f"{what}: the handler {self.name}", is_async(self.handler)
+        if not self.transactional:
+            return DeclaredCarrier(is_async=coroutine)
+        takes = carrier_of(what, self.handler, is_async=coroutine)
+        if self.pipeline and takes.kind is not CarrierKind.CURSOR:
+            cursor = "psycopg.AsyncCursor" if coroutine else "psycopg.Cursor"
+            raise InvalidHandler(
+                f"{what} takes a {takes.kind.value}, and pipeline=True is for one whose second parameter is annotated "
+                f"as {cursor}: of a {takes.kind.value}, each statement waits for its answer"
+            )
+        return takes
+
     def _check_transactional(self, what: str) -> None:
         if self.transactional and (self.concurrency != 1 or self.timeout is not None):
             raise InvalidHandler(
                 f"{what}: concurrency = {self.concurrency} and timeout = {self.timeout} are for transactional=False; a "
                 "group that handles in transactions has one for each of its threads and queues: raise threads="
             )
-        if not self.transactional and (self.batch > 1 or self.takes_batch or self.threads > 1):
+        if not self.transactional and (self.batch > 1 or self.takes_batch or self.threads > 1 or self.pipeline):
             raise InvalidHandler(
                 f"{what}: with transactional=False each message is handled by itself: give concurrency= rather than "
-                "batch=, takes_batch= or threads="
+                "batch=, takes_batch=, pipeline= or threads="
             )
         if self.concurrency < 1 or not self.timeout_seconds > 0:
             raise InvalidHandler(
@@ -179,7 +199,7 @@ class Subscription:
     @property
     def is_async(self) -> bool:
         """Is the handler a coroutine function?"""
-        return is_async(self.handler)
+        return self.takes.is_async
 
 
 def as_filter(values: Collection[str] | None) -> tuple[str, ...] | None:
@@ -339,13 +359,24 @@ _ENDED = HandlerFailure(
 
 
 class AttemptFailed(Exception):
-    """Undo the transaction: the attempt at ``entry`` failed, which ran in it ``together`` with others."""
+    """Undo the transaction: the attempt at ``entry`` failed, which ran in it ``together`` with others.
 
-    def __init__(self, entry: Entry, attempts: int, failure: HandlerFailure, together: int = 1) -> None:
+    ``pipelined``: the statements of all travelled together, so that the failure of any may be that of another one.
+    """
+
+    def __init__(
+        self, entry: Entry, attempts: int, failure: HandlerFailure, together: int = 1, *, pipelined: bool = False
+    ) -> None:
         self.entry: Entry = entry
         self.attempts: int = attempts
         self.failure: HandlerFailure = failure
         self.together: int = together
+        self.pipelined: bool = pipelined
+
+    @property
+    def is_of_entry(self) -> bool:
+        """Is it known which message has failed, and at which statement?"""
+        return self.together == 1 and not self.pipelined
 
 
 class TransactionEnded(AttemptFailed):
@@ -508,13 +539,15 @@ def run_handler(
     attempt: int,
     meter: HandlerMeter,
     first_failed_at: dt.datetime | None = None,
+    *,
+    pipelined: bool = False,
 ) -> None:
     """Call the handler for what the filter lets through, in one session that is joined to the running transaction.
 
     A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
     and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure. What the handlers
     sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry, which failed
-    first at ``first_failed_at``. ``meter`` times the calls.
+    first at ``first_failed_at``. ``meter`` times the calls. ``pipelined``: the statements of all travel together.
 
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
@@ -525,23 +558,28 @@ def run_handler(
     if not messages:
         return
     messages[0].attempt, messages[0].first_failed_at = attempt, first_failed_at
-    joined = JoinedSession(connection, is_async=subscription.is_async)
+    joined = JoinedSession(connection, is_async=subscription.is_async, takes=subscription.takes)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
     call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call
     entry, meter.in_flight = entries[0], len(messages) if subscription.takes_batch else 1
+    # Of what travels together, nobody knows which call has ended the transaction, or failed.
+    all_ran = subscription.takes_batch or pipelined
     try:
-        for entry, argument in zip(entries, arguments, strict=False):
-            entry.began = began = time.monotonic()
-            try:
-                answer = call(subscription.handler, argument)
-            finally:
-                count_call(meter, time.monotonic() - began)
-            if joined.ended and not is_lost(connection):
-                raise TransactionEnded(_until(entries, entry, subscription), attempt)
-            joined.flush()
-            if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
-                raise AttemptFailed(entry, attempt, failure, len(entries))
+        with joined.pipeline() if pipelined else nullcontext():
+            for entry, argument in zip(entries, arguments, strict=False):
+                entry.began = began = time.monotonic()
+                try:
+                    answer = call(subscription.handler, argument)
+                finally:
+                    count_call(meter, time.monotonic() - began)
+                if not pipelined and joined.ended and not is_lost(connection):
+                    raise TransactionEnded(_until(entries, entry, all_ran), attempt)
+                joined.flush()
+                if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
+                    raise AttemptFailed(entry, attempt, failure, len(entries), pipelined=pipelined)
         entry = entries[0]
+        if pipelined and joined.ended and not is_lost(connection):
+            raise TransactionEnded(entries, attempt)
         joined.finish()
     except AttemptFailed:
         raise
@@ -549,8 +587,8 @@ def run_handler(
         if is_lost(connection) or _ends_the_pass(error):
             raise
         if joined.ended:
-            raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
-        raise AttemptFailed(entry, attempt, failure_from(error), len(entries)) from error
+            raise TransactionEnded(_until(entries, entry, all_ran), attempt) from error
+        raise AttemptFailed(entry, attempt, failure_from(error), len(entries), pipelined=pipelined) from error
     finally:
         meter.in_flight = 0
         joined.close()
@@ -564,9 +602,9 @@ def _observed_call(
     return observed(activity, joined.call, handler, argument)
 
 
-def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
+def _until(entries: Sequence[Entry], last: Entry, all_ran: bool) -> Sequence[Entry]:
     """Return the entries whose handler has run when that of ``last`` ended."""
-    return entries if subscription.takes_batch else entries[: entries.index(last) + 1]
+    return entries if all_ran else entries[: entries.index(last) + 1]
 
 
 def _ends_the_pass(error: BaseException) -> bool:

@@ -69,6 +69,8 @@ _hooked: WeakSet[Engine] = WeakSet()
 _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
+# Transactions that the application's code runs in, which isn't to commit them.
+_uncommittable: WeakSet[RootTransaction] = WeakSet()
 _numbers = itertools.count()
 
 
@@ -129,6 +131,26 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
+def forbid_commit(connection: Connection) -> None:
+    """Have the running transaction of a connection rolled back by who commits it, until `allow_commit`.
+
+    Who commits it gets TransactionRequired.
+    """
+    hook(connection.engine)
+    if (transaction := connection.get_transaction()) is not None:
+        _uncommittable.add(transaction)
+
+
+def allow_commit(connection: Connection) -> None:
+    """Let the running transaction of a connection be committed again; free the connection of one that was refused."""
+    transaction = connection.get_transaction()
+    if transaction is None or transaction not in _uncommittable:
+        return
+    _uncommittable.discard(transaction)
+    if not transaction.is_active:
+        transaction.rollback()
+
+
 def items_of(connection: Connection) -> list[Item]:
     """Return what the transaction of a connection has yet to write, without that of its sources."""
     pending = _by_connection.get(connection)
@@ -185,8 +207,13 @@ def hook(engine: Engine) -> None:
 
 
 def _on_commit(connection: Connection) -> None:
-    _close(connection)
     try:
+        if connection.get_transaction() in _uncommittable:
+            raise TransactionRequired(
+                "the transaction is the worker's, which commits it together with its own rows; it was rolled back: let "
+                "the function return rather than commit its connection"
+            )
+        _close(connection)
         _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.

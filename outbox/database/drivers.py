@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -130,7 +131,9 @@ class Raw:
         sql, values = translated(statement, self.driver)
         cursor = self._cursor()
         try:
-            cursor.execute(sql, values)
+            # In a pipeline, such as a handler's, there is no answer before the end of one of our own in it.
+            with self.connection.pipeline() if self._in_pipeline else nullcontext():
+                cursor.execute(sql, values)
             return list(cursor.fetchall()) if cursor.description else []
         except Exception as error:
             tell(error, statement)
@@ -162,8 +165,13 @@ class Raw:
         if self.driver == ASYNCPG:
             return [tuple(row) for row in await self.connection.fetch(sql, *values)]
         async with self._cursor() as cursor:
-            await cursor.execute(sql, values)
+            async with self.connection.pipeline() if self._in_pipeline else nullcontext():
+                await cursor.execute(sql, values)
             return list(await cursor.fetchall()) if cursor.description else []
+
+    @property
+    def _in_pipeline(self) -> bool:
+        return self.driver == PSYCOPG and bool(self.connection.pgconn.pipeline_status)
 
     def _cursor(self) -> Any:
         """Return a cursor of the driver's own kind, whatever kinds of cursors and rows the connection makes."""

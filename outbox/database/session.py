@@ -9,12 +9,13 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.at_commit import savepoint, write_now
+from outbox.database.at_commit import allow_commit, forbid_commit, savepoint, write_now
+from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import driver_of, is_lost
 from outbox.errors import InvalidHandler, TransactionRequired
@@ -56,11 +57,13 @@ class RunningTransaction:
     """A transaction that code of the application runs in: one of a decorated function, a handler or a checker.
 
     ``engine`` is that of the `Outbox` whose database it is in, ``open`` gives its Session or AsyncSession.
+    ``connection`` is the one that the framework has opened for it, if it has.
     """
 
     engine: Engine
     is_async: bool
     open: Callable[[], Any]
+    connection: Connection | None = None
     _owner: object = field(default_factory=_caller)
 
     @classmethod
@@ -93,42 +96,111 @@ class JoinedSession:
 
     The application's code can't commit: ``session.commit()`` only flushes. Its ``session.rollback()`` undoes the
     transaction, which `rolled_back` tells. ``is_async``: an AsyncSession for code that runs inside ``run_sync``.
+    ``takes`` says what the code is given, where it isn't a plain session.
     """
 
-    def __init__(self, connection: Connection, *, is_async: bool) -> None:
+    def __init__(self, connection: Connection, *, is_async: bool, takes: DeclaredCarrier | None = None) -> None:
         self._connection = connection
         self._transaction = connection.get_nested_transaction() or connection.get_transaction()
-        self._libpq = driver_of(connection).pgconn
+        self._driver = driver_of(connection)
+        self._libpq = self._driver.pgconn
         self._is_async = is_async
+        self._takes = takes
         self._opened: Any = None
         self._session: Session | None = None
+        self._cursors: list[Any] = []
+        self._in_pipeline = False
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
-        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open))
+        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
         self._handled: Token[Any] = HANDLED.set(None)
+        forbid_commit(connection)
 
     def open(self) -> Any:
-        """Return the Session or AsyncSession."""
+        """Return the Session or AsyncSession.
+
+        Raises:
+            TransactionRequired: the statements of this transaction travel together, and a session needs their answers.
+        """
+        if self._in_pipeline:
+            raise TransactionRequired(
+                "a handler with pipeline=True has no session, whose statements need their answers at once; send by "
+                "outbox.send(cursor.connection, …), or declare the handler without pipeline=True"
+            )
         if self._opened is None:
             from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
+            own = self._takes.session if self._takes is not None else None
             if self._is_async:
                 from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - importing outbox must not pay for it
 
-                self._opened = AsyncSession(join_transaction_mode="rollback_only", expire_on_commit=False)
+                make = own or AsyncSession
+                self._opened = make(join_transaction_mode="rollback_only", expire_on_commit=False)
                 self._session = self._opened.sync_session
                 self._session.bind = self._connection
             else:
-                self._opened = self._session = Session(self._connection, join_transaction_mode="rollback_only")
+                make = own or Session
+                self._opened = self._session = make(self._connection, join_transaction_mode="rollback_only")
         return self._opened
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """Call a function of the application's with an argument and the session, and wait for what is async.
+        """Call a function of the application's with an argument and what it takes, and wait for what is async.
 
         What is sent from then on, by the function or by what flushes the session, is caused by the argument.
         """
         HANDLED.set(argument)
-        result = function(argument, self.open())
+        kind = CarrierKind.SESSION if self._takes is None else self._takes.kind
+        if kind is CarrierKind.CURSOR:
+            try:
+                return self._called(function, argument, self._new_cursor())
+            finally:
+                if not self._in_pipeline:  # else its answers are yet to come
+                    self._close_cursors()
+        return self._called(function, argument, self.open() if kind is CarrierKind.SESSION else self._bare())
+
+    def _called(self, function: Callable[..., Any], argument: Any, carrier: Any) -> Any:
+        result = function(argument, carrier)
         return wait_for(result) if self._is_async else result
+
+    def _new_cursor(self) -> Any:
+        """Return a cursor as the driver's connection makes them: each call has its own, whatever it does to it."""
+        cursor = self._driver.cursor()
+        self._cursors.append(cursor)
+        return cursor
+
+    def _close_cursors(self) -> None:
+        """Close the cursors: who still has one would write into what runs on the connection next."""
+        while self._cursors:
+            closing = self._cursors.pop().close()
+            if self._is_async:
+                wait_for(closing)
+
+    def _bare(self) -> Any:
+        """Return the connection, of an async function an AsyncConnection around it."""
+        if not self._is_async:
+            return self._connection
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine  # noqa: PLC0415 - needs greenlet
+
+        return AsyncConnection(AsyncEngine(self._connection.engine), self._connection)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """Have the statements of cursors travel together until the block ends; one by one where libpq can't do that.
+
+        Raises:
+            psycopg.Error: that of a statement, of whichever call; at the end of the block, or where an answer is read.
+        """
+        from psycopg import Pipeline  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+        if not Pipeline.is_supported():
+            yield
+            return
+        pipeline = self._driver.pipeline()
+        self._in_pipeline = True
+        try:
+            with _awaited(pipeline) if self._is_async else pipeline:
+                yield
+        finally:
+            self._in_pipeline = False
 
     @property
     def rolled_back(self) -> bool:
@@ -172,6 +244,8 @@ class JoinedSession:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
         HANDLED.reset(self._handled)
+        allow_commit(self._connection)
+        self._close_cursors()
         if self._session is not None:
             self._session.close()
             # A task or a thread that still has it would write into whatever runs on the connection next.
@@ -183,6 +257,19 @@ def wait_for(awaitable: Any) -> Any:
     from sqlalchemy.util import await_only  # noqa: PLC0415 - importing outbox must not pay for it
 
     return await_only(awaitable)
+
+
+@contextmanager
+def _awaited(manager: AbstractAsyncContextManager[object]) -> Iterator[None]:
+    """Be inside of an async context manager of the driver's inside ``run_sync``."""
+    wait_for(manager.__aenter__())
+    try:
+        yield
+    except BaseException as error:
+        if not wait_for(manager.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        wait_for(manager.__aexit__(None, None, None))
 
 
 def begin(connection: Connection) -> AbstractContextManager[object]:

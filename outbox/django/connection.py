@@ -22,7 +22,6 @@ from outbox.errors import InvalidSettings, TransactionRequired
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
 
 logger: logging.Logger = logging.getLogger("outbox.django")
 
@@ -31,8 +30,8 @@ _WRAPPER = "outbox.django"
 
 
 @contextmanager
-def django_within(session: Session, using: str | None) -> Iterator[None]:
-    """Have the ORM work in the transaction of a worker's session until the block ends.
+def django_within(connection: Connection, using: str | None) -> Iterator[None]:
+    """Have the ORM work in the transaction of a worker's connection until the block ends.
 
     What it registers with ``transaction.on_commit`` is called after the worker's COMMIT.
 
@@ -40,8 +39,7 @@ def django_within(session: Session, using: str | None) -> Iterator[None]:
         TransactionRequired: the block ended normally, although Django has marked its transaction for a rollback.
         sqlalchemy.exc.OperationalError: the connection was lost.
     """
-    alias, connection = using or DEFAULT_DB_ALIAS, session.connection()
-    driver = driver_of(connection)
+    alias, driver = using or DEFAULT_DB_ALIAS, driver_of(connection)
     if not in_transaction(driver):
         # The first statement begins the transaction; Django's would commit by itself.
         execute(connection, Statement("SELECT 1"))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.db import connections
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from outbox.database.session import check_function, is_async
 from outbox.django.connection import django_within
@@ -18,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OrmFunction:
-    """A function of the application's as the `Outbox` calls it: with a session, whose transaction Django gets."""
+    """A checker or a compensation as the `Outbox` calls it: with a session, whose transaction Django gets."""
 
     def __init__(self, what: str, function: Callable[..., Any], using: str | None) -> None:
         check_function(what, function, "argument")
@@ -29,15 +31,26 @@ class OrmFunction:
             )
         self.function = function
         self._using = using
-        # Not __wrapped__: what is called takes a session.
+        # Not __wrapped__: what is called takes one argument more.
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
 
-    def __call__(self, argument: Any, session: Any) -> Any:
-        """Call the function with a message, a list of messages, or an orphan."""
-        with django_within(session, self._using):
+    def __call__(self, argument: Any, session: Session) -> Any:
+        """Call the function with a message or an orphan."""
+        return self._call(argument, session.connection())
+
+    def _call(self, argument: Any, connection: Connection) -> Any:
+        with django_within(connection, self._using):
             return self.function(argument)
+
+
+class OrmHandler(OrmFunction):
+    """A handler as the `Outbox` calls it: with a connection, for which no session has to be made."""
+
+    def __call__(self, argument: Any, connection: Connection) -> Any:  # type: ignore[override]  # by its annotation
+        """Call the handler with a message, or a list of messages."""
+        return self._call(argument, connection)
 
 
 def outside(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +85,7 @@ def consumer(
     def register(handler: F) -> F:
         what = f"consumer of {topic!r} in group {group!r}"
         inside = options.get("transactional", True)
-        called = OrmFunction(what, handler, using) if inside else outside(handler)
+        called = OrmHandler(what, handler, using) if inside else outside(handler)
         declared(using).consumer(topic, group=group, **options)(called)
         set_source(using, topic, group, source)
         return handler

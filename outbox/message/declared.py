@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from outbox.message.model import DeadLetter, Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions, Start
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from psycopg import AsyncCursor, Cursor
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
     from outbox.message.limits import Breaker
@@ -25,6 +26,9 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
+#: What a handler takes beside its message (`outbox.database.carrier`).
+CarrierT = TypeVar("CarrierT", "Session", "Connection", "Cursor[Any]")
+AsyncCarrierT = TypeVar("AsyncCarrierT", "AsyncSession", "AsyncConnection", "AsyncCursor[Any]")
 VerdictT = TypeVar("VerdictT", bound=Resolution | None)
 
 #: The values that headers may have: by name one or several, or each as ``name=value``.
@@ -54,6 +58,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     source: Engine | AsyncEngine | str | None
     batch: int
+    pipeline: bool
     transactional: Literal[True]
     ordered: bool | Literal["key"] | None
     on_exhausted: OnExhausted
@@ -102,16 +107,16 @@ class CompensationOptions(TypedDict, total=False):
 
 
 class HandlerDecorator(Protocol[T]):
-    """Takes a handler of messages with a body of type T, with an AsyncSession if it is async."""
+    """Takes a handler of messages with a body of type T, with what carries its changes."""
 
     @overload
     def __call__(
-        self, handler: Callable[[Message[T], Session], AnswerT], /
-    ) -> Callable[[Message[T], Session], AnswerT]: ...
+        self, handler: Callable[[Message[T], CarrierT], AnswerT], /
+    ) -> Callable[[Message[T], CarrierT], AnswerT]: ...
     @overload
     def __call__(
-        self, handler: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]], /
-    ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, AnswerT]]: ...
+        self, handler: Callable[[Message[T], AsyncCarrierT], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[Message[T], AsyncCarrierT], Coroutine[Any, Any, AnswerT]]: ...
 
 
 class OutsideHandlerDecorator(Protocol[T]):
@@ -126,16 +131,16 @@ class OutsideHandlerDecorator(Protocol[T]):
 
 
 class BatchHandlerDecorator(Protocol[T]):
-    """Takes a handler of lists of messages with bodies of type T, with an AsyncSession if it is async."""
+    """Takes a handler of lists of messages with bodies of type T, with what carries its changes."""
 
     @overload
     def __call__(
-        self, handler: Callable[[list[Message[T]], Session], AnswerT], /
-    ) -> Callable[[list[Message[T]], Session], AnswerT]: ...
+        self, handler: Callable[[list[Message[T]], CarrierT], AnswerT], /
+    ) -> Callable[[list[Message[T]], CarrierT], AnswerT]: ...
     @overload
     def __call__(
-        self, handler: Callable[[list[Message[T]], AsyncSession], Coroutine[Any, Any, AnswerT]], /
-    ) -> Callable[[list[Message[T]], AsyncSession], Coroutine[Any, Any, AnswerT]]: ...
+        self, handler: Callable[[list[Message[T]], AsyncCarrierT], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[list[Message[T]], AsyncCarrierT], Coroutine[Any, Any, AnswerT]]: ...
 
 
 class CheckerDecorator(Protocol[T]):

@@ -16,6 +16,7 @@ from sqlalchemy import event
 from outbox.database.at_commit import hook
 from outbox.database.engines import engine_of
 from outbox.database.execute import driver_of
+from outbox.database.session import RunningTransaction
 from outbox.errors import InvalidHandler
 from outbox.testing import sql
 from outbox.testing.runners import rolled_back
@@ -107,15 +108,15 @@ def killing(
                 "nothing there; see with running_twice that its handler may be repeated"
             )
 
-        def before(session: Any) -> None:
-            if point == "before_handler" and not victims:
-                die(connection_of(session))
-            if point == "after_commit" and not victims:
-                stack.enter_context(_after_commit(connection_of(session), die))
+        def before(connection: Connection | None) -> None:
+            if connection is not None and point == "before_handler" and not victims:
+                die(connection)
+            if connection is not None and point == "after_commit" and not victims:
+                stack.enter_context(_after_commit(connection, die))
 
-        def after(session: Any) -> None:
-            if point == "after_handler" and not victims:
-                die(connection_of(session))
+        def after(connection: Connection | None) -> None:
+            if connection is not None and point == "after_handler" and not victims:
+                die(connection)
 
         return _surrounded(subscription, before, after)
 
@@ -158,40 +159,40 @@ def _wait_until_gone(outbox: Outbox, pid: int) -> None:
 
 # --- handlers with something around ----------------------------------------------------------------------
 
-#: Gets the session of a handler.
-_Step = Callable[[Any], None]
+#: Gets the connection of a handler; None outside of transactions.
+_Step = Callable[["Connection | None"], None]
 
 
 def _surrounded(subscription: Subscription, before: _Step | None = None, after: _Step | None = None) -> Handler:
     """Return a handler that does something before and after the subscription's own."""
     handler = subscription.handler
 
-    # Outside of transactions, there is no session.
-    def plain_handler(message: Any, session: Any = None) -> Any:
+    # Outside of transactions, the message is all there is.
+    def plain_handler(message: Any, *carrier: Any) -> Any:
         if before is not None:
-            before(session)
-        answer = handler(message, session) if subscription.transactional else handler(message)
+            before(handling_connection())
+        answer = handler(message, *carrier)
         if after is not None:
-            after(session)
+            after(handling_connection())
         return answer
 
-    async def async_handler(message: Any, session: Any = None) -> Any:
+    async def async_handler(message: Any, *carrier: Any) -> Any:
         from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
 
         if before is not None:
-            await greenlet_spawn(before, session)
-        answer = await (handler(message, session) if subscription.transactional else handler(message))
+            await greenlet_spawn(before, handling_connection())
+        answer = await handler(message, *carrier)
         if after is not None:
-            await greenlet_spawn(after, session)
+            await greenlet_spawn(after, handling_connection())
         return answer
 
     return functools.wraps(handler)(async_handler if subscription.is_async else plain_handler)
 
 
-def connection_of(session: Any) -> Connection:
-    """Return the connection that a handler's session is joined to."""
-    connection: Connection = getattr(session, "sync_session", session).bind
-    return connection
+def handling_connection() -> Connection | None:
+    """Return the connection in whose transaction the calling handler runs; None outside of transactions."""
+    running = RunningTransaction.of_caller()
+    return None if running is None else running.connection
 
 
 @contextmanager

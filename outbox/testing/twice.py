@@ -7,6 +7,7 @@ out, and goes out again with the next run.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +20,7 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.session import JoinedSession
-from outbox.testing.faults import connection_of, replaced_handlers
+from outbox.testing.faults import handling_connection, replaced_handlers
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -101,45 +102,48 @@ class _Twice:
         """Return the handler to be called in its place."""
         if not self.subscription.transactional:
             return self._async_outside_twice if self.subscription.is_async else self._outside_twice
-        return self._async_twice if self.subscription.is_async else self._twice
+        twice = self._async_twice if self.subscription.is_async else self._twice
 
-    def _twice(self, message: Any, session: Any) -> Any:
+        # With the handler's own declaration of what it takes.
+        @functools.wraps(self.subscription.handler)
+        def handler(message: Any, carrier: Any) -> Any:
+            return twice(message, carrier)
+
+        return handler
+
+    def _twice(self, message: Any, carrier: Any) -> Any:
         first, second = _Effects(), _Effects()
-        connection = connection_of(session)
+        self._run_undone(message, first)
+        try:
+            with self._recorded(second):
+                return self.subscription.handler(message, carrier)
+        finally:
+            self._compare(message, first, second)
+
+    async def _async_twice(self, message: Any, carrier: Any) -> Any:
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
+
+        first, second = _Effects(), _Effects()
+        await greenlet_spawn(self._run_undone, message, first)
+        try:
+            with self._recorded(second):
+                return await self.subscription.handler(message, carrier)
+        finally:
+            self._compare(message, first, second)
+
+    def _run_undone(self, message: Any, run: _Effects) -> None:
+        """Run the handler in a savepoint of the running transaction, and undo that."""
+        connection, takes = handling_connection(), self.subscription.takes
+        assert connection is not None  # noqa: S101 - the handler runs in a transaction
         with connection.begin_nested() as undone:
-            joined = JoinedSession(connection, is_async=False)
+            joined = JoinedSession(connection, is_async=takes.is_async, takes=takes)
             try:
-                with self._recorded(first, raising=False):
+                with self._recorded(run, raising=False):
                     joined.call(self.subscription.handler, message)
                     joined.flush()
             finally:
                 joined.close()
                 undone.rollback()
-        try:
-            with self._recorded(second):
-                return self.subscription.handler(message, session)
-        finally:
-            self._compare(message, first, second)
-
-    async def _async_twice(self, message: Any, session: Any) -> Any:
-        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession  # noqa: PLC0415 - needs greenlet
-
-        first, second = _Effects(), _Effects()
-        bind: AsyncConnection = await session.connection()
-        undone = await bind.begin_nested()
-        again = AsyncSession(bind, join_transaction_mode="rollback_only", expire_on_commit=False)
-        try:
-            with self._recorded(first, raising=False):
-                await self.subscription.handler(message, again)
-                await again.flush()
-        finally:
-            await again.close()
-            await undone.rollback()
-        try:
-            with self._recorded(second):
-                return await self.subscription.handler(message, session)
-        finally:
-            self._compare(message, first, second)
 
     def _outside_twice(self, message: Any) -> Any:
         first, second = _Effects(), _Effects()

@@ -148,6 +148,30 @@ def consume(outbox: Outbox) -> None:
     del handle_all
 
 
+def carriers(outbox: Outbox) -> None:
+    """What a handler may take in place of a session; of the wrong kind, or anything else, it is found."""
+
+    @outbox.consumer("t", group="a")
+    def by_connection(message: Message, connection: Connection) -> Skip | None: ...
+
+    @outbox.consumer("t", group="b", pipeline=True, batch=100)
+    def by_cursor(message: Message, cursor: psycopg.Cursor) -> None: ...
+
+    @outbox.consumer("t", group="c")
+    async def by_async_connection(message: Message, connection: AsyncConnection) -> None: ...
+
+    @outbox.consumer("t", group="d", takes_batch=True, pipeline=True)
+    async def by_async_cursor(messages: list[Message], cursor: psycopg.AsyncCursor) -> None: ...
+
+    async def of_plain_cursor(message: Message, cursor: psycopg.Cursor) -> None: ...
+    def of_driver(message: Message, connection: psycopg.Connection) -> None: ...
+
+    register = outbox.consumer("t", group="e")
+    register(of_plain_cursor)  # type: ignore[type-var]
+    register(of_driver)  # type: ignore[type-var]
+    del by_connection, by_cursor, by_async_connection, by_async_cursor
+
+
 @dataclass
 class Order:
     """What a body is read as."""
@@ -209,7 +233,7 @@ def read_as(outbox: Outbox) -> None:
     consumer = outbox.consumer("t", group="f", model=Order)
     consumer(of_text)  # type: ignore[arg-type]
     consumer(without_session)  # type: ignore[arg-type]
-    consumer(of_async_session)  # type: ignore[arg-type]
+    consumer(of_async_session)  # type: ignore[type-var]
     consumer(of_session)  # type: ignore[type-var]
     consumer(of_list)  # type: ignore[arg-type]
     consumer(number)  # type: ignore[type-var]
