@@ -57,7 +57,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, is_lost, lock_key, read_source, sqlstate
+from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, lock_key, read_source, sqlstate
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
@@ -286,7 +286,7 @@ class QueueConsumer:
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
         """Return what reads the inbox rows of messages, and which of their keys are held back."""
-        known = sql.known(self._settings.schema, [entry.id for entry in entries], self._queue.group)
+        known = sql.known(self._settings.schema, Uuids([entry.id for entry in entries]), self._queue.group)
         keys = key_order.keys_of(entries) if self._subscription.by_key else []
         return [known, key_order.held(self._queue, keys)] if keys else [known]
 

@@ -27,7 +27,7 @@ from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
 from outbox.consumer.start import STARTS, is_start
 from outbox.database.carrier import CarrierKind, DeclaredCarrier, carrier_of
-from outbox.database.execute import Row, Statement, is_lost
+from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
@@ -523,12 +523,12 @@ def consumed(queue: GroupQueue, reading: int, entries: Sequence[Entry], earlier:
     return statements
 
 
-def _columns(entries: Sequence[Entry]) -> tuple[list[UUID], list[int], list[bytes | None]]:
+def _columns(entries: Sequence[Entry]) -> tuple[Uuids, Bigints, Byteas]:
     """Return ids, positions and digests."""
     return (
-        [entry.id for entry in entries],
-        [entry.position for entry in entries],
-        [entry.digest() for entry in entries],
+        Uuids([entry.id for entry in entries]),
+        Bigints([entry.position for entry in entries]),
+        Byteas([entry.digest() for entry in entries]),
     )
 
 

@@ -51,6 +51,18 @@ class Statement:
     lossy: tuple[str, ...] = ()
 
 
+class Uuids(list[UUID]):
+    """Ids to bind as ``%b::uuid[]``: `outbox.database.roundtrip` has them ready faster than the driver a list."""
+
+
+class Bigints(list[int]):
+    """Numbers to bind as ``%b::bigint[]``, in the same way."""
+
+
+class Byteas(list["bytes | None"]):
+    """Bytes to bind as ``%b::bytea[]``, in the same way."""
+
+
 @cache
 def in_schema(template: str, schema: str) -> str:
     """Return the SQL with ``{s}`` replaced by the (checked) name of the schema."""

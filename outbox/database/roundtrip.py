@@ -19,15 +19,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors, pq
-from psycopg.adapt import PyFormat, Transformer
+from psycopg.adapt import Dumper, PyFormat, Transformer
 from psycopg.generators import fetch_many, send
 
-from outbox.database.execute import COMMIT, UNPREPARED, Row, in_order, numbered
+from outbox.database.execute import COMMIT, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
 
@@ -45,6 +46,63 @@ KNOWN = ((3, 2), (3, 4))
 _DONE = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 
 
+# An array in binary: dimensions, whether it has a NULL, the type of its elements; of each dimension length and first
+# subscript; of each element length and bytes. (PostgreSQL, array_recv in arrayfuncs.c.)
+_HEAD = Struct("!iiIii").pack
+_LENGTH = Struct("!i").pack
+_BIGINT = Struct("!iq").pack
+_NULL = _LENGTH(-1)
+
+
+class _ArrayDumper(Dumper):
+    """Dumps a list of one type: psycopg's own asks for each list what is in it, and calls a dumper for each element."""
+
+    format = pq.Format.BINARY
+    element: int
+
+    def dump(self, obj: Any) -> bytes:
+        if not obj:
+            return _HEAD(0, 0, self.element, 0, 0)[:12]
+        elements = b"".join(self.elements(obj))
+        return _HEAD(1, None in obj, self.element, len(obj), 1) + elements
+
+    def elements(self, values: Any) -> list[bytes]:
+        raise NotImplementedError
+
+
+class _UuidsDumper(_ArrayDumper):
+    oid, element = 2951, 2950
+
+    def elements(self, values: Uuids) -> list[bytes]:
+        length = _LENGTH(16)
+        return [length + value.bytes for value in values]
+
+
+class _BigintsDumper(_ArrayDumper):
+    oid, element = 1016, 20
+
+    def elements(self, values: Bigints) -> list[bytes]:
+        return [_BIGINT(8, value) for value in values]
+
+
+class _ByteasDumper(_ArrayDumper):
+    oid, element = 1001, 17
+
+    def elements(self, values: Byteas) -> list[bytes]:
+        return [_NULL if value is None else _LENGTH(len(value)) + value for value in values]
+
+
+_DUMPERS: Mapping[type, type[Dumper]] = {Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
+
+
+def _know_arrays(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Have a connection, and the cursors that it makes from now on, dump our arrays; they are types of ours alone."""
+    adapters = connection.adapters
+    if adapters.get_dumper(Uuids, PyFormat.BINARY) is not _UuidsDumper:
+        for kind, dumper in _DUMPERS.items():
+            adapters.register_dumper(kind, dumper)
+
+
 @dataclass(frozen=True, slots=True)
 class _Query:
     sql: bytes
@@ -57,22 +115,17 @@ class _Sending:
     """One statement with its values dumped, the name it is prepared under (None: it isn't), and its answer."""
 
     query: _Query
-    transformer: TransformerType | None = None
-    values: Sequence[Any] = ()
+    values: Sequence[Any]
+    types: Sequence[int]
+    formats: Sequence[pq.Format] | None
     name: bytes | None = None
     result: PGresult | None = None
 
-    def key(self) -> tuple[bytes, tuple[int, ...]]:
-        """What psycopg knows a prepared statement by."""
-        return self.query.sql, () if self.transformer is None else tuple(self.transformer.types or ())
-
-    def rows(self, connection: Connection[Any] | AsyncConnection[Any]) -> list[Row]:
+    def rows(self, transformer: TransformerType) -> list[Row]:
         if self.result is None or self.result.status != pq.ExecStatus.TUPLES_OK:
             return []
-        if self.transformer is None:
-            self.transformer = Transformer(connection)
-        self.transformer.set_pgresult(self.result, format=pq.Format.BINARY)
-        return self.transformer.load_rows(0, self.result.ntuples, tuple)
+        transformer.set_pgresult(self.result, format=pq.Format.BINARY)
+        return transformer.load_rows(0, self.result.ntuples, tuple)
 
 
 class RoundTrip:
@@ -87,6 +140,9 @@ class RoundTrip:
     ) -> None:
         self.statements = statements
         self._connection = connection
+        _know_arrays(connection)
+        # One for all: it keeps the dumpers and loaders that it has found.
+        self._transformer = Transformer(connection)
         self._sent = [self._dump(sql, values) for sql, values in statements]
         self.ready: bool = True
         if connection.prepare_threshold is not None:
@@ -97,7 +153,7 @@ class RoundTrip:
                 if sql in UNPREPARED:
                     committed = committed or sql == COMMIT
                     continue
-                sending.name = names.get(sending.key()) if names else None
+                sending.name = names.get((sending.query.sql, tuple(sending.types))) if names else None
                 # What follows the COMMIT is rare and goes unprepared.
                 self.ready = self.ready and (committed or sending.name is not None)
 
@@ -131,22 +187,22 @@ class RoundTrip:
             if not committed and b"COMMIT" not in done:
                 raise error
             emit(AfterCommitFailed(reason=str(error), error=error))
-        return [sending.rows(self._connection) for sending in self._sent]
+        return [sending.rows(self._transformer) for sending in self._sent]
 
     def _dump(self, sql: str, values: Values) -> _Sending:
-        query = _parse(sql)
-        if not query.names:
-            return _Sending(query)
-        transformer = Transformer(self._connection)
-        return _Sending(query, transformer, transformer.dump_sequence(in_order(query.names, values), query.formats))
+        query, transformer = _parse(sql), self._transformer
+        dumped = transformer.dump_sequence(in_order(query.names, values), query.formats) if query.names else []
+        # It has those of the statement that it has dumped last.
+        return _Sending(
+            query, dumped, transformer.types or () if dumped else (), transformer.formats if dumped else None
+        )
 
     def _send(self, sending: _Sending) -> None:
-        libpq, transformer = self._connection.pgconn, sending.transformer
-        types, formats = ((), ()) if transformer is None else (transformer.types, transformer.formats)
+        libpq, values, formats = self._connection.pgconn, sending.values, sending.formats
         if sending.name is not None:
-            libpq.send_query_prepared(sending.name, sending.values, formats, pq.Format.BINARY)
+            libpq.send_query_prepared(sending.name, values, formats, pq.Format.BINARY)
         else:
-            libpq.send_query_params(sending.query.sql, sending.values, types, formats, pq.Format.BINARY)
+            libpq.send_query_params(sending.query.sql, values, sending.types, formats, pq.Format.BINARY)
 
     def _fetch(self) -> PQGen[errors.Error | None]:
         libpq = self._connection.pgconn

@@ -23,7 +23,7 @@ from outbox.message.model import HANDLED
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
 
@@ -105,7 +105,8 @@ class JoinedSession:
         self._driver = driver_of(connection)
         self._libpq = self._driver.pgconn
         self._is_async = is_async
-        self._takes = takes
+        self._takes = takes or DeclaredCarrier(is_async=is_async)
+        self._kind = self._takes.kind
         self._opened: Any = None
         self._session: Session | None = None
         self._cursors: list[Any] = []
@@ -129,7 +130,7 @@ class JoinedSession:
         if self._opened is None:
             from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
-            own = self._takes.session if self._takes is not None else None
+            own = self._takes.session
             if self._is_async:
                 from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - importing outbox must not pay for it
 
@@ -148,21 +149,17 @@ class JoinedSession:
         What is sent from then on, by the function or by what flushes the session, is caused by the argument.
         """
         HANDLED.set(argument)
-        kind = CarrierKind.SESSION if self._takes is None else self._takes.kind
-        if kind is CarrierKind.CURSOR:
-            try:
-                return self._called(function, argument, self._new_cursor())
-            finally:
-                if not self._in_pipeline:  # else its answers are yet to come
-                    self._close_cursors()
-        return self._called(function, argument, self.open() if kind is CarrierKind.SESSION else self._bare())
+        try:
+            result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
+            return wait_for(result) if self._is_async else result
+        finally:
+            if self._cursors and not self._in_pipeline:  # there, its answers are yet to come
+                self._close_cursors()
 
-    def _called(self, function: Callable[..., Any], argument: Any, carrier: Any) -> Any:
-        result = function(argument, carrier)
-        return wait_for(result) if self._is_async else result
-
-    def _new_cursor(self) -> Any:
-        """Return a cursor as the driver's connection makes them: each call has its own, whatever it does to it."""
+    def _other(self) -> Any:
+        """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
+        if self._kind is CarrierKind.CONNECTION:
+            return self._async_connection() if self._is_async else self._connection
         cursor = self._driver.cursor()
         self._cursors.append(cursor)
         return cursor
@@ -174,10 +171,7 @@ class JoinedSession:
             if self._is_async:
                 wait_for(closing)
 
-    def _bare(self) -> Any:
-        """Return the connection, of an async function an AsyncConnection around it."""
-        if not self._is_async:
-            return self._connection
+    def _async_connection(self) -> AsyncConnection:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine  # noqa: PLC0415 - needs greenlet
 
         return AsyncConnection(AsyncEngine(self._connection.engine), self._connection)

@@ -135,7 +135,8 @@ class Decision:
 
 def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
     """Return the headers of a message as its sender gave them, and how its body is compressed."""
-    headers: dict[str, str] = json.loads(text) if text else {}
+    # Most messages have none, as PostgreSQL writes that.
+    headers: dict[str, str] = json.loads(text) if text and text != "{}" else {}
     return headers, headers.pop(ENCODING_HEADER, None)
 
 

@@ -178,7 +178,20 @@ def test_the_annotation_decides(bench: Bench) -> None:
         connection(*args)
 
     of_partial = functools.partial(connection)
-    handlers = [plain, connection, cursor, own, bare, anything, optional, either, annotated, alias, protocol, checked]
+    handlers: list[Callable[..., Any]] = [
+        plain,
+        connection,
+        cursor,
+        own,
+        bare,
+        anything,
+        optional,
+        either,
+        annotated,
+        alias,
+        protocol,
+        checked,
+    ]
     handlers += [Handler(), Handler().method, wrapped, of_partial]
     bench.send(1)
     for number, handler in enumerate(handlers):
@@ -405,9 +418,9 @@ def test_an_answer_and_an_error_undo_each_kind(bench: Bench, kind: str) -> None:
 
     @functools.wraps(handler)
     def once(message: Message, carrier: Any) -> None:
+        handler(message, carrier)
         if message.body == 2 and message.attempt == 1:
             raise RuntimeError("not today")
-        return handler(message, carrier)
 
     @functools.wraps(handler)
     async def async_once(message: Message, carrier: Any) -> None:

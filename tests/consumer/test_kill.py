@@ -21,6 +21,7 @@ from tests.kit import wait_until
 
 ACCOUNTS = 10
 KILLS = 200
+KIND_KILLS = 20
 KEY_KILLS = 12
 CREW = 3
 Spawn = Callable[[str, int], Process]
@@ -84,11 +85,22 @@ def unfinished(bench: Bench) -> int:
 @pytest.mark.slow
 def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
     """Over 200 SIGKILLs at random moments, with copies and failures on the way, every account is exact in the end."""
+    _kill_crews(banks, spawn, "money", KILLS)
+
+
+@pytest.mark.parametrize("kind", workers.CREDITING)
+def test_each_kind_of_handler_is_exact_under_kills(banks: Bench, spawn: Spawn, kind: str) -> None:
+    """The same with what handlers may take in place of a session, alone and in pipelines."""
+    _kill_crews(banks, spawn, kind, KIND_KILLS)
+
+
+def _kill_crews(banks: Bench, spawn: Spawn, mode: str, most: int) -> None:
+    """Kill workers of a mode in the middle of their work, so often, and count what is in the ledger in the end."""
     chance = random.Random(11)  # noqa: S311
-    crew = [spawn("money", seed) for seed in range(CREW)]
+    crew = [spawn(mode, seed) for seed in range(CREW)]
     kills = 0
     sent = 0
-    while kills < KILLS:
+    while kills < most:
         with banks.producer.begin() as connection:
             for _ in range(chance.randint(5, 25)):
                 banks.app.send(connection, "t", sent, key=f"k{sent % ACCOUNTS}")
@@ -101,7 +113,7 @@ def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
             kill(crew[number])
             assert crew[number].exitcode == -signal.SIGKILL
             kills += 1
-            crew[number] = spawn("money", kills)
+            crew[number] = spawn(mode, kills)
     wait_until(lambda: unfinished(banks) == 0, "all messages are consumed or parked")
     for worker in crew:
         kill(worker)

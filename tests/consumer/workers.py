@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection as PipeConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import psycopg
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Breaker, Message, Outbox, Settings
@@ -22,6 +26,7 @@ from tests.consumer.support import LEDGER
 
 LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_claims=1_000)
 CRASHING = Settings(retry_delays=(0.0,) * 5, max_claims=3)
+WRITE = "INSERT INTO ledger (message_id, body, attempt) VALUES (%s, %s, %s)"
 CREDIT = text("UPDATE account SET balance = balance + 1 WHERE key = :key")
 
 
@@ -29,6 +34,46 @@ def credit(message: Message, session: Session) -> None:
     """Write into the ledger and credit an account; fail now and then."""
     session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
     session.execute(CREDIT, {"key": message.key})
+    if random.random() < 0.02:  # noqa: S311
+        raise RuntimeError("bad luck")
+
+
+def credit_by_connection(message: Message, connection: Connection) -> None:
+    """Do the same with a connection."""
+    connection.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+    connection.execute(CREDIT, {"key": message.key})
+    if random.random() < 0.02:  # noqa: S311
+        raise RuntimeError("bad luck")
+
+
+def credit_by_cursor(message: Message, cursor: psycopg.Cursor) -> None:
+    """Do the same with a cursor, and fail at a statement."""
+    cursor.execute(WRITE, (message.id, str(message.body), message.attempt))
+    cursor.execute("UPDATE account SET balance = balance + 1 WHERE key = %s", (message.key,))
+    if random.random() < 0.02:  # noqa: S311
+        cursor.execute("SELECT 1 / %s", (0,))
+
+
+async def credit_by_async_cursor(message: Message, cursor: psycopg.AsyncCursor) -> None:
+    """Do the same in a task."""
+    await cursor.execute(WRITE, (message.id, str(message.body), message.attempt))
+    await cursor.execute("UPDATE account SET balance = balance + 1 WHERE key = %s", (message.key,))
+    if random.random() < 0.02:  # noqa: S311
+        await cursor.execute("SELECT 1 / %s", (0,))
+
+
+async def credit_by_async_connection(message: Message, connection: AsyncConnection) -> None:
+    """Do the same in a task."""
+    await connection.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+    await connection.execute(CREDIT, {"key": message.key})
+    if random.random() < 0.02:  # noqa: S311
+        raise RuntimeError("bad luck")
+
+
+async def credit_by_async_session(message: Message, session: AsyncSession) -> None:
+    """Do the same in a task."""
+    await session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+    await session.execute(CREDIT, {"key": message.key})
     if random.random() < 0.02:  # noqa: S311
         raise RuntimeError("bad luck")
 
@@ -65,6 +110,12 @@ def depend(message: Message, session: Session) -> None:
 
 HANDLERS: Mapping[str, Callable[..., Any]] = {
     "money": credit,
+    "connection": credit_by_connection,
+    "cursor": credit_by_cursor,
+    "pipeline": credit_by_cursor,
+    "async session": credit_by_async_session,
+    "async connection": credit_by_async_connection,
+    "async pipeline": credit_by_async_cursor,
     "keys": stumble,
     "crash": crash,
     "ordered": crash,
@@ -73,7 +124,11 @@ HANDLERS: Mapping[str, Callable[..., Any]] = {
     "limited": depend,
     "broken": depend,
 }
+#: Those that credit accounts, beside the one with a session.
+CREDITING = ("connection", "cursor", "pipeline", "async session", "async connection", "async pipeline")
 OPTIONS: Mapping[str, dict[str, Any]] = {
+    "pipeline": {"pipeline": True},
+    "async pipeline": {"pipeline": True},
     "ordered": {"ordered": True},
     "keys": {"ordered": "key", "on_exhausted": "block"},
     "block": {"ordered": "key", "on_exhausted": "block"},
@@ -84,7 +139,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 
 def subscription(engine: Engine, mode: str, seed: int) -> Consumer:
     """Return the consumer of a mode."""
-    settings = LIMITS if mode in {"money", "keys"} else CRASHING
+    settings = LIMITS if mode in {"money", "keys", *CREDITING} else CRASHING
     app = Outbox(engine, settings=settings)
     app.consumer("t", group="g", batch=1 + seed % 3 * 4, **OPTIONS.get(mode, {}))(HANDLERS[mode])
     return Consumer(app.subscriptions["t", "g"], settings)
@@ -94,7 +149,7 @@ def passes(consumer: Consumer, connection: Connection, source: Connection, mode:
     """Run every pass once; return what they did."""
     settings = consumer._settings
     counts = dispatch_once(source, settings, limit=random.randint(1, 30))  # noqa: S311
-    if mode == "money" and counts and random.random() < 0.5:  # noqa: S311
+    if mode in {"money", *CREDITING} and counts and random.random() < 0.5:  # noqa: S311
         with source.begin():
             sql = "SELECT half_id FROM outbox.message ORDER BY random() LIMIT 3"
             sends = newest_sends(source, settings, list(source.execute(text(sql)).scalars()))
@@ -109,17 +164,31 @@ def work(mode: str, producer_url: str, consumer_url: str, seed: int) -> None:
     producer = create_engine(producer_url, poolclass=NullPool)
     consumer_engine = create_engine(consumer_url, poolclass=NullPool)
     consumer = subscription(consumer_engine, mode, seed)
-    idle = threading.Event()
     while True:
         try:
-            with consumer_engine.connect() as connection, producer.connect() as source:
-                consumer.start(connection, source)
-                while True:
-                    if not passes(consumer, connection, source, mode):
-                        idle.wait(0.005)  # leave the processor to the others
+            if consumer.subscription.is_async:
+                asyncio.run(_on_loop(consumer, producer_url, consumer_url, mode))
+            else:
+                with consumer_engine.connect() as connection, producer.connect() as source:
+                    _pass_on(consumer, connection, source, mode)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
+
+
+def _pass_on(consumer: Consumer, connection: Connection, source: Connection, mode: str) -> NoReturn:
+    idle = threading.Event()
+    consumer.start(connection, source)
+    while True:
+        if not passes(consumer, connection, source, mode):
+            idle.wait(0.005)  # leave the processor to the others
+
+
+async def _on_loop(consumer: Consumer, producer_url: str, consumer_url: str, mode: str) -> None:
+    producer, consumer_engine = (create_async_engine(url, poolclass=NullPool) for url in (producer_url, consumer_url))
+    async with consumer_engine.connect() as connection, producer.connect() as source:
+        assert source.sync_connection is not None
+        await connection.run_sync(partial(_pass_on, consumer), source.sync_connection, mode)
 
 
 def start(lifeline: PipeConnection, mode: str, producer_url: str, consumer_url: str, seed: int) -> None:

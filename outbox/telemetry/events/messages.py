@@ -222,7 +222,7 @@ class MessageExpired(TelemetryEvent):
     "batch.undone",
     "consumer",
     logging.WARNING,
-    "group %(group)r failed at a batch of %(size)d messages of topic %(topic)r, and tries them one by one: %(reason)s",
+    "group %(group)r failed at a batch of topic %(topic)r (messages: %(size)d), and tries one by one: %(reason)s",
 )
 class BatchUndone(TelemetryEvent):
     """Messages that shared a transaction failed together; they are handled once more, one by one."""
