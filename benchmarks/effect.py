@@ -37,7 +37,7 @@ _INBOX_ONE_TEXT = text(_INBOX_ONE)
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Measure one message a transaction, a hundred with a call for each, and a hundred with one call for all."""
+    """Measure one message a transaction, a hundred with a call for each (three kinds), and one call for all."""
     settings = Settings()
     engine = lab.engine("main")
     bank.open_bank(engine)
@@ -48,6 +48,12 @@ def run(lab: Lab) -> Iterator[Figure]:
         what = "batch=100, handler called for each message"
         ours = Ours(connection, connection, settings, _credit, 100)
         yield from _batched(lab, what, ours, ByHand(raw, settings.queues, 100, _each_by_hand), 5_000)
+        what = "batch=100, handler with a cursor"
+        ours = Ours(connection, connection, settings, _credit_by_cursor, 100)
+        yield from _against(lab, what, ours, ByHand(raw, settings.queues, 100, _one_by_one_by_hand), 0.8)
+        what = "batch=100, handler with a cursor, pipeline=True"
+        ours = Ours(connection, connection, settings, _credit_by_cursor, 100, pipeline=True)
+        yield from _against(lab, what, ours, ByHand(raw, settings.queues, 100, _each_by_hand), 0.6)
         what = "batch=100, handler takes the list"
         ours = Ours(connection, connection, settings, _credit_all, 100, takes_batch=True)
         yield from _batched(lab, what, ours, ByHand(raw, settings.queues, 100, _all_by_hand), 25_000)
@@ -72,17 +78,31 @@ def _single(lab: Lab, connection: Connection, raw: psycopg.Connection[Any], sett
 
 
 def _batched(lab: Lab, what: str, ours: Ours, hand: ByHand, bar: float) -> Iterator[Figure]:
+    results = _alternate(lab, what, ours, hand)
+    yield at_least(what, "messages", results["ours"], bar)
+    yield compared(what, "messages", results["ours"], "psycopg by hand", results["hand"], None)
+
+
+def _against(lab: Lab, what: str, ours: Ours, hand: ByHand, bar: float) -> Iterator[Figure]:
+    results = _alternate(lab, what, ours, hand)
+    yield compared(what, "messages", results["ours"], "psycopg by hand", results["hand"], bar)
+
+
+def _alternate(lab: Lab, what: str, ours: Ours, hand: ByHand) -> dict[str, list[float]]:
     lab.say(f"effect: {what}")
     seconds = lab.scale(10, 3) / 10
     arms = {"ours": lambda: ours.round(seconds), "hand": lambda: hand.round(seconds)}
-    results = interleave(arms, lab.scale(9, 3))
-    yield at_least(what, "messages", results["ours"], bar)
-    yield compared(what, "messages", results["ours"], "psycopg by hand", results["hand"], None)
+    return interleave(arms, lab.scale(9, 3))
 
 
 def _credit(message: Message, session: Session) -> None:
     body = message.body
     session.execute(bank.MOVE, {"account_id": body["receiver"], "moved": body["amount"]})
+
+
+def _credit_by_cursor(message: Message, cursor: psycopg.Cursor[Any]) -> None:
+    body = message.body
+    cursor.execute(_CREDIT, (body["amount"], body["receiver"]))
 
 
 def _credit_all(messages: list[Message], session: Session) -> None:
@@ -121,11 +141,15 @@ def _bare_transaction(raw: psycopg.Connection[Any], group: str, row: Row) -> Non
     raw.commit()
 
 
+def _one_by_one_by_hand(raw: psycopg.Connection[Any], rows: list[Row]) -> None:
+    for row in rows:
+        order = json.loads(row[7])
+        raw.execute(_CREDIT, (order["amount"], order["receiver"]))
+
+
 def _each_by_hand(raw: psycopg.Connection[Any], rows: list[Row]) -> None:
     with raw.pipeline():
-        for row in rows:
-            order = json.loads(row[7])
-            raw.execute(_CREDIT, (order["amount"], order["receiver"]))
+        _one_by_one_by_hand(raw, rows)
 
 
 def _all_by_hand(raw: psycopg.Connection[Any], rows: list[Row]) -> None:

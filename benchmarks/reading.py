@@ -53,9 +53,10 @@ class Ours:
         batch: int,
         *,
         takes_batch: bool = False,
+        pipeline: bool = False,
     ) -> None:
         self._connection, self._source, self._settings = connection, source, settings
-        self._handler, self._batch, self._takes_batch = handler, batch, takes_batch
+        self._handler, self._batch, self._takes_batch, self._pipeline = handler, batch, takes_batch, pipeline
         self._until = 0.0
         self._consumer = self._new()
 
@@ -88,6 +89,7 @@ class Ours:
             self._settings.retry_delays,
             self._batch,
             self._takes_batch,
+            self._pipeline,
         )
         consumer = Consumer(subscription, self._settings, self._over)
         consumer.start(self._connection, self._source)

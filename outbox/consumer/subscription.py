@@ -572,14 +572,13 @@ def run_handler(
                     answer = call(subscription.handler, argument)
                 finally:
                     count_call(meter, time.monotonic() - began)
+                # Of a pipeline it is seen at the COMMIT: the transaction isn't the one that was marked.
                 if not pipelined and joined.ended and not is_lost(connection):
                     raise TransactionEnded(_until(entries, entry, all_ran), attempt)
                 joined.flush()
                 if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
                     raise AttemptFailed(entry, attempt, failure, len(entries), pipelined=pipelined)
         entry = entries[0]
-        if pipelined and joined.ended and not is_lost(connection):
-            raise TransactionEnded(entries, attempt)
         joined.finish()
     except AttemptFailed:
         raise

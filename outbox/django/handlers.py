@@ -84,6 +84,8 @@ def consumer(
 
     def register(handler: F) -> F:
         what = f"consumer of {topic!r} in group {group!r}"
+        if options.get("pipeline"):
+            raise InvalidHandler(f"{what}: pipeline=True isn't for the ORM, which needs the answer of each statement")
         inside = options.get("transactional", True)
         called = OrmHandler(what, handler, using) if inside else outside(handler)
         declared(using).consumer(topic, group=group, **options)(called)

@@ -154,6 +154,25 @@ def test_what_is_undone_is_told(bench: Bench) -> None:
     assert bench.statuses() == [("failed", 1)]
 
 
+def test_an_error_after_the_end_of_the_transaction(bench: Bench) -> None:
+    """One handler commits, and a later statement fails: all that travelled together is parked, nothing comes twice."""
+
+    def handler(message: Message, cursor: psycopg.Cursor) -> None:
+        by_cursor(message, cursor)
+        if message.body == 1:
+            cursor.execute("COMMIT")
+        if message.body == 3:
+            cursor.execute("SELECT 1 / %s", (0,))
+
+    consumer = bench.declare(handler, batch=3, pipeline=True)
+    bench.send(1, 2, 3)
+    bench.consume(consumer)
+    assert bench.statuses() == [("parked", 1)] * 3
+    assert bench.ledger().count("1") == 1
+    bench.retry(consumer)
+    assert bench.ledger().count("1") == 1
+
+
 # --- what a handler may do with its cursor ---------------------------------------------------------------------------
 
 

@@ -275,6 +275,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/consumer/test_rivals.py",
     ),
     Mutant(
+        "handlers: what fails in a pipeline is done again without one, also where it was alone",
+        "consumer/consumer.py",
+        "            if not failed.is_of_entry:\n",
+        "            if failed.together > 1:\n",
+        "tests/consumer/test_pipeline.py",
+    ),
+    Mutant(
+        "handlers: what ends the transaction in a pipeline leaves all of it in doubt",
+        "consumer/subscription.py",
+        "    all_ran = subscription.takes_batch or pipelined\n",
+        "    all_ran = subscription.takes_batch\n",
+        "tests/consumer/test_pipeline.py",
+    ),
+    Mutant(
+        "handlers: a connection that carries their changes can't be committed",
+        "database/at_commit.py",
+        "        if connection.get_transaction() in _uncommittable:\n",
+        "        if connection.closed:\n",
+        "tests/consumer/test_carriers.py",
+    ),
+    Mutant(
         "consume: what was read ahead is used only if the offset is still there",
         "consumer/consumer.py",
         "        if position != self._position or not candidates:",
