@@ -131,14 +131,17 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
-def forbid_commit(connection: Connection) -> None:
+def forbid_commit(connection: Connection) -> bool:
     """Have the running transaction of a connection rolled back by who commits it, until `allow_commit`.
 
-    Who commits it gets TransactionRequired.
+    Who commits it gets TransactionRequired. Return False if that was so already.
     """
     hook(connection.engine)
-    if (transaction := connection.get_transaction()) is not None:
-        _uncommittable.add(transaction)
+    transaction = connection.get_transaction()
+    if transaction is None or transaction in _uncommittable:
+        return False
+    _uncommittable.add(transaction)
+    return True
 
 
 def allow_commit(connection: Connection) -> None:

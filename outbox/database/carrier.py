@@ -99,7 +99,7 @@ def _resolved(annotation: str, function: Callable[..., Any]) -> Any:
     written: Any = inspect.unwrap(function)
     while hasattr(written, "func"):  # a partial
         written = inspect.unwrap(written.func)
-    if not hasattr(written, "__globals__") and not inspect.ismethod(written):
+    if not hasattr(written, "__globals__"):  # an object that is called
         written = inspect.unwrap(type(written).__call__)
     return eval(annotation, getattr(written, "__globals__", {}))  # noqa: S307 - the application's own source
 

@@ -114,7 +114,7 @@ class JoinedSession:
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
         self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
         self._handled: Token[Any] = HANDLED.set(None)
-        forbid_commit(connection)
+        self._forbids = forbid_commit(connection)
 
     def open(self) -> Any:
         """Return the Session or AsyncSession.
@@ -238,7 +238,8 @@ class JoinedSession:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
         HANDLED.reset(self._handled)
-        allow_commit(self._connection)
+        if self._forbids:
+            allow_commit(self._connection)
         self._close_cursors()
         if self._session is not None:
             self._session.close()

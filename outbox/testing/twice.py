@@ -102,14 +102,17 @@ class _Twice:
         """Return the handler to be called in its place."""
         if not self.subscription.transactional:
             return self._async_outside_twice if self.subscription.is_async else self._outside_twice
-        twice = self._async_twice if self.subscription.is_async else self._twice
 
         # With the handler's own declaration of what it takes.
         @functools.wraps(self.subscription.handler)
         def handler(message: Any, carrier: Any) -> Any:
-            return twice(message, carrier)
+            return self._twice(message, carrier)
 
-        return handler
+        @functools.wraps(self.subscription.handler)
+        async def async_handler(message: Any, carrier: Any) -> Any:
+            return await self._async_twice(message, carrier)
+
+        return async_handler if self.subscription.is_async else handler
 
     def _twice(self, message: Any, carrier: Any) -> Any:
         first, second = _Effects(), _Effects()
