@@ -142,14 +142,14 @@ def _check_session(what: str, parameter: str, carrier: DeclaredCarrier) -> None:
     """Raise InvalidHandler if a session of the application's own class can't be made."""
     if carrier.session is None:
         return
-    given = () if carrier.is_async else ("connection",)
+    positional = () if carrier.is_async else ("connection",)
     named = dict.fromkeys(
         ("join_transaction_mode", "expire_on_commit") if carrier.is_async else ("join_transaction_mode",)
     )
     try:
-        inspect.signature(carrier.session).bind(*given, **named)
+        inspect.signature(carrier.session).bind(*positional, **named)
     except TypeError as error:
-        arguments = ", ".join([*given, *(f"{name}=…" for name in named)])
+        arguments = ", ".join([*positional, *(f"{name}=…" for name in named)])
         raise InvalidHandler(
             f"{what}: parameter {parameter!r} is annotated as {_name_of(carrier.session)}, which can't be made by "
             f"({arguments}): {error}; annotate it as {_possible(carrier.is_async)}"
