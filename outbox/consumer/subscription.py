@@ -562,8 +562,6 @@ def run_handler(
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
     call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call
     entry, meter.in_flight = entries[0], len(messages) if subscription.takes_batch else 1
-    # Of what travels together, nobody knows which call has ended the transaction, or failed.
-    all_ran = subscription.takes_batch or pipelined
     try:
         with joined.pipeline() if pipelined else nullcontext():
             for entry, argument in zip(entries, arguments, strict=False):
@@ -574,7 +572,7 @@ def run_handler(
                     count_call(meter, time.monotonic() - began)
                 # Of a pipeline it is seen at the COMMIT: the transaction isn't the one that was marked.
                 if not pipelined and joined.ended and not is_lost(connection):
-                    raise TransactionEnded(_until(entries, entry, all_ran), attempt)
+                    raise TransactionEnded(_until(entries, entry, subscription), attempt)
                 joined.flush()
                 if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
                     raise AttemptFailed(entry, attempt, failure, len(entries), pipelined=pipelined)
@@ -586,7 +584,7 @@ def run_handler(
         if is_lost(connection) or _ends_the_pass(error):
             raise
         if joined.ended:
-            raise TransactionEnded(_until(entries, entry, all_ran), attempt) from error
+            raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
         raise AttemptFailed(entry, attempt, failure_from(error), len(entries), pipelined=pipelined) from error
     finally:
         meter.in_flight = 0
@@ -601,9 +599,9 @@ def _observed_call(
     return observed(activity, joined.call, handler, argument)
 
 
-def _until(entries: Sequence[Entry], last: Entry, all_ran: bool) -> Sequence[Entry]:
+def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
     """Return the entries whose handler has run when that of ``last`` ended."""
-    return entries if all_ran else entries[: entries.index(last) + 1]
+    return entries if subscription.takes_batch else entries[: entries.index(last) + 1]
 
 
 def _ends_the_pass(error: BaseException) -> bool:

@@ -181,7 +181,7 @@ class JoinedSession:
         """Have the statements of cursors travel together until the block ends; one by one where libpq can't do that.
 
         Raises:
-            psycopg.Error: that of a statement, of whichever call; at the end of the block, or where an answer is read.
+            psycopg.Error: that of a statement, of whichever call; at a later one, a read, or the end of the block.
         """
         from psycopg import Pipeline  # noqa: PLC0415 - importing outbox must not pay for the driver
 

@@ -80,22 +80,20 @@ def test_a_later_message_does_not_see_the_error_of_an_earlier_one(bench: Bench) 
     told: list[object] = []
 
     def handler(message: Message, cursor: psycopg.Cursor) -> Park | None:
-        by_cursor(message, cursor)
+        try:
+            by_cursor(message, cursor)
+            if message.body == 3:
+                told.append(cursor.execute("SELECT 3").fetchone())
+        except psycopg.Error:
+            return Park("the database is broken")
         if message.body == 2:
             cursor.execute("SELECT 1 / %s", (0,))
-        if message.body == 3:
-            try:
-                told.append(cursor.execute("SELECT 3").fetchone())
-            except psycopg.Error as error:
-                told.append(type(error))
-                return Park("the database is broken")
         return None
 
     consumer = bench.declare(handler, batch=4, pipeline=True)
     bench.send(1, 2, 3, 4)
     bench.consume(consumer)
-    assert isinstance(told[0], type)
-    assert told[1:] == [(3,)]
+    assert told == [(3,)]
     assert bench.statuses() == [("consumed", 1), ("failed", 1), ("consumed", 1), ("consumed", 1)]
     assert bench.ledger() == ["1", "3", "4"]
 

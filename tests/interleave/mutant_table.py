@@ -282,13 +282,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/consumer/test_pipeline.py",
     ),
     Mutant(
-        "handlers: what ends the transaction in a pipeline leaves all of it in doubt",
-        "consumer/subscription.py",
-        "    all_ran = subscription.takes_batch or pipelined\n",
-        "    all_ran = subscription.takes_batch\n",
-        "tests/consumer/test_pipeline.py",
-    ),
-    Mutant(
         "handlers: a connection that carries their changes can't be committed",
         "database/at_commit.py",
         "        if connection.get_transaction() in _uncommittable:\n",
