@@ -198,14 +198,14 @@ def hook(engine: Engine) -> None:
     """
     if engine in _hooked:
         return
-    told = engine._has_events
+    had_events = engine._has_events
     event.listen(engine, "commit", _on_commit)
     event.listen(engine, "commit_twophase", _on_commit_twophase)
     event.listen(engine, "prepare_twophase", _on_prepare_twophase)
     event.listen(engine, "rollback", _on_rollback)
     event.listen(engine, "rollback_twophase", _on_rollback)
     event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
-    engine._has_events = told
+    engine._has_events = had_events
     _hooked.add(engine)
 
 
