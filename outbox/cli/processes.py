@@ -166,7 +166,7 @@ def _worker_of(choices: WorkerChoices) -> Worker:
 
 def _work(choices: WorkerChoices, link: Connection, metered: bool) -> None:
     """Be one of several worker processes, until its end."""
-    from outbox.worker.supervised import Refusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervised import StartRefusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
 
     process = SupervisedProcess(link, metered=metered)
     try:
@@ -175,7 +175,7 @@ def _work(choices: WorkerChoices, link: Connection, metered: bool) -> None:
         failure = as_failure(error)
         if failure is None:
             raise
-        process.refuse(Refusal(str(failure), failure.code, temporary=failure.code is Code.UNAVAILABLE))
+        process.refuse(StartRefusal(str(failure), failure.code, temporary=failure.code is Code.UNAVAILABLE))
         code = failure.code
     sys.exit(code)
 

@@ -48,7 +48,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class StartRefusal:
     """Why the worker can't start, and the exit code for that; ``temporary``: a later try may find it mended."""
 
     reason: str
@@ -77,7 +77,7 @@ class EndAtOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class ReportMeasurements:
     """Order: answer with `Measurements` of this number."""
 
     scrape: int
@@ -111,7 +111,7 @@ class SupervisedProcess:
             self._worker = worker
             return worker.run()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: StartRefusal) -> None:
         """Say why the worker can't start."""
         self._send(refusal)
 
@@ -147,7 +147,7 @@ class SupervisedProcess:
                     self._drain()
                 case EndAtOnce(number) if self._worker is not None:
                     self._worker.end_at_once(number)
-                case Measure(scrape):
+                case ReportMeasurements(scrape):
                     families: list[Any] = []
                     # Whatever fails in it, the next order must be obeyed; an answer without families is told.
                     with suppress(Exception):

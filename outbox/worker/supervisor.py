@@ -36,9 +36,9 @@ from outbox.worker.supervised import (
     Drain,
     EndAtOnce,
     Heartbeat,
-    Measure,
     Measurements,
-    Refusal,
+    ReportMeasurements,
+    StartRefusal,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Child:
     began: float
     heard_at: float
     beat: Heartbeat = field(default_factory=Heartbeat)
-    refusal: Refusal | None = None
+    refusal: StartRefusal | None = None
     #: It is to end by then.
     end_by: float | None = None
     hung: bool = False
@@ -123,7 +123,7 @@ class _Child:
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _ProcessSlot:
     """One of the processes that there are to be: the child that runs, and another one that is to take its place."""
 
     number: int
@@ -148,10 +148,10 @@ class Supervisor:
         self._target = target
         self._metered = metered
         self._context = multiprocessing.get_context("spawn")
-        self._slots = [_Slot(number) for number in range(1, processes + 1)]
+        self._slots = [_ProcessSlot(number) for number in range(1, processes + 1)]
         #: Children that are to end, and belong to no slot any more.
         self._leaving: list[tuple[int, _Child]] = []
-        self._replacing: list[_Slot] = []
+        self._replacing: list[_ProcessSlot] = []
         self._deaths = 0
         self._proven = False
         self._ending: Ending | None = None
@@ -200,7 +200,7 @@ class Supervisor:
             if not self._proven:
                 return
 
-    def _new_child(self, slot: _Slot) -> _Child:
+    def _new_child(self, slot: _ProcessSlot) -> _Child:
         ours, theirs = self._context.Pipe()
         arguments, name = (theirs, self._metered), f"outbox-{slot.number}"
         process = self._context.Process(target=self._target, args=arguments, name=name)
@@ -258,7 +258,7 @@ class Supervisor:
                 child.heard_at = max(child.heard_at, heard_at)
                 if isinstance(news, Heartbeat):
                     self._beaten(child, news)
-                elif isinstance(news, Refusal):
+                elif isinstance(news, StartRefusal):
                     child.refusal = news
 
     def _beaten(self, child: _Child, beat: Heartbeat) -> None:
@@ -320,7 +320,7 @@ class Supervisor:
         child.link.close()
         return True
 
-    def _lost(self, slot: _Slot, child: _Child) -> None:
+    def _lost(self, slot: _ProcessSlot, child: _Child) -> None:
         """Have another process started in the place of one that has ended, or end."""
         now = time.monotonic()
         if not self._proven:
@@ -347,7 +347,7 @@ class Supervisor:
             )
             self._end(Ending(_FAILED, reason))
 
-    def _not_started(self, slot: _Slot, reason: str, code: int) -> None:
+    def _not_started(self, slot: _ProcessSlot, reason: str, code: int) -> None:
         """Have another try later; end if none has ever started."""
         if not self._proven:
             self._end(Ending(code, reason))
@@ -372,7 +372,7 @@ class Supervisor:
                 slot.successor.process.kill()
             self._leave(slot)
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: _ProcessSlot) -> None:
         """Have the child of a slot drain and end."""
         child, slot.child = slot.child, None
         if child is None:
@@ -458,7 +458,7 @@ class Supervisor:
             scrape = self._scrapes
         children = {slot.number: child for slot in self._slots if (child := slot.child) and child.beat.started}
         for child in children.values():
-            child.order(Measure(scrape))
+            child.order(ReportMeasurements(scrape))
         with self._answered:
             self._answered.wait_for(lambda: all(each.answer(scrape) for each in children.values()), _SCRAPE_WITHIN)
         answers = {number: child.answer(scrape) for number, child in children.items()}
