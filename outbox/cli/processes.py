@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.message.topic import Topic
     from outbox.worker import Worker
-    from outbox.worker.supervisor import Supervisor
+    from outbox.worker.processes.supervisor import Supervisor
 
 
 class LogLevel(enum.StrEnum):
@@ -131,7 +131,7 @@ def run(
         with _probes(worker, http):
             raise typer.Exit(worker.run())
     _set_up_log(log_format, log_level)
-    from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.processes.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
 
     supervisor = Supervisor(partial(_work, choices), processes, metered=http is not None)
     with _probes(supervisor, http):
@@ -166,7 +166,7 @@ def _worker_of(choices: WorkerChoices) -> Worker:
 
 def _work(choices: WorkerChoices, link: Connection, metered: bool) -> None:
     """Be one of several worker processes, until its end."""
-    from outbox.worker.supervised import StartRefusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.processes.supervised import StartRefusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
 
     process = SupervisedProcess(link, metered=metered)
     try:

@@ -11,12 +11,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outbox.database.execute import (
     ASYNCPG,
-    DRIVERS,
     PSYCOPG,
     PSYCOPG2,
     Row,
@@ -186,19 +184,11 @@ class Raw:
         return kind(self.connection, row_factory=tuple_row)
 
 
-@lru_cache(maxsize=1000)
-def _is_of_driver(kind: type) -> bool:
-    """Tell whether objects of a class are a driver's, or derived from its; asked for each send."""
-    return any(base.__module__.partition(".")[0] in DRIVERS for base in kind.__mro__)
-
-
 def raw_connection(carrier: object) -> Raw | None:
     """Return the connection of a driver by itself; None if ``carrier`` is something else.
 
     A driver that nobody has imported can't have made it.
     """
-    if not _is_of_driver(cast("type", type(carrier))):
-        return None
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(carrier, (psycopg.Connection, psycopg.AsyncConnection)):
         return Raw(carrier, PSYCOPG, isinstance(carrier, psycopg.AsyncConnection))

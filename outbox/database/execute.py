@@ -378,6 +378,12 @@ def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
 # --- other drivers ---------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1000)
+def is_of_driver(kind: type) -> bool:
+    """Tell whether objects of a class are one of the `DRIVERS`', or derived from its; asked for each send."""
+    return any(base.__module__.partition(".")[0] in DRIVERS for base in kind.__mro__)
+
+
 def check_driver(dialect: Dialect) -> None:
     """Make sure that messages can be sent through a dialect of SQLAlchemy's.
 

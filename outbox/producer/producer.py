@@ -31,7 +31,7 @@ from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
-from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, raise_if_missing
+from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import nudge
@@ -605,7 +605,7 @@ class Producer:
         Raises:
             TransactionRequired: it is in no transaction, or on another database.
         """
-        raw = raw_connection(carrier)
+        raw = raw_connection(carrier) if is_of_driver(cast("type", type(carrier))) else None
         if raw is not None:
             raw.refuse_autocommit()
         return raw

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from outbox.worker.supervisor import Supervisor
+    from outbox.worker.processes.supervisor import Supervisor
     from outbox.worker.worker import Worker
 
 #: Requests that are answered at once; more are turned away. Prometheus and a kubelet need two.

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.embedded import Server
@@ -133,11 +134,11 @@ def test_retries_that_outlast_the_inbox(engine: Engine) -> None:
     outbox = Outbox(engine, settings=Settings())
 
     @outbox.consumer("orders", group="till")
-    def fine(message: Message, session: object) -> None:
+    def fine(message: Message, session: Session) -> None:
         pass
 
     @outbox.consumer("orders", group="slow", retry_delays=[86_400] * 10)
-    def slow(message: Message, session: object) -> None:
+    def slow(message: Message, session: Session) -> None:
         pass
 
     report = examine(engine, outbox.settings, outbox.checkers, subscriptions=outbox.subscriptions.values())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
 from outbox.database import migration
@@ -153,7 +154,7 @@ def test_connections_that_are_needed(engine: Engine) -> None:
     outbox = Outbox(engine, settings=Settings(checks_in_flight=7))
 
     @outbox.consumer("orders", group="till", threads=6)
-    def handle(message: Message, session: object) -> None:
+    def handle(message: Message, session: Session) -> None:
         pass
 
     with role(engine, *READ_ALL) as url:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.cli import main
-from outbox.worker import supervisor
+from outbox.worker.processes import supervisor
 
 if __name__ == "__main__":
     supervisor._DEATHS = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.worker.supervisor import Ending, Supervisor
+from outbox.worker.processes.supervisor import Ending, Supervisor
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.fleet import WorkerFleet, fleet, started_fleet

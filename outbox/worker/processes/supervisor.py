@@ -30,7 +30,7 @@ from outbox.telemetry.events import (
     ReplacementFailed,
 )
 from outbox.telemetry.hooks import emit
-from outbox.worker.supervised import (
+from outbox.worker.processes.supervised import (
     BEAT,
     END_WITHIN,
     Drain,
