@@ -165,7 +165,7 @@ def test_the_types_are_complete(installed: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**_bare(), "PYTHONPATH": str(packages)},
+        env={**_bare(), "PYTHONPATH": os.pathsep.join([str(packages), sysconfig.get_path("purelib")])},
         capture_output=True,
         text=True,
         check=False,
