@@ -136,7 +136,7 @@ def forbid_commit(connection: Connection) -> bool:
 
     Who commits it gets TransactionRequired. Return False if that was so already.
     """
-    hook(connection.engine)
+    _listen(connection)
     transaction = connection.get_transaction()
     if transaction is None or transaction in _uncommittable:
         return False
@@ -170,10 +170,15 @@ def pending_of(connection: Connection) -> Pending:
     """Return what the transaction of a connection has yet to write."""
     pending = _by_connection.get(connection)
     if pending is None:
-        hook(connection.engine)
-        connection._has_events = True
+        _listen(connection)
         pending = _by_connection[connection] = Pending()
     return pending
+
+
+def _listen(connection: Connection) -> None:
+    """Have the events of one connection told (`hook`)."""
+    hook(connection.engine)
+    connection._has_events = True
 
 
 def savepoints(connection: Connection) -> tuple[str, ...]:
