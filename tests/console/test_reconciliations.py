@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from outbox.message.model import uuid7
+from outbox.worker.following import followings
 from tests.console.reading import Visitor
 from tests.console.reconciled import CARD, Reconciled, reconciled, sums
 from tests.console.test_pages_look import well_made
@@ -181,6 +183,26 @@ def test_states_of_runs(acting: Http, shop: Shop) -> None:
         page = Visitor(acting).go(f"reconciliations/{run['id']}")
         well_made(page)
     assert "no such host" in Visitor(acting).go("reconciliations?topic=states").text
+
+
+def test_a_run_that_has_no_end(acting: Http, shop: Shop) -> None:
+    """It is at work as long as it follows the log, and its page says so."""
+    shop.outbox.reconciliation("live", follows=True)
+    (following,) = followings(shop.outbox, threading.Event())
+    try:
+        with shop.engine.connect() as connection:
+            auto = connection.execution_options(isolation_level="AUTOCOMMIT")
+            following(auto, auto)
+        (run,) = acting.get(f"{RUNS}?schedule=live").json()["items"]
+        assert (run["state"], run["plan"]["engine"]) == ("running", "local")
+        page = Visitor(acting).go(f"reconciliations/{run['id']}")
+        well_made(page)
+        assert "it follows the log" in page.text
+    finally:
+        following.end()
+        del shop.outbox.reconciliations["live"]
+        with shop.engine.begin() as connection:
+            connection.execute(text("DELETE FROM outbox.reconciliation_run WHERE schedule = 'live'"))
 
 
 def test_timetables(acting: Http, shop: Shop) -> None:
