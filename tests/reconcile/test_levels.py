@@ -155,18 +155,17 @@ def test_what_differs_everywhere_is_read_without_digests(town: Town) -> None:
     """One message in three differs, in each small range: whichever are probed tell, and all is read at once."""
     town.plant_bulk(30_000)
     town.at_producer("ANALYZE outbox.half_message")
-    town.run("DELETE FROM outbox.consumer_message WHERE position % 3 = 0 AND queue = 0")
-    town.run("DELETE FROM outbox.consumer_message WHERE position % 3 = 1 AND queue > 0")
+    town.run("UPDATE outbox.consumer_message SET body_digest = decode('00', 'hex') WHERE position % 3 = 0")
 
     result = town.reconcile(tier=Tier.DIGEST)
 
-    assert result.counts[Outcome.MISSING] > 9_000
+    assert result.counts[Outcome.DIGEST_MISMATCH] > 9_000
     assert result.counts.total() == 30_000
     assert result.plan.buckets == 0
     assert "digests wouldn't pay: everything is read" in result.plan.why
     assert result.plan.expected is not None
     assert result.plan.came is not None
-    assert result.plan.came.rows == result.plan.rows_read > 59_000 - 1_000
+    assert result.plan.came.rows == result.plan.rows_read > 59_000
     assert result.plan.came.bytes > 50 * result.plan.rows_read
     assert abs(result.plan.expected.rows - result.plan.rows_read) < 3_000
 
