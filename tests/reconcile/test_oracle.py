@@ -196,13 +196,15 @@ def one_of(town: Town, chance: random.Random, sql: str) -> UUID | None:
 
 
 def late(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Commit a message with an old id, in whatever state."""
+    """Commit a message with an old id, in whatever state but rolled back.
+
+    What is planted as decided has the transaction id 0, by which nobody can tell that it is late.
+    """
     drawn = chance.choice(
         [
             fate(status=NONE),
             fate(effects=1, tag="mine", age=0.0),
             fate(status=NONE, state=ProducerState.COMMITTED),
-            fate(status=NONE, state=ProducerState.ROLLED_BACK, tag="mine"),
             fate(status=NONE, state=ProducerState.UNDECIDED),
         ]
     )
