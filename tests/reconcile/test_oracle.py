@@ -196,21 +196,24 @@ def one_of(town: Town, chance: random.Random, sql: str) -> UUID | None:
 
 
 def late(town: Town, chance: random.Random, ids: list[UUID]) -> None:
-    """Commit a message with an old id, in whatever state but rolled back.
-
-    What is planted as decided has the transaction id 0, by which nobody can tell that it is late.
-    """
+    """Commit a message with an old id, in whatever state."""
     drawn = chance.choice(
         [
             fate(status=NONE),
             fate(effects=1, tag="mine", age=0.0),
             fate(status=NONE, state=ProducerState.COMMITTED),
+            fate(status=NONE, state=ProducerState.ROLLED_BACK, tag="mine"),
             fate(status=NONE, state=ProducerState.UNDECIDED),
         ]
     )
     place = UUID(int=(chance.choice(ids).int if ids else 2**100) + 1)
     if place not in ids:
         ids += town.plant([drawn], ids=[place])
+        # What is planted as decided looks as if dispatch had seen it long ago; this rollback is of a new transaction.
+        town.at_producer(
+            "UPDATE outbox.op_message SET xid = pg_current_xact_id() WHERE half_id = :id AND resolution = 'rollback'",
+            id=place,
+        )
 
 
 def resend(town: Town, chance: random.Random, ids: list[UUID]) -> None:
@@ -400,3 +403,5 @@ def empty(town: Town) -> None:
         " outbox.compensation, outbox.consumer_message, outbox.consumer_offset, outbox.consumer_start,"
         " outbox.reconciliation_settled, outbox.reconciliation_mark, outbox.dispatch_cursor, ledger"
     )
+    # The first pass of all takes every op for one of before, and forgets its transaction.
+    town.dispatch()
