@@ -163,7 +163,7 @@ def _falsify(lab: Lab, seconds: float) -> dict[UUID, tuple[str, float]]:
                 row = consumer.execute(_RECENT, (UUID(int=since),)).fetchone()
                 if row is None:
                     continue
-                id_ = row[0]  # type: ignore[assignment]
+                id_ = UUID(str(row[0]))
             sides[side_name].execute(statement, (id_,))
             falsified[id_] = kind, (id_.int >> 80) / 1000
     return falsified

@@ -237,8 +237,8 @@ class Strategy:
 
 
 @dataclass(slots=True)
-class Pairing:
-    """One pair, being compared; ``seconds`` collects durations."""
+class SnapshotPairing:
+    """One pair, being compared in two snapshots; ``seconds`` collects durations, ``why`` what was decided."""
 
     run_id: UUID
     job: Job
@@ -246,9 +246,39 @@ class Pairing:
     snapshots: Snapshots
     engine: Engine
     progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict, kw_only=True)
+    why: list[str] = field(default_factory=list, kw_only=True)
+
+    def judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
+        """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog.
+
+        Raises:
+            SourceError: a side can't be read.
+        """
+        collected = Collected()
+        if tasks:
+            self.progress.stage(f"{self.pair}: rows", len(tasks))
+            with timed(self.seconds, "compare"):
+                for result in self.engine.run(comparison, tasks, self.progress.done):
+                    collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
+        return collected
+
+    def tell_lags(self) -> None:
+        """Say how far the sides that are read on standbys are behind."""
+        for part, lag in self.snapshots.lags.items():
+            self.because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+
+    def because(self, sentence: str) -> None:
+        """Say why something is done, and keep it for the report."""
+        self.why.append(sentence)
+        self.progress.say(f"{self.pair}: {sentence}")
+
+
+@dataclass(slots=True)
+class Pairing(SnapshotPairing):
+    """One pair of our own tables, being compared."""
+
     common: Common
-    seconds: dict[str, float] = field(default_factory=dict)
-    why: list[str] = field(default_factory=list)
 
     def foresee(self) -> ComparisonPlan:
         """Return how the pair would be compared, and what that would come to; nothing but a few ranges is read."""
@@ -266,15 +296,15 @@ class Pairing:
         digests = self._digests(strategy, UUID(bytes=rules.horizon or FIRST_ID.bytes))
         clean: list[settling.SettledRange] = []
         if digests.buckets and plan.spares(digests, len(strategy.gaps)):
-            self._because(f"{digests}: only they are read")
+            self.because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
         else:
             if digests.buckets:
-                self._because(f"{digests}: everything is read")
+                self.because(f"{digests}: everything is read")
             points = strategy.points or plan.points(self.snapshots, self.common.size, plan.POINTS)
             tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, self.common.size))
         backlog = Backlog(self.job.max_findings)
-        collected = self._compare(comparison, tasks, backlog)
+        collected = self.judged(comparison, tasks, backlog)
         findings = collected.table
         sent = collected.bytes_read + cost.BYTES_OF_BUCKET * digests.buckets
         result = PairResult(
@@ -312,16 +342,15 @@ class Pairing:
 
     def _strategy(self, rules: Rules) -> Strategy:
         """Choose how the pair is compared."""
-        for part, lag in self.snapshots.lags.items():
-            self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+        self.tell_lags()
         with timed(self.seconds, "plan"):
             self.common.prepare(self.snapshots)
             size, settled = self.common.size, self._settled()
             tier, why = plan.choose_tier(self.job, max(max(size.values()) - settled.counts.total(), 0))
-            self._because(why)
+            self.because(why)
             gaps = self.common.gaps(self.pair)
             engine, why = plan.choose_engine(self.job)
-            self._because(why)
+            self.because(why)
             # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
             if tier is Tier.DIGEST and settled.ranges:
                 messages = max(max(size.values()) - settled.counts.total(), 0)
@@ -342,7 +371,7 @@ class Pairing:
                 return None
             found = self._digester(horizon).digest(ranges, ranges)
         probe = cost.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
-        self._because(str(probe))
+        self.because(str(probe))
         return probe
 
     def _digester(self, horizon: UUID) -> PairDigester:
@@ -351,7 +380,7 @@ class Pairing:
     def _settled(self) -> settling.SettledRanges:
         settled = self.common.settled[self.pair.names]
         if settled.ranges or settled.forgotten:
-            self._because(
+            self.because(
                 f"{len(settled.ranges):,} ranges with {settled.counts.total():,} messages were in sync and "
                 f"nothing was written in them since: not read ({settled.forgotten:,} others were touched)"
             )
@@ -360,23 +389,14 @@ class Pairing:
     def _digests(self, strategy: Strategy, horizon: UUID) -> Digested:
         if not strategy.digesting.pays:
             if strategy.probe is not None:
-                self._because("digests wouldn't pay: everything is read")
+                self.because("digests wouldn't pay: everything is read")
             return Digested([], [])
         with timed(self.seconds, "digest"):
             bucket = strategy.digesting.size if strategy.probe else None
             of_producer = self.common.digests(self.snapshots, self.pair, bucket)
             self.progress.stage(f"{self.pair}: digests", None)
             first = digested(self.snapshots, self.pair, of_producer, horizon)
-            return narrowed(self._digester(horizon), first, strategy.probe, self._because)
-
-    def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
-        collected = Collected()
-        if tasks:
-            self.progress.stage(f"{self.pair}: rows", len(tasks))
-            with timed(self.seconds, "compare"):
-                for result in self.engine.run(comparison, tasks, self.progress.done):
-                    collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
-        return collected
+            return narrowed(self._digester(horizon), first, strategy.probe, self.because)
 
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
@@ -387,10 +407,6 @@ class Pairing:
                 for sampled in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
                     collected.lags.update(sampled.lags)
         return collected.lag(sampled=bool(some))
-
-    def _because(self, sentence: str) -> None:
-        self.why.append(sentence)
-        self.progress.say(f"{self.pair}: {sentence}")
 
 
 def in_flight(findings: pa.Table) -> pa.Table:

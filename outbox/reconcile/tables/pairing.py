@@ -9,22 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import plan
-from outbox.reconcile.compare import Collected, Comparison, Engine, Task, timed
+from outbox.reconcile.compare import Comparison, timed
 from outbox.reconcile.digest import Digested, mixing_of
-from outbox.reconcile.job import Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.job import Outcome, Part, Range, Tier
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import Backlog, FirstPass, in_flight, rules_of, sources
+from outbox.reconcile.pairing import Backlog, FirstPass, SnapshotPairing, in_flight, rules_of, sources
 from outbox.reconcile.rows import ComparisonPlan, PairResult
-from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, reaching
+from outbox.reconcile.source import PostgresSide, Snapshot, as_time, reaching
 from outbox.reconcile.sql import Mixing
 from outbox.reconcile.tables import sql
 from outbox.reconcile.tables.side import TableSide, census
-from outbox.text import duration
 
 #: Rows of a side in a bucket, and buckets at most: what is read of a foreign table costs a pass over it, however little
 #: it is, so that they need not be small.
@@ -33,17 +32,8 @@ _MOST_BUCKETS = 65_536
 
 
 @dataclass(slots=True)
-class TablePairing:
-    """One pair, being compared; ``seconds`` collects durations, ``why`` what was decided."""
-
-    run_id: UUID
-    job: Job
-    pair: Pair
-    snapshots: Snapshots
-    engine: Engine
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
-    why: list[str] = field(default_factory=list)
+class TablePairing(SnapshotPairing):
+    """One pair of which a side at least has a foreign table, being compared."""
 
     def compare(self) -> FirstPass:
         """Compare, and return what was found.
@@ -56,14 +46,13 @@ class TablePairing:
         both = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
         by_part: dict[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
         comparison = Comparison(*both, rules)
-        for part, lag in self.snapshots.lags.items():
-            self._because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+        self.tell_lags()
         with timed(self.seconds, "plan"):
             size = self._sizes(by_part)
             tier, why = plan.choose_tier(self.job, max(size.values()))
-            self._because(why)
+            self.because(why)
             engine, why = plan.choose_engine(self.job)
-            self._because(why)
+            self.because(why)
             mixing = replace(mixing_of(self.snapshots), mix="sum")
             points = self._points(by_part, size, mixing)
         digests = Digested([], [])
@@ -72,14 +61,14 @@ class TablePairing:
                 self.progress.stage(f"{self.pair}: digests", None)
                 digests = self._digests(by_part, mixing, plan.cut([self.job.window.range], points), rules)
         if tier is Tier.DIGEST and plan.spares(digests, 1):
-            self._because(f"{digests}: only they are read")
+            self.because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
         else:
             if tier is Tier.DIGEST:
-                self._because(f"{digests}: everything is read")
+                self.because(f"{digests}: everything is read")
             clean, tasks = [], plan.few_tasks(plan.weighed([self.job.window.range], points, size))
         backlog = Backlog(self.job.max_findings)
-        collected = self._compare(comparison, tasks, backlog)
+        collected = self.judged(comparison, tasks, backlog)
         findings = collected.table
         result = PairResult(
             run_id=self.run_id,
@@ -158,19 +147,6 @@ class TablePairing:
             else:
                 result.clean.append((bucket, counts))
         return result
-
-    def _compare(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
-        collected = Collected()
-        if tasks:
-            self.progress.stage(f"{self.pair}: rows", len(tasks))
-            with timed(self.seconds, "compare"):
-                for result in self.engine.run(comparison, tasks, self.progress.done):
-                    collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
-        return collected
-
-    def _because(self, sentence: str) -> None:
-        self.why.append(sentence)
-        self.progress.say(f"{self.pair}: {sentence}")
 
 
 _NOTHING_SENT: Row = (0, None, 0, 0, 0)
