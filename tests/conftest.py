@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url
@@ -23,6 +23,10 @@ from outbox.database import migration
 from outbox.embedded import ServerLike
 from tests.kit import wait_until
 from tests.kit.databases import Databases
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
 
 # A parent that ignores SIGINT, such as a shell that runs the suite in the background, has its children ignore it too.
 # The processes that tests start must have the disposition that they would have at a terminal.
@@ -45,6 +49,9 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 #: Memory as a folder, on Linux; and how much of it the databases of a run may need (bytes).
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made there
 _ROOM = 8 << 30
+
+#: What a real browser is tested by.
+BROWSER = "tests/console/browser/"
 
 #: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
 #: them out. Single tests of other files are marked where they stand.
@@ -86,6 +93,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """With ``--dist loadfile``, one process has all files of the browser: more browsers at once are no faster."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneBrowser(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return BROWSER if nodeid.startswith(BROWSER) else super()._split_scope(nodeid)
+
+    return OneBrowser(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

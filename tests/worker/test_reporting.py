@@ -176,7 +176,7 @@ def test_a_sample_that_fails_is_told_once(bench: Bench, caplog: pytest.LogCaptur
             connection.execute(text("DELETE FROM outbox.stats_sample"))
         worker.wake()
     assert worker.health()["report"].failures == 0
-    assert [record.levelno for record in caplog.records if "no sample" in record.message] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records if "no sample" in record.getMessage()] == [logging.WARNING]
 
 
 def test_a_report_that_fails_stops_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +192,7 @@ def test_a_report_that_fails_stops_nothing(bench: Bench, caplog: pytest.LogCaptu
     with bench.engine.begin() as connection:
         connection.execute(text("ALTER TABLE outbox.hidden RENAME TO worker"))
     wait_until(lambda: bench.rows("SELECT id FROM outbox.worker"), "the worker reports again")
-    assert sum(r.levelno >= logging.ERROR for r in caplog.records if "report" in r.message) == 1
+    assert sum(r.levelno >= logging.ERROR for r in caplog.records if "report" in r.getMessage()) == 1
 
 
 def test_what_is_registered(engine: Engine, settings: Settings) -> None:
