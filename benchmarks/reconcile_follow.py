@@ -69,7 +69,7 @@ def run(lab: Lab) -> Iterator[Figure]:
     processes = [context.Process(target=target, args=arguments, daemon=True) for target in (_traffic, _follow)]
     for process in processes:
         process.start()
-    with _ended(processes, end):
+    with ended(processes, end):
         backends = told.get(timeout=300)
         time.sleep(_WARM_UP)
         before, since = _cpu(processes[1].pid, backends), time.time()
@@ -121,7 +121,7 @@ def run(lab: Lab) -> Iterator[Figure]:
 
 
 @contextmanager
-def _ended(processes: list[Any], end: Any) -> Iterator[None]:
+def ended(processes: list[Any], end: Any) -> Iterator[None]:
     """End the processes with the block."""
     try:
         yield
@@ -179,17 +179,18 @@ def _traffic(producer: str, consumer: str, _: Any, end: Any) -> None:
         """Do nothing."""
 
     with Worker(sender, roles=["dispatch"]), Worker(receiver, roles=["consume", "retry"]):
-        began, sent = time.monotonic(), 0
-        while not end.is_set():
-            _send(sender, source, sent)
-            sent += _BATCH
-            time.sleep(max(began + sent / RATE - time.monotonic(), 0.0))
+        send_steadily(sender, source, RATE, end)
 
 
-def _send(outbox: Outbox, engine: Engine, number: int) -> None:
-    with engine.begin() as connection:
-        for n in range(number, number + _BATCH):
-            outbox.send(connection, TOPIC, {"transfer_id": n, "amount": "12.50"}, key=f"account-{n % 10_000}")
+def send_steadily(outbox: Outbox, engine: Engine, rate: int, end: Any) -> None:
+    """Send so many messages a second, some in one transaction, until the end."""
+    began, sent = time.monotonic(), 0
+    while not end.is_set():
+        with engine.begin() as connection:
+            for n in range(sent, sent + _BATCH):
+                outbox.send(connection, TOPIC, {"transfer_id": n, "amount": "12.50"}, key=f"account-{n % 10_000}")
+        sent += _BATCH
+        time.sleep(max(began + sent / rate - time.monotonic(), 0.0))
 
 
 def _follow(producer: str, consumer: str, told: Any, end: Any) -> None:
