@@ -23,13 +23,13 @@ from sqlalchemy import Engine, create_engine
 
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, server_seconds
+from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Outbox, Settings
 from outbox.message.model import Message, uuid7
 from outbox.reconcile.follow.follower import Follower, PassResult
 from outbox.reconcile.job import PASS_EVERY, Access, Job, Pair, Window
 from outbox.worker import Worker
 
-TOPIC, GROUP = "transfer", "bank_b"
 #: Messages a second, and how many of them come to one that is falsified.
 RATE, ONE_IN = 1_000, 10_000
 GRACE = 30.0

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+#: How often the stream's processes are killed.
+KILLS = int(os.environ.get("OUTBOX_TEST_KILLS", "4"))
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +118,19 @@ def test_a_log_that_went_back_ends_the_stream(spark: SparkSession, town: Town, l
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600 + 60 * KILLS)
 def test_each_message_is_in_the_lake_once_whatever_is_killed(town: Town, tmp_path: Path, spark: SparkSession) -> None:
     """The stream's processes are killed at any moment, while more is sent; at last the lake equals the tables."""
-    kills = int(os.environ.get("OUTBOX_TEST_KILLS", "4"))
     chance = random.Random(11)  # noqa: S311 - moments, no secrets
     lake, checkpoint = tmp_path / "lake", tmp_path / "checkpoint"
-    paid = amounts(300 * (kills + 1))
+    paid = amounts(300 * (KILLS + 1))
     sent: list[str] = []
     command = [sys.executable, "-m", "tests.reconcile.spark_log_process", TOPIC, str(lake), str(checkpoint)]
     environment = {**os.environ, "LOG_URL": url_of(town.producer), "PYTHONPATH": str(ROOT)}
     ended = 0
-    for number in range(kills + 1):
+    for number in range(KILLS + 1):
         sent += pay(town, paid[300 * number : 300 * (number + 1)])
-        last = number == kills
+        last = number == KILLS
         with subprocess.Popen(
             command, env=environment, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
         ) as process:

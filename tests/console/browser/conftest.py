@@ -31,8 +31,8 @@ RESOLVE = "MAP *.test 127.0.0.1"
 STAFF = {"anna": "admin", "otto": "operator", "vera": "viewer"}
 PATIENCE_MS = 60_000
 
-#: A browser without a window paints by the processor, and calls its maker's hosts by itself, again and again where
-#: nobody answers. Neither is tested here.
+#: No process that imitates a graphics card, and no calls of the browser's own to its maker's hosts, which it repeats
+#: again and again where nobody answers.
 _ALONE = (
     "--disable-gpu",
     "--disable-quic",
