@@ -202,6 +202,7 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
     """
     for part in job.tables:
         raise InvalidSettings(f"what it costs to read {part}.tables isn't known before; compare without --dry-run")
+    _check_databases(replace(job, apply=False, record=False))
     progress, common = _Limited(progress or NoProgress(), job.max_time), Common(job)
     waiting = functools.partial(progress.done, 0)
 
@@ -465,7 +466,8 @@ def _recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -
         # This is the error to tell, also where the record can't be written any more.
         with suppress(OutboxError):
             if ids is not None:
-                record.begin(ids)
+                # Once, as `fail`: where the record is what can't be reached, nobody waits for it.
+                record.begin(ids, tries=1)
             for run_id in runs:
                 record.fail(run_id, error)
         raise

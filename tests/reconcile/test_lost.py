@@ -15,10 +15,10 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from outbox import Settings
 from outbox.errors import SourceError, SourceLost
 from outbox.reconcile import source
-from outbox.reconcile.job import Access, Effect, EngineName, Interrupted, Outcome, Pair, Tier
+from outbox.reconcile.job import Access, Effect, EngineName, Interrupted, Job, Outcome, Pair, Tier
 from outbox.reconcile.record import timetable, write
 from outbox.reconcile.rows import InboxState
-from outbox.reconcile.run import reconcile
+from outbox.reconcile.run import foresee, reconcile
 from tests.failover.clusters import base_cluster, clusters
 from tests.kit import wait_until
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, kinds
@@ -122,13 +122,19 @@ def test_what_is_lost_again_and_again_ends_the_run(town: Town, hurry: None) -> N
     assert "SourceLost" in error
 
 
-def test_what_was_never_there_is_not_waited_for(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that can't be reached at the beginning is told at once."""
+@pytest.mark.parametrize("act", [reconcile, foresee])
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+@pytest.mark.parametrize("record", [False, True], ids=["not recorded", "recorded"])
+def test_what_was_never_there_is_not_waited_for(
+    town: Town, monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], object], side: str, record: bool
+) -> None:
+    """A database that can't be reached at the beginning is told at once, also where it is to have the record."""
     monkeypatch.setattr(source, "_FIRST_WAIT", 3600.0)
-    job = town.job(PAIR, record=False)
+    monkeypatch.setattr(source, "_LONGEST_WAIT", 3600.0)
+    job = town.job(PAIR, record=record)
     nowhere = town.producer.url.set(database="nothing").render_as_string(hide_password=False)
-    with pytest.raises(SourceError):
-        reconcile(replace(job, producer=Access(nowhere, Settings())))
+    with pytest.raises(SourceError, match="nothing"):
+        act(replace(job, **{side: Access(nowhere, Settings())}))
 
 
 @pytest.mark.slow

@@ -124,9 +124,9 @@ class RunRecord:
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
 
-    def begin(self, ids: RunIds) -> None:
+    def begin(self, ids: RunIds, *, tries: int = MOST_TRIES) -> None:
         """Write that all pairs are being compared, of those that it isn't written of."""
-        self._execute(*ids.begin(self._recorded))
+        self._execute(*ids.begin(self._recorded), tries=tries)
 
     def fail(self, run_id: UUID, error: BaseException | str) -> None:
         """Write why a run ended before its time; what was counted until then stays."""
