@@ -1,8 +1,8 @@
 """What a comparison costs, by measured constants: how small the ranges are that pay, and when reading is cheaper.
 
 A message is a row of each side: a half with its op and its message, and a row of the inbox. Times are of processors, of
-both servers and of this process together, in microseconds; ``python -m benchmarks --only reconcile_scattered`` measures
-them anew. Another machine is slower or faster by a factor, which changes no choice: only ratios do.
+both servers and of this process together, in microseconds; ``python -m benchmarks --only reconcile_cost`` measures them
+anew. Another machine is slower or faster by a factor, which changes no choice: only ratios do.
 
 A range differs if one of the differences is in it. Where they are scattered, of which nothing else is known, a range
 with ``m`` of them on average has one with the probability 1 - exp(-m), so that the share of ranges that differ tells m.
@@ -20,15 +20,15 @@ from outbox.reconcile.rows import Estimate
 #: A message that is digested by a scan of both sides.
 SCANNED = 1.6
 #: The same by the indexes, as a range that is digested once more is.
-RESCANNED = 2.0
+RESCANNED = 1.8
 #: A range that is digested: a row of each table, made, sent, and compared with the others.
-BUCKET = 25.0
+BUCKET = 40.0
 #: A range that is cut up and digested once more: where it begins and ends is looked up in each table.
-SPLIT = 250.0
+SPLIT = 150.0
 #: A row of either side that is read and judged.
-ROW = 2.5
+ROW = 2.3
 #: A range that is read by itself: looked up in each table.
-RANGE = 175.0
+RANGE = 185.0
 #: Seconds until anything is read: connections, snapshots, what is settled, samples.
 FIXED = 0.15
 
