@@ -24,6 +24,7 @@ from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.pool import ConnectionPoolEntry
 
     from outbox.database.engines import Bind
     from outbox.message.topic import Topic
@@ -129,9 +130,16 @@ class OperatorSource:
             return self._operator
 
     def close(self) -> None:
-        """Close the console's own connections; they are opened again when they are needed."""
+        """Close the console's own connections; they are opened again when they are needed.
+
+        One that a request has at the time is closed after the request.
+        """
         for engine in self._engines.values():
+            pool = engine.pool
             engine.dispose()
+            # To this pool, which nobody uses any more, a request gives its connection back: it would stay open there.
+            event.listen(pool, "checkin", _close_returned)
+            pool.dispose()  # of what came back before there was anybody who listened
 
     def _open(self) -> Operator:
         missing: dict[str, Exception] = {}
@@ -149,6 +157,10 @@ class OperatorSource:
         in_order = [self._opened[name] for name in self._engines if name in self._opened]
         away = [AwayDatabase(name, self._engines[name], self._settings, error) for name, error in missing.items()]
         return Operator(Databases(in_order, away), self._redactor, self._codecs, self._topics)
+
+
+def _close_returned(_: object, record: ConnectionPoolEntry) -> None:
+    record.invalidate()
 
 
 def _only_reading(operator: Operator) -> Operator:

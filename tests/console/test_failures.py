@@ -17,6 +17,7 @@ from outbox import Settings
 from outbox.console import connections
 from outbox.console.connections import OperatorSource, own_engine
 from outbox.console.problems import as_problem
+from outbox.database.execute import driver_of
 from outbox.errors import (
     AlreadyCommitted,
     BulkJobTooLarge,
@@ -111,6 +112,25 @@ def test_a_database_that_comes_back_is_found(museum: Shop, url: str, monkeypatch
     assert not opened.missing
     opened.close()
     engine.dispose()
+
+
+def test_a_connection_that_a_request_has_is_closed_after_the_request(museum: Shop) -> None:
+    """The console may be closed meanwhile; nothing is left open, and what is asked later is answered."""
+    source = OperatorSource({"a": museum.engine}, settings=Settings())
+    engine = source().databases["a"].engine
+    with engine.begin() as connection:
+        driver = driver_of(connection)
+        source.close()
+        assert not driver.closed
+        assert connection.scalar(text("SELECT 1")) == 1
+    assert driver.closed
+    with engine.begin() as connection:
+        later = driver_of(connection)
+    assert not later.closed
+    with engine.begin() as connection:
+        assert driver_of(connection) is later
+    source.close()
+    assert later.closed
 
 
 def test_what_nobody_expected_is_told_to_the_log_only(
