@@ -132,9 +132,9 @@ def test_what_was_never_there_is_not_waited_for(
     monkeypatch.setattr(source, "_FIRST_WAIT", 3600.0)
     monkeypatch.setattr(source, "_LONGEST_WAIT", 3600.0)
     job = town.job(PAIR, record=record)
-    nowhere = town.producer.url.set(database="nothing").render_as_string(hide_password=False)
+    nowhere = Access(town.producer.url.set(database="nothing").render_as_string(hide_password=False), Settings())
     with pytest.raises(SourceError, match="nothing"):
-        act(replace(job, **{side: Access(nowhere, Settings())}))
+        act(replace(job, producer=nowhere) if side == "producer" else replace(job, consumer=nowhere))
 
 
 @pytest.mark.slow
