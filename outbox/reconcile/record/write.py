@@ -125,7 +125,11 @@ class RunRecord:
         self._recorded = recorded
 
     def begin(self, ids: RunIds, *, tries: int = MOST_TRIES) -> None:
-        """Write that all pairs are being compared, of those that it isn't written of."""
+        """Write that all pairs are being compared, of those that it isn't written of.
+
+        Raises:
+            SourceLost: the database was lost ``tries`` times.
+        """
         self._execute(*ids.begin(self._recorded), tries=tries)
 
     def fail(self, run_id: UUID, error: BaseException | str) -> None:
