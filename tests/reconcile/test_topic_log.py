@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from outbox import Outbox, Settings
 from outbox.errors import InvalidMessage, InvalidSettings, MessagesPruned, SourceError
 from outbox.reader import Reader
+from outbox.reconcile import source
+from outbox.reconcile.spark.log import StreamReader, TableReader
 from outbox.reconcile.spark.topic_log import LOG, LogOffset, LogOptions, TopicLog, as_offset
 from tests.kit import dispatch_all
 from tests.reconcile.town import Town, url_of
@@ -146,6 +148,22 @@ def test_a_topic_that_is_not_there(town: Town) -> None:
     """Nothing would ever come from it."""
     with pytest.raises(InvalidSettings, match="there is no topic 'paid' in database"):
         log_of(town).first()
+
+
+@pytest.mark.parametrize("start", ["first", "now"])
+@pytest.mark.parametrize("form", ["table", "stream"])
+def test_a_database_that_was_never_there_is_not_waited_for(
+    town: Town, monkeypatch: pytest.MonkeyPatch, form: str, start: Literal["first", "now"]
+) -> None:
+    """A new reading tells at once that it can't begin; one that goes on would wait for a fail-over."""
+    monkeypatch.setattr(source, "_FIRST_WAIT", 3600.0)
+    monkeypatch.setattr(source, "_LONGEST_WAIT", 3600.0)
+    nowhere = town.producer.url.set(database="nothing").render_as_string(hide_password=False)
+    monkeypatch.setenv("LOG_URL", nowhere)
+    options = LogOptions(TOPIC, url_env="LOG_URL", start=start)
+    begin = TableReader(options).partitions if form == "table" else StreamReader(options).initialOffset
+    with pytest.raises(SourceError, match="nothing"):
+        begin()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream without a checkpoint begins."""
-        return _as_json(self._log.first() if self._options.start == "first" else self._log.end())
+        first = self._log.first()
+        return _as_json(first if self._options.start == "first" else self._log.end())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return how much a batch may have."""

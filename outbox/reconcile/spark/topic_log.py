@@ -157,14 +157,22 @@ class TopicLog:
     def first(self) -> LogOffset:
         """Return the offset before the oldest message that is kept, in each queue.
 
+        It is what a new reading asks first, so a database that refuses isn't waited for: it was never there.
+
         Raises:
             InvalidSettings: there is no such topic.
+            SourceLost: the database isn't there.
         """
-        rows = self._rows(beginnings)
+        rows = self._rows(beginnings, tries=1)
         return {str(queue): {"position": max(position - 1, 0), "id": ""} for queue, position in rows}
 
     def end(self) -> LogOffset:
-        """Return the offset behind the newest message; raises as `first`."""
+        """Return the offset behind the newest message.
+
+        Raises:
+            InvalidSettings: there is no such topic.
+            SourceLost: the database was lost several times.
+        """
         rows = self._rows(heads)
         return {str(queue): {"position": position, "id": str(id_ or "")} for queue, position, id_, *_ in rows}
 
@@ -309,14 +317,14 @@ class TopicLog:
         with connected(self.access) as connection:
             execute(connection, heads(self.access.schema, topic=self.topic))
 
-    def _rows(self, template: Template, **values: Any) -> list[Any]:
+    def _rows(self, template: Template, *, tries: int = MOST_TRIES, **values: Any) -> list[Any]:
         """Return the rows of a statement; a topic that isn't there is told."""
 
         def ask() -> list[Any]:
             with connected(self.access) as connection:
                 return execute(connection, template(self.access.schema, topic=self.topic, **values))[0]
 
-        rows = insist(ask)
+        rows = insist(ask, tries=tries)
         if not rows and template in (heads, beginnings):
             raise InvalidSettings(
                 f"there is no topic {self.topic!r} in {described(self.access.url)}; nothing was ever sent to it"
