@@ -24,6 +24,7 @@ from outbox.console.app import ConsoleConfig
 from outbox.console.auth import PasswordHash, hash_token
 from tests.cli.books import Terminal
 from tests.cli.conftest import Cli
+from tests.kit import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.compile("OUTBOX_CONSOLE_")
@@ -77,8 +78,8 @@ def test_a_newcomer(url: str, tmp_path: Path) -> None:
         lines = [process.stderr.readline() for _ in range(3)]
         token = lines[2].strip()
         assert re.fullmatch(r"[\w-]{20,}", token), lines
-        assert httpx.get(f"{address}api/v1/meta").status_code == 401
-        let_in = httpx.get(f"{address}api/v1/meta", headers={"Authorization": f"Bearer {token}"})
+        assert httpx.get(f"{address}api/v1/meta", timeout=PATIENCE).status_code == 401
+        let_in = httpx.get(f"{address}api/v1/meta", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE)
         assert let_in.status_code == 200, let_in.text
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -102,7 +103,7 @@ def test_configured(url: str, cli: Cli, tmp_path: Path) -> None:
         assert "shop (producer and consumer)" in told
         assert address.endswith("/outbox/")
         headers = {"Authorization": f"Bearer {made['token']}"}
-        meta = httpx.get(f"{address}api/v1/meta", headers=headers).json()
+        meta = httpx.get(f"{address}api/v1/meta", headers=headers, timeout=PATIENCE).json()
         assert (meta["read_only"], meta["principal"]) == (True, "nightly")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
@@ -246,7 +247,7 @@ def test_what_happens_is_told_on_stderr(url: str) -> None:
         assert process.stderr
         token = [process.stderr.readline() for _ in range(3)][2].strip()
         for sent in ("wrong", token):
-            httpx.post(f"{address}login", data={"token": sent}, trust_env=False)
+            httpx.post(f"{address}login", data={"token": sent}, trust_env=False, timeout=PATIENCE)
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
     records = [json.loads(line) for line in rest.splitlines() if line.startswith("{")]

@@ -21,6 +21,7 @@ from outbox.console.auth import AnyOf, TrustedHeader
 from outbox.errors import InvalidSettings, SchemaMissing
 from tests.console.web import Asker, Shop, bearer
 from tests.console.web import console_of as app_over
+from tests.kit import PATIENCE
 
 URL_A = "postgresql+psycopg://ann:hunter2@db.test/bank_a"
 HASH = hash_password("x", cost=4)
@@ -55,7 +56,7 @@ def test_a_newcomer_logs_in_with_the_token_that_was_printed(served: tuple[str, s
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
     token = re.findall(r"^ {4}(\S+)$", told, re.MULTILINE)[0]
     assert token not in url
-    with httpx.Client(base_url=url, trust_env=False) as browser:
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as browser:
         assert browser.get("/").headers["location"] == "/login?next=%2F"
         assert "Log in" in browser.get("/login").text
         assert browser.post("/login", data={"token": "wrong"}).status_code == 401

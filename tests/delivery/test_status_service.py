@@ -22,7 +22,7 @@ from outbox.asgi import InboxStatusService
 from outbox.errors import InvalidSettings
 from outbox.message.model import uuid7
 from tests.delivery.support import Post
-from tests.kit import wait_until
+from tests.kit import PATIENCE, wait_until
 
 TOKEN = "correct-horse-battery"  # noqa: S105 - of a test
 
@@ -54,7 +54,7 @@ def client(service: InboxStatusService) -> Iterator[httpx.Client]:
     """A client of the service, mounted as a framework does it."""
     with (
         serving(Starlette(routes=[Mount("/inbox/status", service)])) as url,
-        httpx.Client(base_url=url, follow_redirects=True) as client,
+        httpx.Client(base_url=url, follow_redirects=True, timeout=PATIENCE) as client,
     ):
         yield client
 
@@ -159,7 +159,7 @@ def test_limits(client: httpx.Client) -> None:
 def test_several_tokens(post: Post) -> None:
     """While one token is replaced by another, both count."""
     service = InboxStatusService(post.sink, token=["an older token 123", "a newer token 1234"], groups=["g"])
-    with serving(service) as url, httpx.Client(base_url=url) as client:
+    with serving(service) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         assert [ask(client, token=each).status_code for each in ("an older token 123", "a newer token 1234")] == [
             200
         ] * 2
@@ -178,7 +178,7 @@ def test_a_database_that_is_away(post: Post, caplog: pytest.LogCaptureFixture) -
 
     engine = create_engine("postgresql+psycopg://me:secret@127.0.0.1:1/nowhere")
     away = InboxStatusService(Outbox(engine), token=TOKEN, groups=["g"])
-    with serving(away) as url, httpx.Client(base_url=url) as client:
+    with serving(away) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         answer = ask(client)
         app = post.know(consumer=None, status_url=f"{url}/", token=TOKEN)
         assert not post.confirm(app)
@@ -217,7 +217,7 @@ def test_an_outbox_that_is_bound_anew(post: Post) -> None:
     service = InboxStatusService(app, token=TOKEN, groups=["g"])
     with (
         serving(Starlette(routes=[Mount("/inbox/status", service)])) as url,
-        httpx.Client(base_url=url, follow_redirects=True) as client,
+        httpx.Client(base_url=url, follow_redirects=True, timeout=PATIENCE) as client,
     ):
         assert ask(client, ids=[str(half_id)]).json() == {"queues": [], "statuses": {}}
         app.unbind()

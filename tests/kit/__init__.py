@@ -7,9 +7,10 @@ process is in the test's own hands.
 from tests.kit.passes import consume_all, declare, dispatch_all, rebound, send_each
 from tests.kit.processes import ROOT, python, read_until
 from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 
 __all__ = [
+    "PATIENCE",
     "ROOT",
     "Tables",
     "consume_all",

@@ -10,8 +10,11 @@ import pytest
 
 T = TypeVar("T")
 
+#: So long (seconds) a test waits for what must come: whoever reaches it has met a defect, not a busy machine.
+PATIENCE = 180.0
 
-def wait_until(fact: Callable[[], T], what: str, seconds: float = 180.0) -> T:
+
+def wait_until(fact: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
     """Poll until ``fact`` is true and return it; fail, naming ``what``, when it never is."""
     deadline = time.monotonic() + seconds
     while not (value := fact()):
