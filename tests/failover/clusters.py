@@ -126,6 +126,9 @@ def caught_up(replica: embedded.Server, primary: embedded.Server) -> None:
 
 def cut_stream(replica: embedded.Server) -> None:
     """Have a replica receive nothing more: the network between the two is down."""
+    receiving = "SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming'"
+    # A replica that has just replayed its base backup may not stream yet, and would begin to after the cut.
+    wait_until(lambda: ask(replica, receiving), "the replica streams")
     ask(replica, "ALTER SYSTEM SET primary_conninfo = ''")
     ask(replica, "SELECT pg_reload_conf()")
     wait_until(lambda: not ask(replica, "SELECT count(*) FROM pg_stat_wal_receiver"), "the stream is cut")
