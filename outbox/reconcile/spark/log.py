@@ -84,6 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream without a checkpoint begins."""
+        # Also asked where it begins now: a database that was never there is told by it, and not waited for.
         first = self._log.first()
         return _as_json(first if self._options.start == "first" else self._log.end())
 
