@@ -9,7 +9,8 @@ transactions (`outbox.consumer.outside`), is left to it until the claim ends.
 Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
 the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
-the one that kills its worker is known, and parked.
+the one that kills its worker is known, and parked. Workers that race for a queue leave claims there as well: so
+nobody parks a message beside a claim of its own, nor while the newest one may be that of a worker which goes on.
 
 What fails is written down; `outbox.consumer.retry` tries it again when its queue has left it behind. An unordered group
 leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key wait
@@ -91,7 +92,7 @@ class _Taken(Exception):
 #: What `sql.known` would say of a message that the inbox doesn't know.
 NO_ROW: Row = (None, None, 0, 0.0, None, None, False, 0, None)
 #: What `sql.offset` would say of a queue that has no offset.
-_NO_OFFSET: Row = (0, 0, None, 0, None)
+_NO_OFFSET: Row = (0, 0, None, 0, None, False)
 _UNIQUE_VIOLATION = "23505"
 
 
@@ -111,6 +112,7 @@ class QueueConsumer:
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True
+        self._started_after = -1  # the position beside which this worker has written its start
         self._one_by_one = 0
         self._reading = FIRST_READING
         self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
@@ -193,6 +195,7 @@ class QueueConsumer:
         """Drop what was read ahead, and claim again at the next step: the connection was lost."""
         self._drop_ahead()
         self._fresh = True
+        self._started_after = -1
 
     def _drop_ahead(self) -> None:
         self._ahead.clear()
@@ -233,9 +236,9 @@ class QueueConsumer:
     def _step(self, connection: Connection, source: Connection, most: int | None) -> tuple[State, Counts]:
         size = 1 if self._one_by_one else min(self._subscription.batch, most or self._subscription.batch)
         candidates = list(islice(self._ahead, size))
-        offset = sql.offset(self._settings.schema, *self._queue.values)
-        locked, offsets, *inbox = execute(connection, sql.take_queue(self._queue), offset, *self._inbox_of(candidates))
-        position, claims, message_id, reading, is_held = offsets[0] if offsets else _NO_OFFSET
+        statements = sql.take_queue(self._queue), sql.offset(self._settings.schema, *self._queue.values)
+        locked, offsets, *inbox = execute(connection, *statements, *self._inbox_of(candidates))
+        position, claims, message_id, reading, is_held, _ = offset = offsets[0] if offsets else _NO_OFFSET
         if is_held or not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
@@ -257,18 +260,8 @@ class QueueConsumer:
             known = self._without_earlier(connection, source, known)
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
             return ended
-        if self._fresh:
-            self._fresh = False
-            if claims:
-                self._one_by_one = self._subscription.batch
-                group, topic, queue = self._queue.values
-                found = CrashFound(group=group, topic=topic, queue=queue, position=position, claims=claims)
-                after_commit(connection, partial(emit, found))
-            self._append_offset(connection, position, claims + 1, message_id)
-            return State.WORKED, Counts(more=True)
-        if claims > self._settings.max_claims and self._is_to_run(candidates[0], known, held):
-            return self._settle_crasher(connection, candidates[0], known, claims, message_id)
-        return self._consume(connection, candidates, known, held)
+        started = self._start(connection, candidates[0], known, held, offset) if self._fresh or claims else None
+        return started or self._consume(connection, candidates, known, held)
 
     def _without_earlier(
         self, connection: Connection, source: Connection, known: dict[object, Row]
@@ -293,6 +286,8 @@ class QueueConsumer:
     def _append_offset(self, connection: Connection, position: int, claims: int, message_id: UUID | None) -> None:
         values = *self._queue.values, position, claims, message_id, self._reading.number
         at_commit(connection, sql.append_offset(self._settings.schema, *values))
+        if claims:
+            self._started_after = position
 
     def _without_handler(
         self, connection: Connection, entry: Entry, known: dict[object, Row]
@@ -336,6 +331,31 @@ class QueueConsumer:
         self._one_by_one = left
         return State.WORKED, Counts(taken=1)
 
+    def _start(
+        self, connection: Connection, entry: Entry, known: dict[object, Row], held: set[str], offset: Row
+    ) -> tuple[State, Counts] | None:
+        """Write down a start, or park ``entry``, at which too many had no end; None if neither is to be done."""
+        _, claims, before, *_, is_new = offset
+        starts = claims + (1 if self._fresh else 0)
+        # Who has started here itself lives, and goes on: those that lost the race to it are no crash.
+        is_over = starts > self._settings.max_claims and self._started_after != self._position
+        if is_over and self._is_to_run(entry, known, held):
+            if is_new:  # and so may live the one that wrote it, between two transactions
+                self._drop_ahead()
+                return State.LOCKED, Counts()
+            self._fresh, self._one_by_one = False, self._subscription.batch
+            return self._settle_crasher(connection, entry, known, starts, before)
+        if not self._fresh:
+            return None
+        self._fresh = False
+        if claims:
+            self._one_by_one = self._subscription.batch
+            group, topic, queue = self._queue.values
+            found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, claims=claims)
+            after_commit(connection, partial(emit, found))
+        self._append_offset(connection, self._position, starts, before)
+        return State.WORKED, Counts(more=True)
+
     def _settle_crasher(
         self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int, before: UUID | None
     ) -> tuple[State, Counts]:
@@ -350,7 +370,6 @@ class QueueConsumer:
             self._drop_claims(connection, self._position, before)
             return State.BLOCKED, counts_of(row)
         self._append_offset(connection, entry.position, 1, entry.id)
-        self._one_by_one = max(self._one_by_one, 1)
         self._drop_ahead()
         return State.WORKED, counts_of(row)
 
@@ -462,7 +481,7 @@ class QueueConsumer:
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with begin(connection):
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
-            position, _, message_id, reading, is_held = offsets[0] if offsets else _NO_OFFSET
+            position, _, message_id, reading, is_held, _ = offsets[0] if offsets else _NO_OFFSET
             if not locked[0][0] or is_held or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()

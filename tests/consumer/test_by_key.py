@@ -348,8 +348,8 @@ def test_a_blocked_crasher_keeps_its_order_in_place(bench: Bench) -> None:
     bench.send(1, 2)
     queue = bench.rows("SELECT queue FROM outbox.message LIMIT 1")[0]
     bench.run(
-        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
-        f"VALUES ('g', 't', {queue}, 0, {bench.settings.max_claims})"
+        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims, written_at) "
+        f"VALUES ('g', 't', {queue}, 0, {bench.settings.max_claims}, clock_timestamp() - interval '1 minute')"
     )
     bench.consume(consumer)
     assert bench.statuses() == [("failed", 1)]

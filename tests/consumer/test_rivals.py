@@ -37,6 +37,42 @@ def test_what_was_read_ahead_is_not_handled_when_another_worker_has_gone_past_it
     assert bench.ledger() == ["a", "b", "c"]
 
 
+def test_workers_that_race_to_start_are_no_crash(bench: Bench) -> None:
+    """Each has written down its start and lost the lock to the next: all live, so no message is to blame."""
+    bench.send("a")
+    crew = [bench.declare() for _ in range(bench.settings.max_claims)]
+    late = bench.declare()
+    for consumer in crew:
+        steps(bench, consumer, bench.connection, 1)
+    assert bench.value("SELECT max(claims) FROM outbox.consumer_offset") == bench.settings.max_claims
+    # The newest start may be of one that is between two transactions.
+    steps(bench, late, bench.connection, 3)
+    assert bench.statuses() == []
+    # Nor does any of them blame the others, however late it goes on.
+    age_starts(bench)
+    steps(bench, crew[0], bench.connection, 1)
+    assert bench.statuses() == [("consumed", 1)]
+
+
+def test_starts_without_an_end_are_a_crash(bench: Bench) -> None:
+    """If nobody goes on for a while, whoever comes next parks the message, and counts no start of its own."""
+    bench.send("a", "b")
+    for _ in range(bench.settings.max_claims):
+        steps(bench, bench.declare(), bench.connection, 1)
+    age_starts(bench)
+    late = bench.declare()
+    steps(bench, late, bench.connection, 2)
+    assert bench.rows("SELECT status FROM outbox.consumer_message ORDER BY position") == ["parked", "consumed"]
+    assert bench.rows("SELECT last_error FROM outbox.consumer_message WHERE status = 'parked'") == [
+        f"started {bench.settings.max_claims} times without ever finishing: the worker died each time"
+    ]
+
+
+def age_starts(bench: Bench) -> None:
+    """Let all starts be older than those of workers that are between two transactions."""
+    bench.run("UPDATE outbox.consumer_offset SET written_at = written_at - interval '1 minute'")
+
+
 def fails_as(name: str) -> Callable[[Message, Session], None]:
     """Return a handler that fails, and says whose it is."""
 

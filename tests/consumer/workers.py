@@ -139,7 +139,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 
 def subscription(engine: Engine, mode: str, seed: int) -> Consumer:
     """Return the consumer of a mode."""
-    settings = LIMITS if mode in {"money", "keys", *CREDITING} else CRASHING
+    settings = LIMITS if mode in {"money", "keys", "limited", "broken", *CREDITING} else CRASHING
     app = Outbox(engine, settings=settings)
     app.consumer("t", group="g", batch=1 + seed % 3 * 4, **OPTIONS.get(mode, {}))(HANDLERS[mode])
     return Consumer(app.subscriptions["t", "g"], settings)

@@ -275,13 +275,13 @@ class BreakerClosed(TelemetryEvent):
     "queue.crash_found",
     "consumer",
     logging.WARNING,
-    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d had no end;"
+    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d have no end yet;"
     " its messages are tried one by one",
 )
 class CrashFound(TelemetryEvent):
     """Earlier starts on a queue had no end: workers died, or lost their connections, over the messages that follow.
 
-    A single one may also be that of a worker which began a moment ago, or was stopped right then.
+    Some may also be those of workers which began a moment ago, or were stopped right then.
     """
 
     group: str
