@@ -58,7 +58,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, lock_key, read_source, sqlstate
+from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, lock_key, read_source
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index, take_lock
 from outbox.errors import MessagesPruned
@@ -93,7 +93,6 @@ class _Taken(Exception):
 NO_ROW: Row = (None, None, 0, 0.0, None, None, False, 0, None)
 #: What `sql.offset` would say of a queue that has no offset.
 _NO_OFFSET: Row = (0, 0, None, 0, None, False)
-_UNIQUE_VIOLATION = "23505"
 
 
 class QueueConsumer:
@@ -218,7 +217,9 @@ class QueueConsumer:
             if not failed.is_of_entry:
                 # Who of the batch it was is found out one by one.
                 self._one_by_one = self._subscription.batch
-                self._tell_undone(failed)
+                group, topic, queue = self._queue.values
+                reason, size, error = failed.failure.reason, failed.together, failed.__cause__
+                emit(BatchUndone(group=group, topic=topic, queue=queue, size=size, reason=reason, error=error))
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
         except _Taken:  # nothing has failed: it is the other one's turn
@@ -459,20 +460,13 @@ class QueueConsumer:
         """COMMIT failed: because of a row that came in between, a deferred constraint, a decision, or the server."""
         if is_lost(connection):
             raise error
-        if self._is_known(error):
+        if sql.is_inbox_conflict(error, self._settings.schema):
             raise _Known from error
         if not entries:
             raise error
         if sql.ENDED in str(error):
             raise TransactionEnded(entries, attempt) from error
         raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
-
-    def _is_known(self, error: Exception) -> bool:
-        """Tell whether the inbox has the row by now. Its one unique index has another name in each partition."""
-        diagnosis = getattr(getattr(error, "orig", None), "diag", None)
-        table = getattr(diagnosis, "table_name", None) or ""
-        ours = getattr(diagnosis, "schema_name", None) == self._settings.schema and table.startswith("consumer_message")
-        return ours and sqlstate(error) == _UNIQUE_VIOLATION
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""
@@ -507,11 +501,6 @@ class QueueConsumer:
         if row.status != Status.CONSUMED:
             self._gate.failed(connection, failed.failure.reason)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
-
-    def _tell_undone(self, failed: AttemptFailed) -> None:
-        group, topic, queue = self._queue.values
-        reason, error = failed.failure.reason, failed.__cause__
-        emit(BatchUndone(group=group, topic=topic, queue=queue, size=failed.together, reason=reason, error=error))
 
     def _advance(self, position: int) -> None:
         while self._ahead and self._ahead[0].position <= position:
@@ -676,10 +665,9 @@ class Consumer:
 
     def measure_lag(self, waiting: list[WaitingQueue], first_times: Iterable[dt.datetime | None]) -> None:
         """Note how many messages wait, and since when the first of them does."""
-        meter = self.meter
-        meter.lag = sum(behind(position, last) for _, position, _, last in waiting)
-        meter.waiting_since = min((each for each in first_times if each is not None), default=None)
-        meter.measured_at = time.monotonic()
+        self.meter.lag = sum(behind(position, last) for _, position, _, last in waiting)
+        self.meter.waiting_since = min((each for each in first_times if each is not None), default=None)
+        self.meter.measured_at = time.monotonic()
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry what is due, at most ``limit`` messages.

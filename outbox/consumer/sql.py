@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from uuid import UUID
 
-from outbox.database.execute import Statement, Template
+from outbox.database.execute import Statement, Template, sqlstate
 from outbox.database.sql import GroupQueue, number, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
@@ -158,6 +158,20 @@ MARKED_TRANSACTION = f"coalesce(nullif(current_setting('outbox.handling', true),
 
 #: Mark the transaction in which a handler is to run.
 MARK = Statement(f"SELECT {_MARK}")
+
+_UNIQUE_VIOLATION = "23505"
+
+
+def is_inbox_conflict(error: Exception, schema: str) -> bool:
+    """Tell whether a statement failed because the inbox has the row by now.
+
+    The one unique index of the inbox has another name in each partition.
+    """
+    diagnosis = getattr(getattr(error, "orig", None), "diag", None)
+    table = getattr(diagnosis, "table_name", None) or ""
+    ours = getattr(diagnosis, "schema_name", None) == schema and table.startswith("consumer_message")
+    return ours and sqlstate(error) == _UNIQUE_VIOLATION
+
 
 #: Fail unless this is still the transaction that was marked.
 MARKED = Statement(f"SELECT {MARKED_TRANSACTION}")
