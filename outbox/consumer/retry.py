@@ -8,6 +8,7 @@ writes the result. Two workers that counted the same row meet at the lock, and o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from outbox.consumer import key_order, sql
@@ -35,7 +36,7 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, is_lost, read_source
 from outbox.database.session import begin, commit
-from outbox.database.sql import GroupQueue
+from outbox.database.sql import GroupQueue, plan_by_index
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 from outbox.telemetry.hooks import emit
@@ -46,6 +47,15 @@ if TYPE_CHECKING:
 
 #: What is said of a message that the producer has no more.
 PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
+
+
+def wake_retries(connection: Connection, schema: str, wakes: Mapping[tuple[str, str], Callable[[], None]]) -> Counts:
+    """Wake the retries of the groups that have any, by group and topic: one look for all of them, however many."""
+    groups, topics = zip(*wakes, strict=True)
+    statements = plan_by_index(), sql.to_retry(schema, groups=list(groups), topics=list(topics))
+    for group, topic in read_source(connection, *statements)[1]:
+        wakes[group, topic]()
+    return Counts()
 
 
 def retry_next(

@@ -462,6 +462,15 @@ _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
 #: Read the failed message that is due first; ``ordered`` as in `claim_due`. Rows: ``(id,)`` or none.
 due: Template = Template(_DUE)
 
+#: Read which groups may have something for a retry pass: what is due, or holds back or waits for its key. Rows:
+#: ``(group, topic)``.
+to_retry: Template = Template(f"""
+SELECT g, t FROM unnest(%(groups)s::text[], %(topics)s::text[]) AS u (g, t)
+ WHERE EXISTS (SELECT FROM {{s}}.consumer_message
+                WHERE consumer_group = g AND topic = t AND status = 'failed' AND next_attempt_at <= clock_timestamp())
+    OR EXISTS (SELECT FROM {{s}}.consumer_message WHERE consumer_group = g AND topic = t AND {HOLDS_KEY})
+""")
+
 #: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset. Not
 #: of queues that are claimed. Rows: ``(id, queue, position, attempts, claims, the group's reading of the queue)`` or
 #: none.

@@ -20,6 +20,7 @@ from outbox.consumer.control.gate import Gate
 from outbox.consumer.meter import HandlerReport
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
+from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import Pass
 from outbox.database.execute import execute
@@ -129,6 +130,8 @@ class Plan:
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         #: What wakes the consumers of a topic of a database.
         self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[], None]]] = {}
+        #: What wakes the retries of a group and a topic.
+        self._retrying: dict[tuple[str, str], Callable[[], None]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
         #: Where the groups that handle outside of transactions are pruned, by the database that they read.
         self._prune_lanes: dict[WorkerDatabase, Lane] = {}
@@ -139,6 +142,9 @@ class Plan:
         if roles & _CONSUMER_ROLES:
             for subscription in outbox.subscriptions.values():
                 self._plan_subscription(subscription)
+        if self._retrying:
+            look = _alone(wake_retries, self.settings.schema, self._retrying)
+            self._add("look for retries", self._upkeep_of(self._own), look, self.settings.retry_interval, eager=False)
         self._plan_dead_letters(outbox, producing=producing)
         if "reconcile" in roles and outbox.reconciliations:
             self._plan_reconciliations(outbox)
@@ -276,8 +282,8 @@ class Plan:
         retries_by_itself = not subscription.transactional and "consume" in self._roles
         if "retry" in self._roles and not retries_by_itself:
             one_pass = partial(first.retry_once, limit=_RETRIES)
-            every = settings.retry_interval
-            self._add(f"retry {name}", lane, one_pass, every, eager=False, facts=next(facts, dict))
+            duty = self._add(f"retry {name}", lane, one_pass, math.inf, eager=False, facts=next(facts, dict))
+            self._retrying[group, topic] = duty.wake
         if "prune" in self._roles:
             self._add(f"prune {name}", prune_lane, prune, settings.prune_interval, eager=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park
+from outbox.consumer.retry import wake_retries
 from outbox.errors import ActRefused, MessageNotFound
 from outbox.settings import RETRY_DELAYS
 from tests.consumer.support import Bench, record
@@ -49,6 +51,33 @@ def test_retries_follow_the_table(bench: Bench) -> None:
     assert bench.ledger() == []
     assert not bench.retry(consumer)
     assert "RuntimeError: ill" in str(bench.inbox()[half_id].error)
+
+
+def test_one_look_for_all_groups(bench: Bench) -> None:
+    """Only groups that have something to retry are woken: what is due, or waits for a message of its key."""
+    patient = Patient(1)
+    failing = bench.declare(patient, group="failing")
+    by_key = bench.declare(patient, group="by-key", ordered="key")
+    well = bench.declare(group="well")
+    bench.send(1, 2)
+    for consumer in failing, by_key, well:
+        bench.consume(consumer)
+    woken: list[str] = []
+    wakes = {(name, "t"): partial(woken.append, name) for name in ("failing", "by-key", "well")}
+
+    def look() -> set[str]:
+        woken.clear()
+        assert not wake_retries(bench.connection, bench.settings.schema, wakes)
+        assert len(woken) == len(set(woken))
+        return set(woken)
+
+    assert look() == {"by-key"}  # its pass looks whether something waits for the failed one
+    bench.age_retries()
+    assert look() == {"failing", "by-key"}
+    patient.ill.clear()
+    for consumer in failing, by_key, by_key:  # the second one for the message that waited
+        bench.retry(consumer)
+    assert look() == set()
 
 
 def test_jitter_spreads(bench: Bench) -> None:

@@ -190,6 +190,7 @@ def test_roles(bench: Bench) -> None:
         "consume paid of mail #1",
         "consume paid of mail #2",
         "retry paid of mail",
+        "look for retries",
         "report",
     }
 
