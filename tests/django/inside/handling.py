@@ -118,6 +118,16 @@ def test_a_compensation_uses_the_orm_in_its_transaction() -> None:
         assert cursor.fetchone() == (1,)
 
 
+def test_pipelines_are_refused() -> None:
+    """The ORM reads the answer of each statement; nothing is registered."""
+    with pytest.raises(InvalidHandler, match="group 'hasty': pipeline=True isn't for the ORM"):
+
+        @consumer("note", group="hasty", pipeline=True)
+        def never(_: Message) -> None: ...
+
+    assert ("note", "hasty") not in outbox().subscriptions
+
+
 def test_async_handlers_are_refused() -> None:
     with pytest.raises(InvalidHandler, match="async"):
 
