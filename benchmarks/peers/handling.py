@@ -21,7 +21,10 @@ ONE, EACH, LIST, NOTHING = (
     "no effect, batch=100",
 )
 BARS = {
-    ONE: (Bar("one by one ÷ hand-written loop", "ours", "hand-written loop", 0.80),),
+    ONE: (
+        Bar("one by one, session ÷ hand-written loop", "ours, session", "hand-written loop", 0.80),
+        Bar("one by one, cursor ÷ hand-written loop", "ours, cursor", "hand-written loop", 0.80),
+    ),
     EACH: (
         Bar("session ÷ pgmq's loop", "ours, session", "pgmq", 1.0),
         Bar("cursor ÷ pgmq's loop", "ours, cursor", "pgmq", 1.5),
@@ -52,7 +55,8 @@ def arms(lab: Lab, stack: ExitStack) -> dict[str, dict[str, Arm]]:
     faststream = FaststreamArms(lab.urls["faststream"], stack)
     return {
         ONE: {
-            "ours": mine.arm(ours.credit, batch=1),
+            "ours, session": mine.arm(ours.credit, batch=1),
+            **dict(mine.cursor_arms(batch=1)),
             "hand-written loop": by_hand.arm(hand.each, 1),
             "pgmq": pgmq.arm(1),
             "PgQueuer": pgqueuer.arm(pgqueuer.credit, batch=1, at_once=1),
@@ -61,7 +65,7 @@ def arms(lab: Lab, stack: ExitStack) -> dict[str, dict[str, Arm]]:
         },
         EACH: {
             "ours, session": mine.arm(ours.credit, batch=100),
-            **dict(mine.cursor_arms()),
+            **dict(mine.cursor_arms(batch=100)),
             "hand-written loop": by_hand.arm(hand.each),
             "hand-written pipeline": by_hand.arm(hand.each_in_pipeline),
             "pgmq": pgmq.arm(100),

@@ -84,15 +84,16 @@ class OurArms:
 
         return Arm(lambda messages: self._fill(topic, messages), handle)
 
-    def cursor_arms(self) -> Iterator[tuple[str, Arm]]:
-        """Yield those whose handler takes a cursor, where there are such handlers."""
+    def cursor_arms(self, *, batch: int) -> Iterator[tuple[str, Arm]]:
+        """Yield those whose handler takes a cursor, where there are such handlers; in batches also in a pipeline."""
         if takes_cursor():
             import psycopg
 
             # The annotation decides what a handler gets, and not every release has such a one.
             credit_by_cursor.__annotations__["cursor"] = psycopg.Cursor
-            yield "ours, cursor", self.arm(credit_by_cursor, batch=100)
-            yield "ours, cursor, pipeline", self.arm(credit_by_cursor, batch=100, pipeline=True)
+            yield "ours, cursor", self.arm(credit_by_cursor, batch=batch)
+            if batch > 1:
+                yield "ours, cursor, pipeline", self.arm(credit_by_cursor, batch=batch, pipeline=True)
 
     def _fill(self, topic: str, messages: int) -> None:
         for _ in range(0, messages, _TOGETHER):

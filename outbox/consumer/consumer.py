@@ -351,9 +351,10 @@ class QueueConsumer:
         self._fresh = False
         if claims:
             self._one_by_one = self._subscription.batch
-            group, topic, queue = self._queue.values
-            found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, claims=claims)
-            after_commit(connection, partial(emit, found))
+            if not is_new:
+                group, topic, queue = self._queue.values
+                found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, claims=claims)
+                after_commit(connection, partial(emit, found))
         self._append_offset(connection, self._position, starts, before)
         return State.WORKED, Counts(more=True)
 

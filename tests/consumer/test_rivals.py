@@ -37,13 +37,14 @@ def test_what_was_read_ahead_is_not_handled_when_another_worker_has_gone_past_it
     assert bench.ledger() == ["a", "b", "c"]
 
 
-def test_workers_that_race_to_start_are_no_crash(bench: Bench) -> None:
+def test_workers_that_race_to_start_are_no_crash(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Each has written down its start and lost the lock to the next: all live, so no message is to blame."""
     bench.send("a")
     crew = [bench.declare() for _ in range(bench.settings.max_claims)]
     late = bench.declare()
     for consumer in crew:
         steps(bench, consumer, bench.connection, 1)
+    assert not caplog.records
     assert bench.value("SELECT max(claims) FROM outbox.consumer_offset") == bench.settings.max_claims
     # The newest start may be of one that is between two transactions.
     steps(bench, late, bench.connection, 3)

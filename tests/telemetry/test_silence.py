@@ -111,9 +111,10 @@ def test_a_start_without_an_end(bench: Bench, caplog: pytest.LogCaptureFixture) 
     with bench.engine.begin() as connection:
         # As a worker leaves it that dies over the next message.
         connection.execute(
-            text("""INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
-                    SELECT consumer_group, topic, queue, position, 3, message_id FROM outbox.consumer_offset
-                     WHERE position > 0 AND claims = 0""")
+            text("""INSERT INTO outbox.consumer_offset
+                           (consumer_group, topic, queue, position, claims, message_id, written_at)
+                    SELECT consumer_group, topic, queue, position, 3, message_id, now() - interval '1 minute'
+                      FROM outbox.consumer_offset WHERE position > 0 AND claims = 0""")
         )
     bench.send()
     testing.drain(bench.outbox)

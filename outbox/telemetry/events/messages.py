@@ -275,13 +275,14 @@ class BreakerClosed(TelemetryEvent):
     "queue.crash_found",
     "consumer",
     logging.WARNING,
-    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d have no end yet;"
+    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d had no end;"
     " its messages are tried one by one",
 )
 class CrashFound(TelemetryEvent):
     """Earlier starts on a queue had no end: workers died, or lost their connections, over the messages that follow.
 
-    Some may also be those of workers which began a moment ago, or were stopped right then.
+    One may also be that of a worker which was stopped right then. What began less than a second ago isn't told: it may
+    go on.
     """
 
     group: str
