@@ -62,7 +62,7 @@ ROWS = f"SELECT md5(string_agg((to_jsonb(t) - {LATER})::text, ',' ORDER BY t::te
 
 #: Reads the newest offset as of then, without claims.
 OFFSET = Template("""
-SELECT position, claims, message_id, reading, NULL::boolean FROM {s}.consumer_offset
+SELECT position, claims, message_id, reading, NULL::boolean, false FROM {s}.consumer_offset
  WHERE consumer_group = %s AND topic = %s AND queue = %s ORDER BY position DESC, claims DESC LIMIT 1
 """)
 

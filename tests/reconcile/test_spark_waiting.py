@@ -111,9 +111,15 @@ def test_a_master_that_is_away_ends_the_run(town: Town) -> None:
     """A master that doesn't answer is named, with what Spark says of it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"spark://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(ReconcileError, match=rf"Spark doesn't start on {address}: .*max_wait = 8\.0s") as caught:
-        town.reconcile(engine=EngineName.SPARK, spark=Spark(master=address, max_wait=8.0))
-    assert "Failed to connect to master" in str(caught.value)
+    # Where the machine is busy, Java has only begun when the wait is over, and Spark has said nothing yet.
+    for wait in (8.0, 16.0, 32.0, 64.0):
+        told = rf"Spark doesn't start on {address}: .*max_wait = {wait}s"
+        with pytest.raises(ReconcileError, match=told) as caught:
+            town.reconcile(engine=EngineName.SPARK, spark=Spark(master=address, max_wait=wait))
+        if "Failed to connect to master" in str(caught.value):
+            break
+    else:
+        pytest.fail(f"Spark's reason isn't told: {caught.value}")
 
 
 @pytest.mark.slow
