@@ -189,13 +189,13 @@ def is_held(row: str) -> str:
          ORDER BY k.term DESC, k.renewal DESC LIMIT 1)"""
 
 
-#: Seconds after which a start that had no end counts as one of a worker that has died: if it lives, it goes on at once.
-START_SECONDS = 1.0
+# Seconds after which a start that had no end counts as one of a worker that has died: if it lives, it goes on at once.
+_START_SECONDS = 1.0
 
 #: Read the newest offset. Rows: ``(position, claims, id of the message there, reading, is held, is new)`` or none.
 offset: Template = Template(f"""
 SELECT position, claims, message_id, reading, {is_held("o")},
-       written_at > clock_timestamp() - interval '{START_SECONDS} s'
+       written_at > clock_timestamp() - interval '{_START_SECONDS} s'
   FROM {{s}}.consumer_offset o
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
