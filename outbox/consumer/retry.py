@@ -3,7 +3,8 @@
 An unordered group leaves a message behind when it fails. An ordered one retries it in place, and leaves it behind only
 when it is parked; what an operator retries then is retried here. Each retry is two transactions: the first counts a
 start and commits, so that a message which kills its worker is found out; the second locks the row, runs the handler and
-writes the result. Two workers that counted the same row meet at the lock, and one of them goes on to the next.
+writes the result. A message that was started less than a second ago is left to its worker; two that counted the same
+row all the same meet at the lock, and one of them goes on to the next.
 """
 
 from __future__ import annotations
@@ -80,14 +81,15 @@ def retry_next(
     queue_of_group = GroupQueue(schema, group, topic, queue)
     entry = Entry(position, message_id, None)
     try:
-        if claims > settings.max_claims:
-            raise AttemptFailed(entry, *crashed(subscription, attempts, claims))
         with begin(connection):
             _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
-            # The row lock is held: nobody else runs this message until this transaction ends. One that was never
-            # attempted (its quarantine was released) hasn't been through the group's filter.
+            # The row lock is held: nobody else runs this message until this transaction ends, so that all the earlier
+            # starts were of workers that have died.
+            if claims > settings.max_claims:
+                raise AttemptFailed(entry, *crashed(subscription, attempts, claims))
+            # A message that was never attempted (its quarantine was released) hasn't been through the group's filter.
             taken = filter_of(subscription) if locked[0][1] else EVERYTHING
             (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
             if not rows:

@@ -189,13 +189,14 @@ def is_held(row: str) -> str:
          ORDER BY k.term DESC, k.renewal DESC LIMIT 1)"""
 
 
-# Seconds after which a start that had no end counts as one of a worker that has died: if it lives, it goes on at once.
-_START_SECONDS = 1.0
+# How long a worker may be between its start and the lock: a start that has had no end for longer counts as one of a
+# worker that has died.
+_START = "interval '1 s'"
 
 #: Read the newest offset. Rows: ``(position, claims, id of the message there, reading, is held, is new)`` or none.
 offset: Template = Template(f"""
 SELECT position, claims, message_id, reading, {is_held("o")},
-       written_at > clock_timestamp() - interval '{_START_SECONDS} s'
+       written_at > clock_timestamp() - {_START}
   FROM {{s}}.consumer_offset o
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
@@ -449,9 +450,10 @@ ON CONFLICT DO NOTHING
     lossy=("error", "kind", "worker"),
 )
 
+# A start of a moment ago is of a worker that lives and has no lock yet: a second one would be counted as a crash.
 _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
                       WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
-                        AND next_attempt_at <= clock_timestamp()
+                        AND next_attempt_at <= clock_timestamp() - CASE WHEN claims > 0 THEN {_START} ELSE '0' END
                         AND (NOT %(ordered)s OR position <= (
                              SELECT max(o.position) FROM {{s}}.consumer_offset o
                               WHERE o.consumer_group = c.consumer_group AND o.topic = c.topic AND o.queue = c.queue))
@@ -471,12 +473,12 @@ SELECT g, t FROM unnest(%(groups)s::text[], %(topics)s::text[]) AS u (g, t)
     OR EXISTS (SELECT FROM {{s}}.consumer_message WHERE consumer_group = g AND topic = t AND {HOLDS_KEY})
 """)
 
-#: Count a start of the failed message that is due first; if ``ordered``, only of those behind their queue's offset. Not
-#: of queues that are claimed. Rows: ``(id, queue, position, attempts, claims, the group's reading of the queue)`` or
-#: none.
+#: Count a start of the failed message that is due first, and write down when; if ``ordered``, only of those behind
+#: their queue's offset. Not of queues that are claimed. Rows: ``(id, queue, position, attempts, claims, the group's
+#: reading of the queue)`` or none.
 claim_due: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
-   SET claims = claims + 1
+   SET claims = claims + 1, next_attempt_at = clock_timestamp()
  WHERE consumer_group = %(group)s
    AND message_id = ({_DUE} FOR UPDATE SKIP LOCKED)
    AND status = 'failed'

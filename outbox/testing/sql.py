@@ -32,8 +32,8 @@ SELECT o.half_id FROM {s}.op_message o
 _EARLIER = "make_interval(secs => %(seconds)s)"
 
 
-def _older(table: str, row_id: str, condition: str, time: str) -> Template:
-    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since a millisecond.
+def _older(table: str, row_id: str, condition: str, time: str, over: str = "1 ms") -> Template:
+    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since ``over``.
 
     What was to come earlier still does: the times of two rows are a microsecond apart at least.
     """
@@ -41,7 +41,7 @@ def _older(table: str, row_id: str, condition: str, time: str) -> Template:
     return Template(f"""
 UPDATE {{s}}.{table} t
    SET {time} = CASE WHEN %(seconds)s::float8 IS NULL
-                     THEN least(t.{time}, statement_timestamp() - interval '1 ms' - ranked.later * interval '1 us')
+                     THEN least(t.{time}, statement_timestamp() - interval '{over}' - ranked.later * interval '1 us')
                      ELSE t.{time} - {_EARLIER} END
   FROM (SELECT segment, place, row_number() OVER (ORDER BY {time} DESC, {row_id} DESC) AS later
           FROM (SELECT tableoid AS segment, ctid AS place, {time}, {row_id} FROM {{s}}.{table}
@@ -53,8 +53,9 @@ UPDATE {{s}}.{table} t
 
 #: Let messages be due that were sent to be delivered later.
 age_delayed: Template = _older("scheduled_message", "half_id", "recalled_at IS NULL", "deliver_at")
+# One that a worker has begun to retry is due for others a second later.
 #: Let failed messages be due for their retry.
-age_failed: Template = _older("consumer_message", "message_id", "status = 'failed'", "next_attempt_at")
+age_failed: Template = _older("consumer_message", "message_id", "status = 'failed'", "next_attempt_at", "1001 ms")
 #: Let undecided halves be due for their check; not parked ones.
 age_orphans: Template = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")
 #: Let undecided halves have been written earlier, which checkers are told as their age.

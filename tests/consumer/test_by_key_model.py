@@ -23,7 +23,7 @@ PARKED = """SELECT message_id FROM outbox.consumer_message
 OPEN = """SELECT count(*) FROM outbox.consumer_message
            WHERE status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL"""
 #: Make the retries of half of the failed messages due.
-AGE_HALF = """UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()
+AGE_HALF = """UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() - interval '2 s'
                WHERE status = 'failed' AND abs(hashtext(message_id::text || :salt)) % 2 = 0"""
 
 

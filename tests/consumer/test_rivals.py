@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from outbox import Message
+from outbox.consumer import sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
+from outbox.database.execute import Statement, execute
+from outbox.message.model import Counts
 from tests.consumer.support import Bench
 
 
@@ -67,6 +71,65 @@ def test_starts_without_an_end_are_a_crash(bench: Bench) -> None:
     assert bench.rows("SELECT last_error FROM outbox.consumer_message WHERE status = 'parked'") == [
         f"started {bench.settings.max_claims} times without ever finishing: the worker died each time"
     ]
+
+
+def fail_once(bench: Bench) -> UUID:
+    """Send a message whose first attempt fails, and let its retry be due."""
+    (message_id,) = bench.send("a")
+    bench.consume(bench.declare(fails_as("first")))
+    bench.age_retries()
+    return message_id
+
+
+def count_a_retry(bench: Bench) -> list[int]:
+    """Start a retry as a worker does that has no lock yet; return how many starts the message has, if it is due."""
+    with bench.consumer.connect() as other, other.begin():
+        (rows,) = execute(other, sql.claim_due("outbox", group="g", topic="t", ordered=False))
+    return [row[4] for row in rows]
+
+
+def test_workers_that_race_to_retry_are_no_crash(bench: Bench) -> None:
+    """One of them begins; the others don't count a start until it could have locked the message long ago."""
+    fail_once(bench)
+    assert count_a_retry(bench) == [1]
+    for _ in range(bench.settings.max_claims):
+        assert count_a_retry(bench) == []
+    consumer = bench.declare()
+    assert consumer.retry_once(bench.connection, bench.source) == Counts()
+    assert bench.statuses() == [("failed", 1)]
+    bench.age_retries()
+    assert consumer.retry_once(bench.connection, bench.source).done == 1
+    assert bench.statuses() == [("consumed", 2)]
+
+
+def test_retries_without_an_end_are_a_crash(bench: Bench) -> None:
+    """Whoever comes after the last one parks the message."""
+    fail_once(bench)
+    for number in range(bench.settings.max_claims):
+        assert count_a_retry(bench) == [number + 1]
+        bench.age_retries()
+    assert bench.declare().retry_once(bench.connection, bench.source).parked == 1
+    assert bench.rows("SELECT last_error FROM outbox.consumer_message") == [
+        f"started {bench.settings.max_claims} times without ever finishing: the worker died each time"
+    ]
+
+
+def test_a_slow_retry_is_no_crash(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has the last start, and finds that another one runs the message, neither parks it nor says so."""
+    message_id = fail_once(bench)
+    for _ in range(bench.settings.max_claims):
+        count_a_retry(bench)
+        bench.age_retries()
+    lock = sql.lock_failed
+    with bench.consumer.connect() as slow:
+
+        def lock_late(*args: Any) -> Statement:
+            execute(slow, lock("outbox", "g", message_id))
+            return lock(*args)
+
+        monkeypatch.setattr(sql, "lock_failed", lock_late)
+        assert bench.declare().retry_once(bench.connection, bench.source).parked == 0
+    assert bench.statuses() == [("failed", 1)]
 
 
 def age_starts(bench: Bench) -> None:

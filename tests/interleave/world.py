@@ -87,8 +87,8 @@ _AGE = """
 UPDATE outbox.half_check SET next_check_at = clock_timestamp() WHERE next_check_at > clock_timestamp();
 UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp()
  WHERE recalled_at IS NULL AND deliver_at > clock_timestamp();
-UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp()
- WHERE status = 'failed' AND next_attempt_at > clock_timestamp();
+UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() - interval '2 s'
+ WHERE status = 'failed' AND next_attempt_at > clock_timestamp() - interval '2 s';
 UPDATE outbox.bulk_item SET next_attempt_at = clock_timestamp()
  WHERE state = 'pending' AND next_attempt_at > clock_timestamp();
 """
