@@ -6,6 +6,8 @@ left it, since messages never change. The offset keeps the id of its message: wh
 at each read (`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of
 transactions (`outbox.consumer.outside`), is left to it until the claim ends.
 
+While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups.
+
 Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
 the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
 the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
@@ -38,8 +40,8 @@ from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as claim_sql
 from outbox.consumer.reading import FIRST_READING, reading_of, take_earlier
-from outbox.consumer.retry import retry_next
-from outbox.consumer.start import StartPosition, start_positions
+from outbox.consumer.retry import holds_retries, retry_next
+from outbox.consumer.start import start_group
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
@@ -58,9 +60,9 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, lock_key, read_source
-from outbox.database.session import begin, commit
-from outbox.database.sql import GroupQueue, plan_by_index, take_lock
+from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, read_source
+from outbox.database.session import Transactions, begin, commit
+from outbox.database.sql import GroupQueue, plan_by_index
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status, behind, number_of
 from outbox.settings import Settings
@@ -113,6 +115,9 @@ class QueueConsumer:
         self._fresh = True
         self._started_after = -1  # the position beside which this worker has written its start
         self._one_by_one = 0
+        self.transactions: Transactions = Transactions()
+        self._next: list[Entry] = []  # whose rows the transaction has looked up that began with the last COMMIT
+        self._goes_on = False
         self._reading = FIRST_READING
         self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
         self._waiting: list[Entry] = []
@@ -200,11 +205,17 @@ class QueueConsumer:
         self._ahead.clear()
         self._position = -1
 
-    def step(self, connection: Connection, source: Connection, most: int | None = None) -> tuple[State, Counts]:
-        """Run one transaction: a batch of at most so many messages, or a single message where one failed before."""
+    def step(
+        self, connection: Connection, source: Connection, most: int | None = None, *, goes_on: bool = False
+    ) -> tuple[State, Counts]:
+        """Run one transaction: a batch of at most so many messages, or a single message where one failed before.
+
+        ``goes_on``: the caller makes another step, for which a transaction may begin already, or ends `transactions`.
+        """
+        self._goes_on = goes_on
         try:
-            with begin(connection):
-                return self._step(connection, source, most)
+            with self.transactions.next(connection) as rows:
+                return self._step(connection, source, most, rows)
         except TransactionEnded as ended:
             counts = Counts(more=True)
             for entry in ended.entries:
@@ -234,11 +245,12 @@ class QueueConsumer:
                 self.forget()
             raise
 
-    def _step(self, connection: Connection, source: Connection, most: int | None) -> tuple[State, Counts]:
+    def _step(
+        self, connection: Connection, source: Connection, most: int | None, rows: list[list[Row]] | None
+    ) -> tuple[State, Counts]:
         size = 1 if self._one_by_one else min(self._subscription.batch, most or self._subscription.batch)
-        candidates = list(islice(self._ahead, size))
-        statements = sql.take_queue(self._queue), sql.offset(self._settings.schema, *self._queue.values)
-        locked, offsets, *inbox = execute(connection, *statements, *self._inbox_of(candidates))
+        candidates = list(islice(self._ahead, size)) if rows is None else self._next
+        locked, offsets, *inbox = execute(connection, *self._first_statements(candidates)) if rows is None else rows
         position, claims, message_id, reading, is_held, _ = offset = offsets[0] if offsets else _NO_OFFSET
         if is_held or not locked[0][0]:
             self._drop_ahead()
@@ -277,6 +289,11 @@ class QueueConsumer:
             raise _Taken
         self._earlier = frozenset(earlier)
         return {id_: row for id_, row in known.items() if id_ not in self._earlier}
+
+    def _first_statements(self, entries: list[Entry]) -> list[Statement]:
+        """Return what a transaction begins with: it takes the queue, and reads its offset, and of these messages."""
+        offset = sql.offset(self._settings.schema, *self._queue.values)
+        return [sql.take_queue(self._queue), offset, *self._inbox_of(entries)]
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
         """Return what reads the inbox rows of messages, and which of their keys are held back."""
@@ -446,8 +463,12 @@ class QueueConsumer:
             at_commit(connection, *consumed(self._queue, self._reading.number, entries, self._earlier))
         left = max(self._one_by_one - len(passed), 0)
         self._append_offset(connection, last.position, 1 if left else 0, last.id)
+        if self._goes_on and not left and not self._gate.limited and last.position != self.end:
+            self._next = list(islice(self._ahead, len(passed), len(passed) + self._subscription.batch))
+        else:
+            self._next = []
         try:
-            commit(connection)
+            self.transactions.commit(connection, *(self._first_statements(self._next) if self._next else ()))
         except Exception as error:
             self._refused(connection, error, entries, attempt)
         self._advance(last.position)
@@ -546,25 +567,7 @@ class Consumer:
         Raises:
             MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
         """
-        subscription, schema = self.subscription, self._settings.schema
-        pair = subscription.group, subscription.topic
-        with begin(connection):
-            # Two workers of a new group must not start it at two different positions.
-            lock = take_lock(lock_key("group", schema, *pair))
-            _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
-            if known[0][0]:
-                return
-            beginnings = start_positions(source, schema, subscription.topic, subscription.start)
-            missing = sum(each.missing for each in beginnings)
-            if missing and subscription.on_pruned == "stop":
-                raise MessagesPruned(
-                    f"group {subscription.group!r} can't begin at {subscription.start}: of topic "
-                    f"{subscription.topic!r}, {missing} older messages were pruned, and some of them may be of that "
-                    "time; begin later, or with the oldest that is kept (start='first' or on_pruned='skip')"
-                )
-            for queue, position, message_id, _ in beginnings or [StartPosition(0, 0, None)]:
-                at = (*pair, queue, position)
-                execute(connection, sql.append_offset(schema, *at, 0, message_id, 0), sql.write_start(schema, *at))
+        start_group(connection, source, self.subscription, self._settings.schema)
 
     def wake(self) -> None:
         """Do nothing: a pass that runs looks for what is new by itself."""
@@ -595,6 +598,8 @@ class Consumer:
                 counts += self._drain(consumer, last, connection, source)
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
+            finally:
+                consumer.transactions.end()
         if pruned is not None and not counts:
             raise pruned
         return counts
@@ -602,9 +607,15 @@ class Consumer:
     def _drain(self, consumer: QueueConsumer, last: int, connection: Connection, source: Connection) -> Counts:
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
-            if self._stopping() or (most := self.gate.admitted(connection)) == 0:
+            if self._stopping():
                 return counts
-            state, step = consumer.step(connection, source, most)
+            most = None
+            # What has begun already was admitted with the one before.
+            if not consumer.transactions.has_begun or self.gate.looks:
+                consumer.transactions.end()
+                if (most := self.gate.admitted(connection)) == 0:
+                    return counts
+            state, step = consumer.step(connection, source, most, goes_on=True)
             self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
             if state is not State.WORKED or consumer.position >= last:
@@ -679,7 +690,7 @@ class Consumer:
         counts = Counts()
         key_order.release(connection, self.subscription, self._settings.schema)
         for _ in range(limit):
-            if self._stopping() or self._holds_retries(connection):
+            if self._stopping() or holds_retries(connection, self.subscription, self._settings.schema, self.gate):
                 return counts
             step = retry_next(connection, source, self.subscription, self._settings, self.meter, self.gate)
             self.gate.handled(step)
@@ -687,14 +698,3 @@ class Consumer:
             if not step.more:
                 return counts
         return counts + Counts(more=True)
-
-    def _holds_retries(self, connection: Connection) -> bool:
-        """Tell whether nothing may be retried now; what threads share is taken for a retry that is due only."""
-        if self.gate.shut(connection):
-            return True
-        if self.gate.limited:
-            subscription, schema = self.subscription, self._settings.schema
-            due = sql.due(schema, group=subscription.group, topic=subscription.topic, ordered=subscription.blocks_queue)
-            if not read_source(connection, due)[0]:
-                return True
-        return self.gate.admitted(connection) == 0

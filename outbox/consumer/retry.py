@@ -62,6 +62,17 @@ def wake_retries(connection: Connection, schema: str, wakes: Mapping[tuple[str, 
     return Counts()
 
 
+def holds_retries(connection: Connection, subscription: Subscription, schema: str, gate: Gate) -> bool:
+    """Tell whether nothing may be retried now; what threads share is taken for a retry that is due only."""
+    if gate.shut(connection):
+        return True
+    if gate.limited:
+        due = sql.due(schema, group=subscription.group, topic=subscription.topic, ordered=subscription.blocks_queue)
+        if not read_source(connection, due)[0]:
+            return True
+    return gate.admitted(connection) == 0
+
+
 def retry_next(
     connection: Connection,
     source: Connection,

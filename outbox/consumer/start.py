@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from uuid import UUID
 
 from outbox.consumer import sql
-from outbox.database.execute import read_source
-from outbox.errors import InvalidRequest
+from outbox.database.execute import execute, lock_key, read_source
+from outbox.database.session import begin
+from outbox.database.sql import take_lock
+from outbox.errors import InvalidRequest, MessagesPruned
 from outbox.message.model import Start, number_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from outbox.consumer.subscription import Subscription
 
 _PAIR = re.compile(r"(\d+):(\d+)")
 _BY_QUEUE = re.compile(r"\d+:\d+(,\d+:\d+)*")
@@ -92,3 +96,29 @@ def start_positions(source: Connection, schema: str, topic: str, start: Start) -
         StartPosition(queue, max(before, first - 1), message_id, max(number_of(first) - number_of(position), 0))
         for (queue, first), position, (_, before, message_id) in zip(firsts, positions, rows, strict=True)
     ]
+
+
+def start_group(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:
+    """Write the first offsets of a group that is new, by its subscription's ``start``.
+
+    Raises:
+        MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
+    """
+    pair = subscription.group, subscription.topic
+    with begin(connection):
+        # Two workers of a new group must not start it at two different positions.
+        lock = take_lock(lock_key("group", schema, *pair))
+        _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
+        if known[0][0]:
+            return
+        beginnings = start_positions(source, schema, subscription.topic, subscription.start)
+        missing = sum(each.missing for each in beginnings)
+        if missing and subscription.on_pruned == "stop":
+            raise MessagesPruned(
+                f"group {subscription.group!r} can't begin at {subscription.start}: of topic "
+                f"{subscription.topic!r}, {missing} older messages were pruned, and some of them may be of that "
+                "time; begin later, or with the oldest that is kept (start='first' or on_pruned='skip')"
+            )
+        for queue, position, message_id, _ in beginnings or [StartPosition(0, 0, None)]:
+            at = (*pair, queue, position)
+            execute(connection, sql.append_offset(schema, *at, 0, message_id, 0), sql.write_start(schema, *at))

@@ -20,7 +20,16 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 
-from outbox.database.execute import Statement, commit_now, execute, is_autocommit, is_lost
+from outbox.database.execute import (
+    Row,
+    Statement,
+    can_chain,
+    commit_now,
+    execute,
+    goes_on,
+    is_autocommit,
+    is_lost,
+)
 from outbox.errors import TransactionRequired
 
 
@@ -119,6 +128,34 @@ def after_commit(connection: Connection, function: Callable[[], None]) -> None:
 def write_now(connection: Connection) -> None:
     """Write what was added so far, in a transaction that goes on."""
     _write(connection, then_commit=False)
+
+
+def can_begin_ahead(connection: Connection) -> bool:
+    """Tell whether `commit_and_begin` can be called: not in a savepoint, nor past listeners of the application's.
+
+    One for "begin" may make settings that each transaction needs.
+    """
+    listeners = connection.dispatch
+    has_listeners = listeners.begin or any(function is not _on_commit for function in listeners.commit)
+    return not has_listeners and not connection.in_nested_transaction() and can_chain(connection)
+
+
+def commit_and_begin(connection: Connection, *first: Statement) -> list[list[Row]] | None:
+    """Commit, and begin the next transaction in the same round trip, with its first statements; return their rows.
+
+    To SQLAlchemy it is the same transaction that goes on. None: it has committed, and nothing goes on, since there was
+    something to do afterwards, or one of the statements failed.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: it couldn't commit; to be rolled back.
+    """
+    transaction = connection.get_transaction()
+    assert transaction is not None  # noqa: S101 - the caller has begun it
+    rows = _write(connection, then_commit=True, following=first)
+    if len(rows) == len(first) and goes_on(connection):
+        return rows
+    transaction.rollback()
+    return None
 
 
 @contextmanager
@@ -289,9 +326,11 @@ def refuse_autocommit(connection: Connection) -> None:
         )
 
 
-def _write(connection: Connection, *, then_commit: bool) -> None:
+def _write(connection: Connection, *, then_commit: bool, following: Sequence[Statement] = ()) -> list[list[Row]]:
+    """Write what was added, and commit then; return the rows of what follows in the next transaction."""
+    rows: list[list[Row]] = []
     if (pending := _by_connection.pop(connection, None)) is None:
-        return
+        return rows
     items = [item for item, _ in pending.items]
     for source in pending.sources:
         items += source(connection)
@@ -308,8 +347,12 @@ def _write(connection: Connection, *, then_commit: bool) -> None:
     waited_for = committed if then_commit else []
     # What waits for the COMMIT must know that it succeeded, so it is sent here although there is nothing to write.
     if statements or afterwards or waited_for:
-        execute(connection, *statements, then_commit=then_commit, afterwards=afterwards)
+        # What comes afterwards isn't to be undone with the next transaction.
+        following = () if afterwards else following
+        rows = execute(connection, *statements, then_commit=then_commit, afterwards=afterwards, following=following)
+        rows = rows[len(statements) :]
     if waited_for:
         commit_now(connection)
     for function in waited_for:
         function()
+    return rows

@@ -34,8 +34,12 @@ _BINARY = re.compile(r"%(\(\w+\))?b")
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"
+#: Commits, and begins the next transaction. (PostgreSQL, COMMIT.)
+COMMIT_AND_CHAIN = "COMMIT AND CHAIN"
+COMMITS = frozenset({COMMIT, COMMIT_AND_CHAIN})
+_PQTRANS_INTRANS = 2
 #: What psycopg isn't to prepare.
-UNPREPARED = frozenset({BEGIN, COMMIT})
+UNPREPARED = COMMITS | {BEGIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ def execute(
     then_commit: bool = False,
     prepare_before: bool = False,
     afterwards: Sequence[Statement] = (),
+    following: Sequence[Statement] = (),
 ) -> list[list[Row]]:
     """Run statements on the caller's connection, in order, in one round trip; return the rows of each.
 
@@ -181,6 +186,8 @@ def execute(
     in binary format. ``prepare_before`` is for a transaction that must be one round trip also where the driver has yet
     to prepare a statement: each is run before, in a transaction of its own, in which it must do nothing. ``afterwards``
     follow the COMMIT in a transaction of their own; they may fail or be left out, and nothing must depend on them.
+    ``following`` are the first statements of the next transaction, which the COMMIT begins then, and which stays open;
+    their rows come last. They may fail too: the next transaction is in an error then (`goes_on`), or there is none.
 
     Where the caller has begun a transaction on a connection in AUTOCOMMIT mode (as the worker's are), BEGIN joins the
     first round trip; the driver would take one of its own for it.
@@ -206,8 +213,8 @@ def execute(
     if begins:
         pairs.insert(0, (BEGIN, ()))
     if then_commit:
-        pairs.append((COMMIT, ()))
-    last = [(each.sql, each.values) for each in afterwards]
+        pairs.append((COMMIT_AND_CHAIN if following else COMMIT, ()))
+    last = [(each.sql, each.values) for each in (*afterwards, *following)]
     try:
         trip = _round_trip(driver, pairs + last)
         if prepare_before and begins and trip is not None and not trip.ready:
@@ -221,7 +228,18 @@ def execute(
         rows = _send(connection, driver, pairs if by_driver else [], trip)
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
-    return rows[int(begins) : int(begins) + len(statements)]
+    first, done = rows[int(begins) : int(begins) + len(statements)], len(rows) - len(following)
+    return first + rows[done:] if following else first
+
+
+def goes_on(connection: Connection) -> bool:
+    """Tell, without I/O, whether a transaction is open on psycopg's connection in which nothing has failed."""
+    return bool(driver_of(connection).pgconn.transaction_status == _PQTRANS_INTRANS)
+
+
+def can_chain(connection: Connection) -> bool:
+    """Tell whether `execute` can send ``following`` behind the COMMIT of a connection."""
+    return connection.dialect.driver == PSYCOPG and round_trip_kind() is not None
 
 
 def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -> list[list[Row]]:

@@ -28,7 +28,7 @@ from psycopg import errors, pq
 from psycopg.adapt import Dumper, PyFormat, Transformer
 from psycopg.generators import fetch_many, send
 
-from outbox.database.execute import COMMIT, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
+from outbox.database.execute import COMMITS, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
 
@@ -151,7 +151,7 @@ class RoundTrip:
             committed = False
             for (sql, _), sending in zip(statements, self._sent, strict=True):
                 if sql in UNPREPARED:
-                    committed = committed or sql == COMMIT
+                    committed = committed or sql in COMMITS
                     continue
                 sending.name = names.get((sending.query.sql, tuple(sending.types))) if names else None
                 # What follows the COMMIT is rare and goes unprepared.

@@ -9,15 +9,22 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.at_commit import allow_commit, forbid_commit, savepoint, write_now
+from outbox.database.at_commit import (
+    allow_commit,
+    can_begin_ahead,
+    commit_and_begin,
+    forbid_commit,
+    savepoint,
+    write_now,
+)
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import driver_of, is_lost
+from outbox.database.execute import Row, Statement, driver_of, is_lost
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.message.model import HANDLED
 
@@ -290,6 +297,54 @@ def commit(connection: Connection) -> None:
     except BaseException:
         transaction.rollback()
         raise
+
+
+class Transactions:
+    """Transactions that follow each other on a connection; each may have begun in the round trip of the last COMMIT.
+
+    What else is done on the connection is to be done when none has begun so (`end`), or it ends with that one.
+    """
+
+    def __init__(self) -> None:
+        self._open: ExitStack | None = None
+        self._rows: list[list[Row]] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Has the next one begun?"""
+        return self._open is not None
+
+    @contextmanager
+    def next(self, connection: Connection) -> Iterator[list[list[Row]] | None]:
+        """Be in the next transaction, and commit it at the end unless that was done.
+
+        The block gets the rows of its first statements; None if it hasn't begun with a COMMIT.
+        """
+        rows, self._rows = self._rows, None
+        with self._open or ExitStack() as stack:
+            self._open = None
+            if rows is None:
+                stack.enter_context(begin(connection))
+            try:
+                yield rows
+            except BaseException:
+                self._rows = None
+                raise
+            if self._rows is not None:
+                self._open = stack.pop_all()
+
+    def commit(self, connection: Connection, *first: Statement) -> None:
+        """Commit in the block of `next`; begin the next one with its first statements, if there are any."""
+        if first and can_begin_ahead(connection):
+            self._rows = commit_and_begin(connection, *first)
+        else:
+            commit(connection)
+
+    def end(self) -> None:
+        """End the transaction that has begun, if one has: nobody goes on with it."""
+        if self._open is not None:
+            stack, self._open, self._rows = self._open, None, None
+            stack.close()
 
 
 def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Exception | None:

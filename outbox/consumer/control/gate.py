@@ -92,6 +92,11 @@ class Gate:
         opens_at = self._opens_at(now)
         return _NEVER if opens_at <= now else max(min(opens_at, self._read_at) - now, 0.0)
 
+    @property
+    def looks(self) -> bool:
+        """Does `admitted` look into the database now, or write there?"""
+        return self.limited or self._clock() >= self._read_at
+
     def shut(self, connection: Connection) -> bool:
         """Tell whether nothing may be handled now, without taking anything of what threads share.
 
