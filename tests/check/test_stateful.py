@@ -66,7 +66,8 @@ class Machine(Checking):
     def retry(self, reactions: list[str]) -> None:
         """Retry all that has failed."""
         self.world.run_on_sink(
-            "UPDATE outbox.consumer_message SET next_attempt_at = now() WHERE next_attempt_at IS NOT NULL"
+            "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '2 s'"
+            " WHERE next_attempt_at IS NOT NULL"
         )
         self._handle(reactions, self.world.retry)
 
