@@ -189,14 +189,14 @@ def is_held(row: str) -> str:
          ORDER BY k.term DESC, k.renewal DESC LIMIT 1)"""
 
 
-# How long a worker may be between its start and the lock: a start that has had no end for longer counts as one of a
-# worker that has died.
-_START = "interval '1 s'"
+#: How long a worker may be between its start and the lock: a start that has had no end for longer counts as one of a
+#: worker that has died.
+START_TIME = "interval '1 s'"
 
 #: Read the newest offset. Rows: ``(position, claims, id of the message there, reading, is held, is new)`` or none.
 offset: Template = Template(f"""
 SELECT position, claims, message_id, reading, {is_held("o")},
-       written_at > clock_timestamp() - {_START}
+       written_at > clock_timestamp() - {START_TIME}
   FROM {{s}}.consumer_offset o
  WHERE consumer_group = %s AND topic = %s AND queue = %s
  ORDER BY position DESC, claims DESC LIMIT 1
@@ -453,7 +453,7 @@ ON CONFLICT DO NOTHING
 # A start of a moment ago is of a worker that lives and has no lock yet: a second one would be counted as a crash.
 _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
                       WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
-                        AND next_attempt_at <= clock_timestamp() - CASE WHEN claims > 0 THEN {_START} ELSE '0' END
+                        AND next_attempt_at <= clock_timestamp() - CASE WHEN claims > 0 THEN {START_TIME} ELSE '0' END
                         AND (NOT %(ordered)s OR position <= (
                              SELECT max(o.position) FROM {{s}}.consumer_offset o
                               WHERE o.consumer_group = c.consumer_group AND o.topic = c.topic AND o.queue = c.queue))

@@ -154,7 +154,7 @@ class RoundTrip:
                     committed = committed or sql in COMMITS
                     continue
                 sending.name = names.get((sending.query.sql, tuple(sending.types))) if names else None
-                # What follows the COMMIT is rare and goes unprepared.
+                # What follows the COMMIT may go unprepared: it has run before it in most cases, or is rare.
                 self.ready = self.ready and (committed or sending.name is not None)
 
     def run(self, *, committed: bool = False) -> PQGen[list[list[Row]]]:

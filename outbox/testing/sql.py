@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox.consumer.sql import START_TIME
 from outbox.database.execute import Statement, Template
 
 #: Undo what a pass has set for the rest of its transaction: a test that stands still in a debugger must not be ended.
@@ -29,11 +30,12 @@ SELECT o.half_id FROM {s}.op_message o
 
 # --- rows made older -------------------------------------------------------------------------------------
 
+_MOMENT = "interval '1 ms'"
 _EARLIER = "make_interval(secs => %(seconds)s)"
 
 
-def _older(table: str, row_id: str, condition: str, time: str, over: str = "1 ms") -> Template:
-    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since ``over``.
+def _older(table: str, row_id: str, condition: str, time: str, over: str = _MOMENT) -> Template:
+    """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since an interval, ``over``.
 
     What was to come earlier still does: the times of two rows are a microsecond apart at least.
     """
@@ -41,7 +43,7 @@ def _older(table: str, row_id: str, condition: str, time: str, over: str = "1 ms
     return Template(f"""
 UPDATE {{s}}.{table} t
    SET {time} = CASE WHEN %(seconds)s::float8 IS NULL
-                     THEN least(t.{time}, statement_timestamp() - interval '{over}' - ranked.later * interval '1 us')
+                     THEN least(t.{time}, statement_timestamp() - {over} - ranked.later * interval '1 us')
                      ELSE t.{time} - {_EARLIER} END
   FROM (SELECT segment, place, row_number() OVER (ORDER BY {time} DESC, {row_id} DESC) AS later
           FROM (SELECT tableoid AS segment, ctid AS place, {time}, {row_id} FROM {{s}}.{table}
@@ -53,9 +55,11 @@ UPDATE {{s}}.{table} t
 
 #: Let messages be due that were sent to be delivered later.
 age_delayed: Template = _older("scheduled_message", "half_id", "recalled_at IS NULL", "deliver_at")
-# One that a worker has begun to retry is due for others a second later.
+# One that a worker has begun to retry is due for others that much later.
 #: Let failed messages be due for their retry.
-age_failed: Template = _older("consumer_message", "message_id", "status = 'failed'", "next_attempt_at", "1001 ms")
+age_failed: Template = _older(
+    "consumer_message", "message_id", "status = 'failed'", "next_attempt_at", f"({START_TIME} + {_MOMENT})"
+)
 #: Let undecided halves be due for their check; not parked ones.
 age_orphans: Template = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")
 #: Let undecided halves have been written earlier, which checkers are told as their age.
