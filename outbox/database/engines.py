@@ -286,16 +286,15 @@ class Backoff:
     The randomness keeps all who wait for the same database from coming back in the same moment. Not thread-safe.
     """
 
-    def __init__(self, first: float, cap: float, *, jitter: float = 0.5) -> None:
+    def __init__(self, first: float, cap: float) -> None:
         self._first = min(first, cap)
         self._cap = cap
-        self._jitter = jitter
         self._next = self._first
 
     def next(self) -> float:
         """Return the next wait."""
         wait, self._next = self._next, min(self._next * 2, self._cap)
-        return wait * random.uniform(1 - self._jitter, 1)  # noqa: S311 - jitter, no secret
+        return wait * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
 
     def reset(self) -> None:
         """Begin with the first wait again."""

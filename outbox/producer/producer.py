@@ -131,8 +131,8 @@ class Intent:
     resolution: Resolution
 
 
-#: A dispatcher polls by the millisecond for longer than this after its last work, so that only the first message after
-#: a pause is worth a nudge (seconds).
+#: For longer than this after its last work, a dispatcher looks by itself every few milliseconds, so that only the first
+#: message after a pause is worth a nudge (seconds).
 _NUDGE_AFTER = 0.1
 #: The options that give a message its id.
 _NAMING = frozenset({"id", "dedupe", "on_duplicate"})

@@ -25,10 +25,11 @@ from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 
-#: How long (seconds) a duty stays hot after its last work: it runs by itself, in waits from _HOT_FIRST to _HOT_CAP.
+#: How long (seconds) a duty stays hot after its last work: it runs by itself. It waits for this part of the time that
+#: has passed since, at least so long (seconds; where others wake it when its work comes, longer), at most so long.
 QUIET_AFTER = 1.0
-_HOT_FIRST = 0.001
-_HOT_CAP = 0.032
+HOT_PART = 1 / 8
+HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_CAP = 0.001, 0.016, 0.032
 _FAILURE_FIRST = 0.1
 #: How long (seconds) a long pass keeps a lane that another duty waits for.
 SLICE = 0.1
@@ -145,6 +146,7 @@ class Duty:
     ``longest_wait`` returns the seconds after which the duty runs although nothing woke it. ``after`` is called when a
     pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is ``eager``
     goes on running for a while after its last work; another one only as long as its pass says that there is more.
+    ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often.
     ``facts`` returns what is reported of it beside its health, as JSON can hold it. ``due_at`` and ``not_before`` are
     monotonic times, and the lane's.
     """
@@ -159,6 +161,7 @@ class Duty:
         reconnect_cap: float,
         after: Callable[[], None] | None = None,
         eager: bool = True,
+        is_woken: Callable[[], bool] = lambda: False,
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.name = name
@@ -171,9 +174,9 @@ class Duty:
         self._lane = lane
         self._after = after
         self._eager = eager
+        self._is_woken = is_woken
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
-        self._hot = Backoff(_HOT_FIRST, _HOT_CAP, jitter=0.0)
-        self._hot_until = -_NEVER
+        self._worked_at = -_NEVER
         lane.duties.append(self)
 
     def wake(self) -> None:
@@ -193,13 +196,16 @@ class Duty:
             self.not_before = now + self._backoff.next()
             return self.not_before
         if counts or counts.more:
-            self._hot.reset()
-            self._hot_until = now + QUIET_AFTER if self._eager else -_NEVER
+            self._worked_at = now
         if counts.more:
             return now
+        quiet = now - self._worked_at
+        if not self._eager or quiet >= QUIET_AFTER:
+            return _NEVER
         # A pass without ``more`` took all there was: one that follows at once would only take the processor from
         # the duties whose turn it is now.
-        return now + self._hot.next() if now < self._hot_until else _NEVER
+        shortest = HOT_FIRST_IF_WOKEN if self._is_woken() else HOT_FIRST
+        return now + min(max(quiet * HOT_PART, shortest), HOT_CAP)
 
     def _attempt(self) -> Counts | None:
         """Run one pass; return None where it failed, which never ends the duty."""

@@ -274,7 +274,8 @@ class Plan:
             for number, (each, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
                 wait = partial(longest, source, consumer.gate)
-                duty = self._add(title, each, consumer.consume_once, wait, facts=next(facts, dict))
+                is_woken = partial(self._hears, source)
+                duty = self._add(title, each, consumer.consume_once, wait, is_woken=is_woken, facts=next(facts, dict))
                 if isinstance(consumer, OutsideConsumer):
                     consumer.on_progress = duty.progressed
                 self._consuming.setdefault((source, topic), []).extend([duty.wake, consumer.wake])
@@ -413,6 +414,7 @@ class Plan:
         *,
         after: Callable[[], None] | None = None,
         eager: bool = True,
+        is_woken: Callable[[], bool] = lambda: False,
         reported: bool = True,
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> Duty:
@@ -420,7 +422,15 @@ class Plan:
         cap = self.settings.reconnect_cap
         name = self._title + name
         duty = Duty(
-            name, one_pass, lane, longest_wait=longest, reconnect_cap=cap, after=after, eager=eager, facts=facts
+            name,
+            one_pass,
+            lane,
+            longest_wait=longest,
+            reconnect_cap=cap,
+            after=after,
+            eager=eager,
+            is_woken=is_woken,
+            facts=facts,
         )
         if reported:
             self.duties.append(duty)
@@ -456,9 +466,14 @@ class Plan:
         )
 
     def _longest_wait(self, source: WorkerDatabase, gate: Gate) -> float:
-        listener, wait = self.listeners.get(source), self.settings.idle_wait
+        wait = self.settings.idle_wait
         # No notification tells that a group may go on.
-        return min(max(LISTENING_WAIT, wait) if listener and listener.working else wait, gate.wait)
+        return min(max(LISTENING_WAIT, wait) if self._hears(source) else wait, gate.wait)
+
+    def _hears(self, source: WorkerDatabase) -> bool:
+        """Do notifications of new messages arrive from this database?"""
+        listener = self.listeners.get(source)
+        return listener is not None and listener.working
 
     def _wait_for_retries(self, source: WorkerDatabase, gate: Gate) -> float:
         wait = self._longest_wait(source, gate)

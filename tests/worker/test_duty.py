@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
-from outbox.worker.duty import Duty, Lane, jittered
+from outbox.worker.duty import HOT_CAP, HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_PART, Duty, Lane, jittered
 from tests.kit import wait_until
 
 NEVER = 3600.0
@@ -63,6 +65,7 @@ class Stand:
         wait: Callable[[], float] = lambda: NEVER,
         after: Callable[[], None] | None = None,
         eager: bool = True,
+        is_woken: Callable[[], bool] = lambda: False,
     ) -> Duty:
         """Make a duty."""
         return Duty(
@@ -73,6 +76,7 @@ class Stand:
             reconnect_cap=0.01,
             after=after,
             eager=eager,
+            is_woken=is_woken,
         )
 
     def start(self) -> None:
@@ -288,6 +292,27 @@ def test_the_duties_behind_a_duty_are_woken_also_when_it_failed(stand: Stand) ->
     for expected in (0, 1, 2, 3):
         duty.run()
         assert len(woken) == expected
+
+
+@pytest.mark.parametrize("woken", [False, True])
+def test_a_duty_looks_the_less_the_longer_it_has_found_nothing(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, woken: bool
+) -> None:
+    """After work it looks by the millisecond, unless others wake it; a wait is a part of the silence, then it rests."""
+    now = 100.0
+    monkeypatch.setattr(duty_module, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter))
+    answers = iter([Counts(taken=1)])
+    duty = stand.duty("take", lambda: next(answers, Counts()), is_woken=lambda: woken)
+    waits = dict[float, float]()
+    while (due_at := duty.run()) < math.inf:
+        waits[now - 100.0] = due_at - now
+        now = due_at
+    shortest = HOT_FIRST_IF_WOKEN if woken else HOT_FIRST
+    assert waits[0.0] == pytest.approx(shortest)
+    assert all(
+        wait == pytest.approx(min(max(silence * HOT_PART, shortest), HOT_CAP)) for silence, wait in waits.items()
+    )
+    assert duty_module.QUIET_AFTER - HOT_CAP <= max(waits) < duty_module.QUIET_AFTER
 
 
 def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
