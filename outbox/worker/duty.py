@@ -25,11 +25,12 @@ from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 
-#: How long (seconds) a duty stays hot after its last work: it runs by itself. It waits for this part of the time that
-#: has passed since, at least so long (seconds; where others wake it when its work comes, longer), at most so long.
+#: How long (seconds) a duty stays hot after its last work: it runs by itself.
 QUIET_AFTER = 1.0
+#: A hot duty waits for this part of the time that has passed since its last work.
 HOT_PART = 1 / 8
-HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_CAP = 0.001, 0.016, 0.032
+#: The shortest and the longest of these waits, and the shortest one where others wake the duty (seconds).
+HOT_FIRST, HOT_CAP, HOT_FIRST_IF_WOKEN = 0.001, 0.032, 0.016
 _FAILURE_FIRST = 0.1
 #: How long (seconds) a long pass keeps a lane that another duty waits for.
 SLICE = 0.1
@@ -168,13 +169,13 @@ class Duty:
         self.facts = facts
         self.health: Health = Health()
         self.longest_wait = longest_wait
+        self.is_woken = is_woken
         self.due_at: float = -_NEVER
         self.not_before: float = -_NEVER
         self._pass = one_pass
         self._lane = lane
         self._after = after
         self._eager = eager
-        self._is_woken = is_woken
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
         self._worked_at = -_NEVER
         lane.duties.append(self)
@@ -204,7 +205,7 @@ class Duty:
             return _NEVER
         # A pass without ``more`` took all there was: one that follows at once would only take the processor from
         # the duties whose turn it is now.
-        shortest = HOT_FIRST_IF_WOKEN if self._is_woken() else HOT_FIRST
+        shortest = HOT_FIRST_IF_WOKEN if self.is_woken() else HOT_FIRST
         return now + min(max(quiet * HOT_PART, shortest), HOT_CAP)
 
     def _attempt(self) -> Counts | None:

@@ -274,12 +274,13 @@ def world(request: pytest.FixtureRequest, server: Any, template: str) -> Iterato
         server.drop_database(name)
 
 
-def test_an_example_goes_the_same_way_again(world: World) -> None:
+def test_an_example_goes_the_same_way_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an example comes to doesn't depend on those before it: else a failing one can't be found again."""
+    # Consumers look at their queues in any order, which Hypothesis seeds.
+    monkeypatch.setattr(random, "shuffle", lambda queues: None)
     outcomes = []
     for _ in range(2):
         world.empty()
-        random.seed(0)  # consumers look at their queues in any order
         with Session(world.engine) as session, session.begin():
             for number in range(3):
                 world.outbox.send(session, EXT, {"number": number})

@@ -128,6 +128,18 @@ def test_notifications_of_another_worker(new_bench: NewBench, caplog: pytest.Log
     assert sorted(bench.effects()) == sorted(ids)
 
 
+@pytest.mark.parametrize("listen", [True, False])
+def test_consumers_whom_notifications_wake_look_less_by_themselves(new_bench: NewBench, listen: bool) -> None:
+    """They needn't look for what they are told of; dispatch is woken by none of the messages that follow each other."""
+    bench = new_bench(listen=listen)
+    bench.outbox.consumer("paid", group="mail")(bench.handle)
+    duties = {duty.name: duty for duty in bench.work()._duties}
+    if listen:
+        wait_until(duties["consume paid of mail"].is_woken, "the listener has proved itself")
+    assert duties["consume paid of mail"].is_woken() is listen
+    assert not duties["dispatch"].is_woken()
+
+
 def test_two_workers_share_the_work(bench: Bench) -> None:
     """Two workers with all roles dispatch and consume at once, and nothing is doubled."""
     bench.outbox.consumer("paid", group="mail", threads=2)(bench.handle)
