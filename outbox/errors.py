@@ -56,7 +56,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 from uuid import UUID
 
 #: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
@@ -369,6 +369,15 @@ class SelectorChanged(OutboxError):
 
 class MessagesPruned(OutboxError):
     """A group fell behind: messages after its offset were pruned by the producer before it read them."""
+
+    @classmethod
+    def unread(cls, group: str, topic: str, queue: int, number: int, count: int) -> Self:
+        """Return the error of a group that had yet to read so many messages of a queue, after the one of a number."""
+        return cls(
+            f"group {group!r} fell behind: of topic {topic!r}, queue {queue}, the messages {number + 1} to "
+            f"{number + count} were pruned before they were read; find out what they were (the producer's retention is "
+            "too short for this group), then go on with on_pruned='skip'"
+        )
 
 
 class ReconcileError(OutboxError):

@@ -1,18 +1,19 @@
 """Consume one queue of one group: lock, inbox rows, handlers and offset in one transaction.
 
-Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for
-this transaction. What was read ahead stays valid as long as the offset in the database is where this worker
-left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
-at each read (`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of
-transactions (`outbox.consumer.outside`), is left to it until the claim ends.
+Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for this
+transaction. What was read ahead stays valid as long as the offset in the database is where this worker left it, since
+messages never change. The offset keeps the id of its message: whether the log still has it there is seen at each read
+(`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of transactions
+(`outbox.consumer.outside`), is left to it until the claim ends.
 
-While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups.
+While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. Who
+is told of new messages in a queue begins with that one, and reads in the same round trip.
 
-Crashes leave no trace of their own, because everything rolls back with them. So a worker that takes a queue for
-the first time (or after losing its connection) first commits a claim beside the offset. A claim found there by
-the next one says that a start had no end; from then on messages run one by one, each with its own claim, until
-the one that kills its worker is known, and parked. Workers that race for a queue leave claims there as well: so
-nobody parks a message beside a claim of its own, nor while the newest one may be that of a worker which goes on.
+Crashes leave no trace, because everything rolls back with them. So a worker that takes a queue for the first time (or
+after losing its connection) first commits a claim beside the offset. A claim found there by the next one says that a
+start had no end; from then on messages run one by one, each with its own claim, until the one that kills its worker is
+known, and parked. Workers that race for a queue leave claims there as well: so nobody parks a message beside a claim of
+its own, nor while the newest one may be that of a worker which goes on.
 
 What fails is written down; `outbox.consumer.retry` tries it again when its queue has left it behind. An unordered group
 leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key wait
@@ -23,19 +24,19 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.consumer import growth, key_order, sql
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import expired_of, record_expiry
-from outbox.consumer.growth import UNBOUNDED, Reach
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as claim_sql
@@ -52,9 +53,9 @@ from outbox.consumer.subscription import (
     counts_of,
     crashed,
     event_of,
-    failure_from,
     filter_of,
     handled,
+    raise_refused,
     run_handler,
     settle,
     to_entry,
@@ -87,16 +88,6 @@ class _Known(Exception):
     """Undo the transaction, and look again: the inbox has come to know one of the messages meanwhile."""
 
 
-class _Taken(Exception):
-    """Undo the transaction, and come back later: a retry, or an operator's act, has one of the messages."""
-
-
-#: What `sql.known` would say of a message that the inbox doesn't know.
-NO_ROW: Row = (None, None, 0, 0.0, None, None, False, 0, None)
-#: What `sql.offset` would say of a queue that has no offset.
-_NO_OFFSET: Row = (0, 0, None, 0, None, False)
-
-
 class QueueConsumer:
     """One queue of one group, as one consuming thread sees it. Not thread-safe."""
 
@@ -122,7 +113,7 @@ class QueueConsumer:
         self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
         self._waiting: list[Entry] = []
         #: How far the group may read, if its topic got more queues.
-        self.reach: Reach = UNBOUNDED
+        self.reach: growth.Reach = growth.UNBOUNDED
 
     @property
     def position(self) -> int:
@@ -143,7 +134,7 @@ class QueueConsumer:
         """Return the statement that reads ahead from a position, whole batches; its rows are for `read`."""
         if position < self.reach.position:
             # The group was moved back: the next pass finds out how far it may read.
-            self.reach = Reach(0, position, position)
+            self.reach = growth.Reach(0, position, position)
         batch = self._subscription.batch
         return sql.messages_after(
             self._settings.schema,
@@ -179,15 +170,17 @@ class QueueConsumer:
         if step < 1:
             return False
         if step > 1 and subscription.on_pruned == "stop":
-            first, last = number_of(position) + 1, number_of(rows[0][0]) - 1
-            raise MessagesPruned(
-                f"group {subscription.group!r} fell behind: of topic {subscription.topic!r}, queue {queue}, the "
-                f"messages {first} to {last} were pruned before they were read; find out what they "
-                "were (the producer's retention is too short for this group), then go on with on_pruned='skip'"
-            )
+            raise MessagesPruned.unread(subscription.group, subscription.topic, queue, number_of(position), step - 1)
+        self.end = max(self.end or 0, rows[-1][0] if rows else 0)
         self._ahead = deque(to_entry(row, subscription, queue, self.end) for row in rows)
         self._position = position
         return True
+
+    def expect(self, position: int) -> None:
+        """Take note of the group's offset: what was read ahead after another one is of no use."""
+        if position != self._position:
+            self._drop_ahead()
+            self._position = position
 
     def take_ahead(self) -> list[Entry]:
         """Return what was read ahead, and forget it."""
@@ -233,9 +226,6 @@ class QueueConsumer:
                 emit(BatchUndone(group=group, topic=topic, queue=queue, size=size, reason=reason, error=error))
                 return State.WORKED, Counts(more=True)
             return self._record(connection, failed)
-        except _Taken:  # nothing has failed: it is the other one's turn
-            self._drop_ahead()
-            return State.LOCKED, Counts()
         except _Known:  # another worker has handled one of them: read again what there is
             self._ahead.clear()
             return State.WORKED, Counts(more=True)
@@ -250,8 +240,12 @@ class QueueConsumer:
     ) -> tuple[State, Counts]:
         size = 1 if self._one_by_one else min(self._subscription.batch, most or self._subscription.batch)
         candidates = list(islice(self._ahead, size)) if rows is None else self._next
-        locked, offsets, *inbox = execute(connection, *self._first_statements(candidates)) if rows is None else rows
-        position, claims, message_id, reading, is_held, _ = offset = offsets[0] if offsets else _NO_OFFSET
+        reads = rows is None and not candidates and source is connection and self._position >= 0
+        if rows is None:
+            first = self._reading_statements(size) if reads else self._first_statements(candidates)
+            rows = execute(connection, *first)
+        locked, offsets, *inbox = rows
+        position, claims, message_id, reading, is_held, _ = offset = offsets[0] if offsets else sql.NO_OFFSET
         if is_held or not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
@@ -261,39 +255,41 @@ class QueueConsumer:
         if reading != self._reading.number:
             self._reading = reading_of(connection, self._queue, reading)
         if position != self._position or not candidates:
-            agrees = self.read(read_source(source, self.next_messages(position))[0], position, message_id)
+            if not reads or position != self._position:
+                inbox = read_source(source, self.next_messages(position))
+            ahead, *inbox = inbox
+            agrees = self.read(ahead, position, message_id)
             candidates = list(islice(self._ahead, size))
             if not candidates:
                 moved = not agrees and go_back(connection, source, self._queue, position)
                 return (State.WORKED if moved else State.EMPTY), Counts(more=moved)
-            inbox = execute(connection, *self._inbox_of(candidates))
+            inbox = inbox or execute(connection, *self._inbox_of(candidates))
         known = {row[0]: row for row in inbox[0]}
         held = {key for rows in inbox[1:] for (key,) in rows}
         if self._reading.number:
-            known = self._without_earlier(connection, source, known)
+            earlier = take_earlier(connection, source, self._queue, self._reading, known)
+            if earlier is None:  # a retry, or an operator's act, has one of them
+                self._drop_ahead()
+                return State.LOCKED, Counts()
+            self._earlier = frozenset(earlier)
+            known = {id_: row for id_, row in known.items() if id_ not in self._earlier}
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
             return ended
         started = self._start(connection, candidates[0], known, held, offset) if self._fresh or claims else None
         return started or self._consume(connection, candidates, known, held)
 
-    def _without_earlier(
-        self, connection: Connection, source: Connection, known: dict[object, Row]
-    ) -> dict[object, Row]:
-        """Return what the inbox knows but for what is to be handled again, whose rows are locked from now on.
-
-        Raises:
-            _Taken: another transaction has one of them.
-        """
-        earlier = take_earlier(connection, source, self._queue, self._reading, known)
-        if earlier is None:
-            raise _Taken
-        self._earlier = frozenset(earlier)
-        return {id_: row for id_, row in known.items() if id_ not in self._earlier}
-
     def _first_statements(self, entries: list[Entry]) -> list[Statement]:
         """Return what a transaction begins with: it takes the queue, and reads its offset, and of these messages."""
         offset = sql.offset(self._settings.schema, *self._queue.values)
         return [sql.take_queue(self._queue), offset, *self._inbox_of(entries)]
+
+    def _reading_statements(self, size: int) -> list[Statement]:
+        """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
+        group, topic, queue = self._queue.values
+        statements = [*self._first_statements([])[:2], self.next_messages(self._position)]
+        if not self._subscription.by_key:  # what holds back a key is asked when the keys are known
+            statements.append(sql.known_after(self._queue.schema, topic, queue, self._position, size, group))
+        return statements
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
         """Return what reads the inbox rows of messages, and which of their keys are held back."""
@@ -311,17 +307,16 @@ class QueueConsumer:
         self, connection: Connection, entry: Entry, known: dict[object, Row]
     ) -> tuple[State, Counts] | None:
         """Return how the step ends where the first message isn't to be handled now; None where it may be."""
-        row = known.get(entry.id, NO_ROW)
+        row = known.get(entry.id, sql.NO_ROW)
         if self.is_sent_again(entry, row):
             return self._retry_resent(connection, entry)
-        _, status, _, wait, *_ = row
-        if self._subscription.blocks_queue and status == Status.FAILED and wait > 0:
+        if self._subscription.blocks_queue and row[1] == Status.FAILED and row[3] > 0:
             return State.BLOCKED, Counts()
         return None
 
     def is_sent_again(self, entry: Entry, row: Row) -> bool:
         """Tell whether this is a newer send of a message that the group has failed or parked."""
-        if row is NO_ROW or entry.message is None or entry.message.send_number == 1:
+        if row is sql.NO_ROW or entry.message is None or entry.message.send_number == 1:
             return False
         _, status, _, _, queue, position, discarded, *_ = row
         tries = status == Status.FAILED or (status == Status.PARKED and not discarded)
@@ -332,11 +327,9 @@ class QueueConsumer:
 
         In a transaction that does nothing else, so that a handler which fails can't undo it.
         """
-        queue = self._queue
-        statement = sql.retry_resent(
-            queue.schema, group=queue.group, queue=queue.queue, id=entry.id, position=entry.position
-        )
-        if not execute(connection, statement)[0]:
+        of = self._queue
+        again = {"group": of.group, "queue": of.queue, "id": entry.id, "position": entry.position}
+        if not execute(connection, sql.retry_resent(of.schema, **again))[0]:
             # A retry runs its handler, or an operator acts on it. Going past it now would lose this send.
             self._drop_ahead()
             return State.LOCKED, Counts()
@@ -380,7 +373,7 @@ class QueueConsumer:
     ) -> tuple[State, Counts]:
         """Park a message that kills its worker; or have it tried again later, where nothing may go past it."""
         subscription = self._subscription
-        attempts, failure = crashed(subscription, known.get(entry.id, NO_ROW)[2], claims)
+        attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], claims)
         row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
         at_commit(connection, *sql.settle_failure(self._queue, row, self._reading.number, process_name()))
         after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
@@ -412,8 +405,8 @@ class QueueConsumer:
         passed: list[Entry] = []
         attempt, known_failed, first_failed_at = 1, False, None
         for entry in candidates:
-            row = known.get(entry.id, NO_ROW) if known else NO_ROW
-            if row is NO_ROW:
+            row = known.get(entry.id, sql.NO_ROW) if known else sql.NO_ROW
+            if row is sql.NO_ROW:
                 if entry.message is not None:
                     # A message that was resent may stand in the batch twice.
                     (waiting if held and entry.key in held else todo).setdefault(entry.id.int, entry)
@@ -428,8 +421,8 @@ class QueueConsumer:
                 break
             passed.append(entry)
         entries, self._waiting = list(todo.values()), list(waiting.values())
-        schema, group = self._settings.schema, self._queue.group
-        if known_failed and not execute(connection, sql.lock_failed(schema, group, entries[0].id))[0]:
+        of = self._queue
+        if known_failed and not execute(connection, sql.lock_failed(of.schema, of.group, entries[0].id))[0]:
             # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
             # what the handler did would stay, though the row says something else.
             self._drop_ahead()
@@ -444,12 +437,9 @@ class QueueConsumer:
         run_handler(connection, self._subscription, entries, attempt, self.meter, first_failed_at, pipelined=pipelined)
         for entry in expired.values():
             record_expiry(connection, self._queue, entry, attempt - 1, self._reading.number)
-        self._have_wait(connection, self._waiting)
+        if self._waiting:
+            at_commit(connection, *key_order.wait(self._queue, self._waiting, self._reading.number, self._earlier))
         return self._close(connection, entries, passed, attempt, known_failed)
-
-    def _have_wait(self, connection: Connection, entries: list[Entry]) -> None:
-        if entries:
-            at_commit(connection, *key_order.wait(self._queue, entries, self._reading.number, self._earlier))
 
     def _close(
         self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
@@ -463,32 +453,20 @@ class QueueConsumer:
             at_commit(connection, *consumed(self._queue, self._reading.number, entries, self._earlier))
         left = max(self._one_by_one - len(passed), 0)
         self._append_offset(connection, last.position, 1 if left else 0, last.id)
-        if self._goes_on and not left and not self._gate.limited and last.position != self.end:
-            self._next = list(islice(self._ahead, len(passed), len(passed) + self._subscription.batch))
-        else:
-            self._next = []
+        goes_on = self._goes_on and not left and not self._gate.limited and last.position != self.end
+        self._next = list(islice(self._ahead, len(passed), len(passed) + self._subscription.batch)) if goes_on else []
         try:
             self.transactions.commit(connection, *(self._first_statements(self._next) if self._next else ()))
         except Exception as error:
-            self._refused(connection, error, entries, attempt)
+            if sql.is_inbox_conflict(error, self._settings.schema):
+                raise _Known from error
+            raise_refused(connection, error, entries, attempt)
         self._advance(last.position)
         self._one_by_one = left
         self.meter.done += len(entries)
         if entries and (known_failed or listeners.hooks or middlewares_here.get()):
             emit(handled(self._queue, entries, attempt))
         return State.WORKED, Counts(taken=len(passed), done=len(entries))
-
-    def _refused(self, connection: Connection, error: Exception, entries: list[Entry], attempt: int) -> NoReturn:
-        """COMMIT failed: because of a row that came in between, a deferred constraint, a decision, or the server."""
-        if is_lost(connection):
-            raise error
-        if sql.is_inbox_conflict(error, self._settings.schema):
-            raise _Known from error
-        if not entries:
-            raise error
-        if sql.ENDED in str(error):
-            raise TransactionEnded(entries, attempt) from error
-        raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""
@@ -497,7 +475,7 @@ class QueueConsumer:
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with begin(connection):
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
-            position, _, message_id, reading, is_held, _ = offsets[0] if offsets else _NO_OFFSET
+            position, _, message_id, reading, is_held, _ = offsets[0] if offsets else sql.NO_OFFSET
             if not locked[0][0] or is_held or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
@@ -506,7 +484,8 @@ class QueueConsumer:
                 self._reading = reading_of(connection, self._queue, reading)
             blocked = subscription.blocks_queue and row.status == Status.FAILED
             # What waits had no part in the failure, and is passed with it.
-            self._have_wait(connection, [each for each in self._waiting if position < each.position < entry.position])
+            waiting = [each for each in self._waiting if position < each.position < entry.position]
+            at_commit(connection, *key_order.wait(self._queue, waiting, reading, self._earlier))
             at_commit(connection, *sql.settle_failure(self._queue, row, reading, process_name()))
             if row.status == Status.CONSUMED and self._gate.probing:  # skipped: the handler works
                 self._gate.close(connection)
@@ -533,6 +512,9 @@ class QueueConsumer:
 #: A queue to look at: its number, the group's offset, the id of the message there, and the last position.
 WaitingQueue = tuple[int, int, UUID | None, int]
 
+#: How long (seconds) a consumer goes on with the queues that it is told of, until it looks at all of them again.
+ALL_QUEUES_EVERY = 0.1
+
 #: Transactions on one queue before a pass looks at the next one, so that none starves.
 STEPS_PER_QUEUE = 50
 
@@ -553,6 +535,8 @@ class Consumer:
         self._settings = settings
         self._stopping = stopping
         self._queues: dict[int, QueueConsumer] = {}
+        self._woken_for: set[int | None] = set()
+        self._all_due_at = -math.inf
         #: What the handler does here, and how far behind the group is.
         self.meter: HandlerMeter = HandlerMeter()
         self.gate: Gate = Gate(subscription, settings, self._queues.keys())
@@ -569,8 +553,9 @@ class Consumer:
         """
         start_group(connection, source, self.subscription, self._settings.schema)
 
-    def wake(self) -> None:
-        """Do nothing: a pass that runs looks for what is new by itself."""
+    def wake(self, queue: int | None = None) -> None:
+        """Take note that a queue has new messages, or (None) that any may have them; from any thread."""
+        self._woken_for.add(queue)
 
     def end(self) -> None:
         """Do nothing: what runs, runs in a pass."""
@@ -585,13 +570,24 @@ class Consumer:
         if self._stopping():
             return counts
         pruned: MessagesPruned | None = None
-        waiting = self.waiting_queues(connection, source)
-        random.shuffle(waiting)
-        ahead = self._read_ahead(source, waiting)
-        self.measure_lag(waiting, self._first_times(waiting, ahead))
-        for queue, position, message_id, last in waiting:
+        # What another thread adds meanwhile is for the next pass.
+        woken = {self._woken_for.pop() for _ in range(len(self._woken_for))}
+        all_due_at, self._all_due_at = self._all_due_at, -math.inf
+        queues: Sequence[tuple[int, int, UUID | None, int | None]]
+        ahead: dict[int, list[Row]] = {}
+        knows = time.monotonic() < all_due_at and woken and woken <= self._queues.keys()
+        if knows and source is connection and not self.gate.limited:
+            # The first transaction of each looks and reads by itself.
+            queues = [(queue, 0, None, None) for queue in self._queues if queue in woken]
+        else:
+            all_due_at = time.monotonic() + ALL_QUEUES_EVERY
+            queues = waiting = self.waiting_queues(connection, source)
+            random.shuffle(waiting)
+            ahead = self._read_ahead(source, waiting)
+            self.measure_lag(waiting, self._first_times(waiting, ahead))
+        for queue, position, message_id, last in queues:
             consumer = self._queues[queue]
-            consumer.end = last
+            consumer.end = consumer.end if last is None else last
             try:
                 if queue in ahead:
                     consumer.read(ahead[queue], position, message_id)
@@ -602,9 +598,11 @@ class Consumer:
                 consumer.transactions.end()
         if pruned is not None and not counts:
             raise pruned
+        self._all_due_at = -math.inf if counts.more else all_due_at
         return counts
 
-    def _drain(self, consumer: QueueConsumer, last: int, connection: Connection, source: Connection) -> Counts:
+    def _drain(self, consumer: QueueConsumer, last: int | None, connection: Connection, source: Connection) -> Counts:
+        """Consume a queue up to a position; None: up to the end of what the first transaction reads."""
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
             if self._stopping():
@@ -618,7 +616,8 @@ class Consumer:
             state, step = consumer.step(connection, source, most, goes_on=True)
             self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
-            if state is not State.WORKED or consumer.position >= last:
+            reached = consumer.position >= last if last is not None else step.taken and not consumer.has_read_ahead
+            if state is not State.WORKED or reached:
                 return counts
         return counts + Counts(more=True)
 
@@ -635,7 +634,7 @@ class Consumer:
         if unread := [row[0] for row in rows if row[0] not in known]:
             offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
         offset_of = {row[0]: row[1:] for row in offsets}
-        reaches: dict[int, Reach] = {}
+        reaches: dict[int, growth.Reach] = {}
         if rows and (growths := rows[0][-1]):
             positions = {queue: position for queue, (position, _) in offset_of.items()}
             reaches = growth.reaches(source, schema, topic, growth.read(growths), positions)
@@ -644,17 +643,18 @@ class Consumer:
             if queue not in self._queues:
                 self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue, self.meter, self.gate)
             position, message_id = offset_of[queue]
+            self._queues[queue].expect(position)
             # An offset that is ahead may have been moved since the queue's end was read: a step looks again.
             went_back = message_id not in {None, last_id} if last == position else last < position and not is_standby
-            reach = self._queues[queue].reach = reaches.get(queue, UNBOUNDED)
+            reach = self._queues[queue].reach = reaches.get(queue, growth.UNBOUNDED)
             end = last if reach.end is None else min(last, reach.end)
             if end > position or went_back:
                 waiting.append((queue, position, message_id, end))
         return waiting
 
-    def reach_of(self, queue: int) -> Reach:
+    def reach_of(self, queue: int) -> growth.Reach:
         """Return how far the group may read a queue, as the last look at its queues found."""
-        return self._queues[queue].reach if queue in self._queues else UNBOUNDED
+        return self._queues[queue].reach if queue in self._queues else growth.UNBOUNDED
 
     def _read_ahead(self, source: Connection, waiting: list[WaitingQueue]) -> dict[int, list[Row]]:
         """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""

@@ -129,6 +129,8 @@ def wait(of: GroupQueue, entries: Sequence[Entry], reading: int, again: Collecti
 
     ``again``: what this reading handles again; what the earlier one had of it is kept.
     """
+    if not entries:
+        return []
     earlier = [entry.id for entry in entries if entry.id in again]
     waiting = _WAIT(
         of.schema,

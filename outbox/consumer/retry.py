@@ -22,20 +22,19 @@ from outbox.consumer.subscription import (
     Entry,
     HandlerFailure,
     Subscription,
-    TransactionEnded,
     count_attempt,
     counts_of,
     crashed,
     event_of,
-    failure_from,
     filter_of,
     handled,
+    raise_refused,
     run_handler,
     settle,
     to_entry,
 )
 from outbox.database.at_commit import at_commit
-from outbox.database.execute import execute, is_lost, read_source
+from outbox.database.execute import execute, read_source
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index
 from outbox.message.model import Counts, Status
@@ -156,10 +155,6 @@ def _close_retry(
     try:
         commit(connection)
     except Exception as error:
-        if is_lost(connection):
-            raise
-        if sql.ENDED in str(error):
-            raise TransactionEnded([entry], attempt) from error
-        raise AttemptFailed(entry, attempt, failure_from(error)) from error
+        raise_refused(connection, error, [entry], attempt)
     emit(handled(queue_of_group, [entry], attempt))
     return Counts(taken=1, done=1, more=True)

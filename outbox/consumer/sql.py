@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from uuid import UUID
 
-from outbox.database.execute import Statement, Template, sqlstate
+from outbox.database.execute import Row, Statement, Template, sqlstate
 from outbox.database.sql import GroupQueue, number, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
@@ -202,6 +202,9 @@ SELECT position, claims, message_id, reading, {is_held("o")},
  ORDER BY position DESC, claims DESC LIMIT 1
 """)
 
+#: What `offset` would say of a queue that has no offset.
+NO_OFFSET: Row = (0, 0, None, 0, None, False)
+
 #: Read the offset of each queue. Rows: ``(queue, position, id of the message there)``.
 offsets: Template = Template("""
 SELECT q, coalesce(n.position, 0), n.message_id
@@ -291,6 +294,10 @@ DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 #: When the group failed at a message for the first time, or NULL, by its inbox row.
 FIRST_FAILED_AT = "CASE WHEN last_error IS NOT NULL THEN received_at END"
 
+_KNOWN = f"""message_id, status, attempts,
+           greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
+           queue, position, discarded_at IS NOT NULL, reading, {FIRST_FAILED_AT}"""
+
 # One probe of the primary key for each id, whatever the statistics say of a group that is younger than they are: for
 # ``message_id = ANY (…)`` the planner would read the whole group each time. It doesn't see how many ids there are: by
 # their number it would make a new plan each time, which takes longer than to run it.
@@ -299,9 +306,21 @@ FIRST_FAILED_AT = "CASE WHEN last_error IS NOT NULL THEN received_at END"
 #: first failed at)``.
 known: Template = Template(f"""
 SELECT c.* FROM unnest((SELECT %b::uuid[])) AS m (id) CROSS JOIN LATERAL (
-    SELECT message_id, status, attempts, greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
-           queue, position, discarded_at IS NOT NULL, reading, {FIRST_FAILED_AT}
-      FROM {{s}}.consumer_message WHERE consumer_group = %s AND message_id = m.id
+    SELECT {_KNOWN} FROM {{s}}.consumer_message WHERE consumer_group = %s AND message_id = m.id
+    OFFSET 0) c
+""")
+
+#: What `known` would say of a message that the inbox doesn't know.
+NO_ROW: Row = (None, None, 0, 0.0, None, None, False, 0, None)
+
+# Where the log is in the same database, a round trip less than to read the messages first. One that comes in between
+# only makes it look at that as well.
+#: Read which messages the inbox knows of the next ones, at most so many, after a position of a queue. Rows: as of
+#: `known`.
+known_after: Template = Template(f"""
+SELECT c.* FROM (SELECT half_id AS id FROM {{s}}.message
+                  WHERE topic = %s AND queue = %s AND position > %s ORDER BY position LIMIT %s) m CROSS JOIN LATERAL (
+    SELECT {_KNOWN} FROM {{s}}.consumer_message WHERE consumer_group = %s AND message_id = m.id
     OFFSET 0) c
 """)
 

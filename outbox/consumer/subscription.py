@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 from uuid import UUID
 
 from outbox.consumer import sql
@@ -425,6 +425,21 @@ def failure_from(error: BaseException) -> HandlerFailure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
     status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
     return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
+
+
+def raise_refused(connection: Connection, error: Exception, entries: Sequence[Entry], attempt: int) -> NoReturn:
+    """Raise what came of a COMMIT that failed: because of a deferred constraint, a handler's act, or the server.
+
+    Raises:
+        AttemptFailed: it is the failure of these entries, whose attempt it was.
+        TransactionEnded: a handler had ended the transaction.
+        Exception: the error itself: the connection was lost, or there is no entry.
+    """
+    if is_lost(connection) or not entries:
+        raise error
+    if sql.ENDED in str(error):
+        raise TransactionEnded(entries, attempt) from error
+    raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
 
 def settle(

@@ -214,7 +214,7 @@ def audit(
 
 
 def channel(schema: str) -> str:
-    """Return the channel on which dispatch tells the topics that have new messages."""
+    """Return the channel on which dispatch tells which topics, or queues, have new messages (`read_news`)."""
     return f"{schema}.message"
 
 
@@ -231,6 +231,15 @@ OPS = "!"
 
 #: The payload that a listener sends to itself, to see whether notifications arrive.
 PROBE = "?"
+
+#: Between topic and queue in the news of a queue that has new messages. No topic has it in its name.
+NEWS_OF_QUEUE = ":"
+
+
+def read_news(news: str) -> tuple[str, int | None]:
+    """Return the topic that has new messages, and the queue, if the news is of one."""
+    topic, _, queue = news.partition(NEWS_OF_QUEUE)
+    return topic, int(queue) if queue else None
 
 
 def nudge(schema: str) -> Statement:

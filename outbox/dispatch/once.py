@@ -48,12 +48,15 @@ from outbox.telemetry.events import EpochBegun, HalfMissing
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
     from outbox.database.execute import Row, Statement
     from outbox.settings import Settings
+
+    #: Takes what `outbox.database.sql.read_news` reads.
+    OnNews = Callable[[str], object]
 
 NOTHING = Counts()
 
@@ -63,21 +66,24 @@ def dispatch_lock(schema: str) -> int:
     return lock_key("dispatch", schema)
 
 
-def dispatch_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+def dispatch_once(
+    connection: Connection, settings: Settings, *, limit: int | None = None, on_news: OnNews | None = None
+) -> Counts:
     """Dispatch one batch in one transaction on ``connection``, which must not be in one.
 
-    Returns ``taken`` ops and ``done`` messages; nothing where another worker is dispatching. ``more`` is set
-    while a backlog is left over from a cut.
+    Calls ``on_news``, once it is committed, with each topic or queue that has new messages. Returns ``taken`` ops and
+    ``done`` messages; nothing where another worker is dispatching. ``more`` is set while a backlog is left over from a
+    cut.
 
     Raises:
         HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
     """
-    while (counts := _dispatch(connection, settings, limit)) is None:
+    while (counts := _dispatch(connection, settings, limit, on_news)) is None:
         pass  # each time, another worker has come further, or a new epoch has begun
     return counts
 
 
-def _dispatch(connection: Connection, settings: Settings, limit: int | None) -> Counts | None:
+def _dispatch(connection: Connection, settings: Settings, limit: int | None, on_news: OnNews | None) -> Counts | None:
     """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
     with connection.begin():
         # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
@@ -92,11 +98,12 @@ def _dispatch(connection: Connection, settings: Settings, limit: int | None) -> 
         return NOTHING
     placement = _placement(settings, limit)
     keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
-    taken, ((unchanged,),), ((ops, messages, scheduled, _, unseen),) = _in_turn(
+    taken, ((unchanged,),), ((ops, messages, scheduled, news, unseen),) = _in_turn(
         connection, settings.schema, keep_turn, sql.dispatch_batch(placement, cursor)
     )
     if not unchanged:
         return None if taken else NOTHING
+    _pass_on(news or (), on_news)
     _tell_missing(unseen)
     cut = cursor.until_sequence is not None or ops == placement.limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
@@ -150,6 +157,12 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
     return Counts(taken=1, more=True)
 
 
+def _pass_on(news: Iterable[str], on_news: OnNews | None) -> None:
+    if on_news is not None:
+        for text in news:
+            on_news(text)
+
+
 def _tell_missing(half_ids: Sequence[UUID] | None) -> None:
     for half_id in half_ids or ():
         emit(HalfMissing(half_id=half_id))
@@ -169,7 +182,9 @@ def _tell(begun: list[Row]) -> None:
         emit(EpochBegun(epoch=epoch, log_before=before, log=now))
 
 
-def release_due_once(connection: Connection, settings: Settings, *, limit: int | None = None) -> Counts:
+def release_due_once(
+    connection: Connection, settings: Settings, *, limit: int | None = None, on_news: OnNews | None = None
+) -> Counts:
     """Turn due scheduled messages into messages, in one transaction on ``connection``; and what a pause held.
 
     A topic that is paused holds what dispatch comes to, and what falls due: it waits in the schedule. Once the topic is
@@ -179,7 +194,7 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         HalvesHidden: as by `dispatch_once`.
     """
     placement, schema = _placement(settings, limit), settings.schema
-    _, begun, _, ((due, messages, _, _, unseen),), ((held, released, _, _, unseen_held),), _ = _in_turn(
+    _, begun, _, ((due, messages, _, news, unseen),), ((held, released, _, news_held, unseen_held),), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
@@ -189,6 +204,7 @@ def release_due_once(connection: Connection, settings: Settings, *, limit: int |
         sql.end_pauses(schema),
     )
     _tell(begun)
+    _pass_on([*(news or ()), *(news_held or ())], on_news)
     _tell_missing([*(unseen or ()), *(unseen_held or ())])
     more = placement.limit in {due, held}
     return Counts(taken=due + held, done=messages + released, more=more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import HALF_MISSING, LOG, UNLESS_IDLE, channel, number
+from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, channel, number
 from outbox.message.model import NUMBER_BITS
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
@@ -179,6 +179,9 @@ _MISSING = f"""{_UNSEEN}, missing AS (
 #: The time for which what a paused topic holds is scheduled; a host of any time zone knows it.
 HELD_UNTIL = "timestamptz '9999-01-01 00:00+00'"
 
+# So many that consumers had better look at all queues of their topics; of fewer, they are told the queues.
+_MANY = "(SELECT sum(due) > 20 FROM topics)"
+
 _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1)"
 
 # From entries to messages; the same for a dispatch, a release and a resend. An entry without a topic is one whose half
@@ -201,7 +204,7 @@ _APPEND = f""", new_topic AS (
            CASE WHEN deliver_at > statement_timestamp() THEN NULL ELSE turn END
       FROM entry WHERE deliver_at > statement_timestamp() OR held
     RETURNING half_id
-), placed AS (
+), placed AS NOT MATERIALIZED (
     SELECT half_id, sequence, send_number, topic,
            CASE WHEN queue IS NOT NULL THEN (queue %% queues + queues) %% queues
                 WHEN key IS NULL THEN turn %% queues
@@ -218,11 +221,14 @@ _APPEND = f""", new_topic AS (
     SELECT topic, queue, greatest(after, {_EPOCH_BEGINS} + {number("after")}) + number, half_id, send_number
       FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
     RETURNING 1
-), told AS MATERIALIZED (
-    SELECT pg_notify(%(channel)s, topic) FROM topics WHERE due > 0 AND %(notify)s
+), news AS MATERIALIZED (
+    SELECT text, CASE WHEN %(notify)s THEN pg_notify(%(channel)s, text) END
+      FROM (SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}
+             UNION ALL
+            SELECT DISTINCT topic || '{NEWS_OF_QUEUE}' || queue FROM placed WHERE NOT {_MANY}) n
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
-       (SELECT count(*) FROM told), (SELECT half_ids FROM unseen)
+       (SELECT array_agg(text) FROM news), (SELECT half_ids FROM unseen)
 """
 
 #: Wait until no transaction is writing an op, and keep new ones out until this one ends.
@@ -511,7 +517,7 @@ class Placement:
 def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     """Turn the next ops into messages and move the cursor, all in one snapshot, if `keep_turn` has kept the turn.
 
-    Rows: ``(ops taken, messages, scheduled, topics notified, halves that can't be seen or None)``.
+    Rows: ``(ops taken, messages, scheduled, news for `read_news` or None, halves that can't be seen or None)``.
     """
     if cursor.until_sequence is None:
         source, moved = _FRESH, _CURSOR_OF_FRESH

@@ -30,7 +30,7 @@ QUIET_AFTER = 1.0
 #: A hot duty waits for this part of the time that has passed since its last work.
 HOT_PART = 1 / 8
 #: The shortest and the longest of these waits, and the shortest one where others wake the duty (seconds).
-HOT_FIRST, HOT_CAP, HOT_FIRST_IF_WOKEN = 0.001, 0.032, 0.016
+HOT_FIRST, HOT_CAP, HOT_FIRST_IF_WOKEN = 0.0005, 0.032, 0.016
 _FAILURE_FIRST = 0.1
 #: How long (seconds) a long pass keeps a lane that another duty waits for.
 SLICE = 0.1

@@ -29,8 +29,8 @@ _FIRST_WAIT = 0.1
 class Listener:
     """A thread that listens on one database.
 
-    ``wake`` is called with a topic that has new messages, with `OPS`, or with None when anything may have been
-    missed.
+    ``wake`` is called with the news of new messages (`outbox.database.sql.read_news`), with `OPS`, or with None when
+    anything may have been missed.
     ``probe`` has `PROBE` sent by another connection. What the server processes ``own_pids`` sent is known here already.
     """
 
@@ -104,8 +104,8 @@ class Listener:
             if arrived:
                 self._set_working(True)
                 probe_at, probe_until = time.monotonic() + jittered(PROBE_AFTER), 0.0
-                for topic in {n.payload for n in arrived if n.pid not in self._own_pids()} - {PROBE}:
-                    self._wake(topic)
+                for payload in {n.payload for n in arrived if n.pid not in self._own_pids()} - {PROBE}:
+                    self._wake(payload)
 
     def _set_working(self, working: bool) -> None:
         if working == self.working:

@@ -25,7 +25,7 @@ from outbox.consumer.subscription import Subscription
 from outbox.database.engines import Pass
 from outbox.database.execute import execute
 from outbox.database.grants import Part
-from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify
+from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify, read_news
 from outbox.dead_letter.once import announce_halves_once, announce_messages_once
 from outbox.delivery.known_group import KnownGroup
 from outbox.delivery.once import ConfirmReport, confirm_once
@@ -87,6 +87,11 @@ def _alone(function: Callable[Concatenate[Connection, P], Counts], *values: P.ar
     return lambda connection, _: function(connection, *values, **named)
 
 
+def _wake_consumer(consumer: Consumer, duty: Duty, queue: int | None) -> None:
+    consumer.wake(queue)  # first: the pass that the duty begins must know of it
+    duty.wake()
+
+
 class Plan:
     """Duties, lanes and listeners for one Outbox of a worker; nothing is connected yet.
 
@@ -128,8 +133,8 @@ class Plan:
         self._dispatching: Duty | None = None
         self._group = outbox.group
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
-        #: What wakes the consumers of a topic of a database.
-        self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[], None]]] = {}
+        #: What wakes the consumers of a topic of a database, for a queue or (None) for any.
+        self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[int | None], None]]] = {}
         #: What wakes the retries of a group and a topic.
         self._retrying: dict[tuple[str, str], Callable[[], None]] = {}
         self._upkeep: dict[WorkerDatabase, Lane] = {}
@@ -177,15 +182,13 @@ class Plan:
         settings, roles = self.settings, self._roles
         self.parts[self._own].add("producer")
         self.needs[self._own, "producer"] |= roles & PRODUCER_ROLES - {"confirm"}
-        wake = partial(self._wake_consumers, self._own, None)
         if roles & {"dispatch", "release"}:
             lane = self._lane(self._dispatch_runner)
         if "dispatch" in roles:
-            one_pass = _alone(dispatch_once, settings)
-            self._dispatching = self._add("dispatch", lane, one_pass, settings.idle_wait, after=wake)
+            self._dispatching = self._plan_messages("dispatch", lane, dispatch_once, settings.idle_wait)
             self._listen(self._own)
         if "release" in roles:
-            self._add("release", lane, _alone(release_due_once, settings), settings.release_interval, after=wake)
+            self._plan_messages("release", lane, release_due_once, settings.release_interval)
         if "check" in roles:
             self._plan_check(outbox)
         if "prune" in roles:
@@ -193,6 +196,19 @@ class Plan:
             self._plan_prune("prune", prune_producer_once)
         if "confirm" in roles and (groups := outbox.groups_to_confirm()):
             self._plan_confirm(outbox, groups)
+
+    def _plan_messages(self, name: str, lane: Lane, make: Callable[..., Counts], wait: float) -> Duty:
+        """Have messages made, and those consumers woken that they are for."""
+        news: list[str] = []
+
+        def wake() -> None:
+            # Of a pass that failed it isn't known what it has made.
+            arrived: Sequence[str | None] = news or [None]
+            for each in arrived:
+                self._wake_consumers(self._own, each)
+            news.clear()
+
+        return self._add(name, lane, _alone(make, self.settings, on_news=news.append), wait, after=wake)
 
     def _plan_confirm(self, outbox: Outbox, groups: Sequence[KnownGroup]) -> None:
         settings = self.settings
@@ -278,7 +294,7 @@ class Plan:
                 duty = self._add(title, each, consumer.consume_once, wait, is_woken=is_woken, facts=next(facts, dict))
                 if isinstance(consumer, OutsideConsumer):
                     consumer.on_progress = duty.progressed
-                self._consuming.setdefault((source, topic), []).extend([duty.wake, consumer.wake])
+                self._consuming.setdefault((source, topic), []).append(partial(_wake_consumer, consumer, duty))
             self._listen(source)
         retries_by_itself = not subscription.transactional and "consume" in self._roles
         if "retry" in self._roles and not retries_by_itself:
@@ -486,9 +502,10 @@ class Plan:
         if payload in {OPS, None} and source is self._own and self._dispatching:
             self._dispatching.wake()
 
-    def _wake_consumers(self, source: WorkerDatabase, topic: str | None) -> None:
-        """Wake the consumers of a topic of this database; all consumers of this database if the topic is None."""
+    def _wake_consumers(self, source: WorkerDatabase, news: str | None) -> None:
+        """Wake those consumers of this database whom the news concerns, as `read_news` reads it; None concerns all."""
+        topic, queue = (None, None) if news is None else read_news(news)
         for (database, name), wakes in self._consuming.items():
             if database is source and topic in {None, name}:
                 for wake in wakes:
-                    wake()
+                    wake(queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -232,11 +232,14 @@ class World:
         self.consumers = [Consumer(subscription, SETTINGS) for subscription in app.subscriptions.values()]
         self._on_sink(lambda consumer, connection, source: consumer.start(connection, source))
 
-    def consume(self) -> None:
-        """Consume all there is."""
+    def consume(self, queues: Collection[int] = ()) -> None:
+        """Consume all there is; at first, the consumers are told of these queues."""
 
         def drain(consumer: Consumer, connection: Connection, source: Connection) -> None:
-            while consumer.consume_once(connection, source):
+            for queue in queues:
+                consumer.wake(queue)
+            # One that was told of some may find nothing there, and the next pass looks at all.
+            while consumer.consume_once(connection, source) or consumer.consume_once(connection, source):
                 pass
 
         self._on_sink(drain)

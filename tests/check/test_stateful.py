@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import Park, Retry
+from outbox.consumer import consumer as consumer_module
 from outbox.errors import ActRefused, MessageNotFound
 from tests.check.stateful_calls import Death
 from tests.check.stateful_checking import Checking
@@ -53,14 +55,14 @@ class Machine(Checking):
         self.world.release()
 
     @precondition(lambda self: any(row.resolution for row in self.state.halves.values()))
-    @rule(reactions=reactions, restart=rarely)
-    def consume(self, reactions: list[str], restart: bool) -> None:
+    @rule(reactions=reactions, restart=rarely, queues=st.sets(st.sampled_from([0, 1])))
+    def consume(self, reactions: list[str], restart: bool, queues: Collection[int] = ()) -> None:
         """Dispatch and consume what there is; handlers fail in their turn, or lose their connection."""
         while self.world.dispatch().more:
             pass
         if restart:
             self.world.restart_consumers()
-        self._handle(reactions, self.world.consume)
+        self._handle(reactions, lambda: self.world.consume(sorted(queues)))
 
     @precondition(lambda self: "failed" in self.state.inbox.values())
     @rule(reactions=reactions)
@@ -268,7 +270,10 @@ def world(request: pytest.FixtureRequest, server: Any, template: str) -> Iterato
     for name in names:
         server.create_database(name, template=template)
     world = World(server.url(names[0]), server.url(names[-1]))
-    yield world
+    with pytest.MonkeyPatch.context() as patch:
+        # Whether a pass looks at all queues depends on what it was told, and not on the time.
+        patch.setattr(consumer_module, "ALL_QUEUES_EVERY", math.inf)
+        yield world
     world.close()
     for name in names:
         server.drop_database(name)

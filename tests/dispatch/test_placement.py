@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox, Settings
+from outbox.database.sql import read_news
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.testing import make_due
@@ -118,15 +119,26 @@ def test_rolled_back_halves_are_not_dispatched(app: Outbox, connection: Connecti
 
 
 @pytest.mark.parametrize("listen", [True, False])
-def test_the_batch_tells_who_listens(app: Outbox, engine: Engine, connection: Connection, listen: bool) -> None:
-    """A batch notifies once for each of its topics, unless it is told not to."""
+@pytest.mark.parametrize(
+    ("count", "news"),
+    [(10, ["topic-0:1", "topic-0:2", "topic-1:0", "topic-1:3"]), (40, ["topic-0", "topic-1"])],
+    ids=["few", "many"],
+)
+def test_the_batch_tells_who_listens(
+    app: Outbox, engine: Engine, connection: Connection, count: int, news: list[str], listen: bool
+) -> None:
+    """A small batch tells once for each queue, a large one for each topic: its caller, and who listens, if any may."""
+    arrived: list[str] = []
+    for topic in ("topic-0", "topic-1"):
+        app.declare_topic(topic, 4)
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, autocommit=True) as listener:
         listener.execute('LISTEN "outbox.message"')
         with connection.begin():
-            for n in range(10):
-                app.send(connection, f"topic-{n % 2}", n)
-        dispatch_once(connection, Settings(listen=listen))
+            for n in range(count):
+                app.send(connection, f"topic-{n % 2}", n, queue=(1, 3, 2, 0)[n % 4])
+            app.send(connection, "topic-2", "later", delay=60)
+        dispatch_once(connection, Settings(listen=listen), on_news=arrived.append)
         run(connection, "SELECT pg_notify('outbox.message', 'the end')")
         payloads = []
         for notice in listener.notifies():
@@ -134,7 +146,30 @@ def test_the_batch_tells_who_listens(app: Outbox, engine: Engine, connection: Co
                 payloads.append(notice.payload)
             if notice.payload == "the end":
                 break
-    assert sorted(payloads) == (["the end", "topic-0", "topic-1"] if listen else ["the end"])
+    assert sorted(arrived) == news
+    assert sorted(payloads) == (["the end", *news] if listen else ["the end"])
+    assert {read_news(each)[0] for each in news} == {"topic-0", "topic-1"}
+    assert {read_news(each)[1] for each in news} == ({0, 1, 2, 3} if count == 10 else {None})
+
+
+def test_a_release_tells_too(app: Outbox, connection: Connection, settings: Settings) -> None:
+    """Of what is due now, and of what a paused topic held."""
+    arrived: list[str] = []
+    for topic in ("later", "held"):
+        app.declare_topic(topic, 4)
+    with connection.begin():
+        app.send(connection, "later", 1, queue=3, delay=60)
+    app.operator.pause_topic("held", by="me", why="test")
+    with connection.begin():
+        app.send(connection, "held", 1, queue=2)
+    dispatch_once(connection, settings, on_news=arrived.append)
+    while dispatch_once(connection, settings, on_news=arrived.append).more:
+        pass
+    assert arrived == []
+    run(connection, "UPDATE outbox.scheduled_message SET deliver_at = now() WHERE held_topic IS NULL")
+    app.operator.resume_topic("held", by="me", why="test")
+    release_due_once(connection, settings, on_news=arrived.append)
+    assert sorted(arrived) == ["held:2", "later:3"]
 
 
 def test_keys_of_any_text(app: Outbox, connection: Connection, settings: Settings) -> None:

@@ -6,6 +6,7 @@ Two flows meet at every stage that both know, on the same message; where they kn
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -195,6 +196,16 @@ def _consume(world: World, app: Outbox, connection: Connection) -> Any:
     return drained(lambda: consumer.consume_once(connection, connection))
 
 
+def _consume_woken(world: World, app: Outbox, connection: Connection) -> Any:
+    """As a worker that has looked at the queues a moment ago, and is told of news in each."""
+    consumer = world.consumer(app)
+    consumer.waiting_queues(connection, connection)
+    consumer._all_due_at = math.inf
+    for queue in consumer._queues:
+        consumer.wake(queue)
+    return drained(lambda: consumer.consume_once(connection, connection))
+
+
 def _compensate(world: World, app: Outbox, connection: Connection) -> Any:
     return compensate_once(
         connection,
@@ -267,6 +278,7 @@ FLOWS: dict[str, FlowKind] = {
             (ActRefused, MessageNotFound),
         ),
         FlowKind("consume", _pass(_consume), ("dispatched", "failing", "in_order", "failed", "resent", "missing")),
+        FlowKind("consume_woken", _pass(_consume_woken), ("dispatched", "failing", "in_order", "resent")),
         FlowKind(
             "retry",
             _pass(lambda world, app, connection: world.consumer(app).retry_once(connection, connection)),

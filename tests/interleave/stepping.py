@@ -21,9 +21,12 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Engine, create_engine, make_url
+from pytest import MonkeyPatch
+from sqlalchemy import Connection, Engine, create_engine, make_url
 
+from outbox.database import at_commit
 from outbox.database import execute as execution
+from outbox.database.execute import driver_of
 
 _WRITTEN = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|LOCK\s+TABLE)\s+(?:ONLY\s+)?([\w.\"]+)", re.IGNORECASE)
 _READ = re.compile(r"\b(?:FROM|JOIN|EXISTS\s*\(\s*SELECT\s+FROM)\s+([\w.\"]+)", re.IGNORECASE)
@@ -334,18 +337,26 @@ class Flow:
 
 @contextmanager
 def without_pipelines() -> Iterator[None]:
-    """Have stepped connections execute statement by statement."""
-    usual = execution._round_trip
+    """Have stepped connections execute statement by statement.
 
-    def round_trip(driver: Any, pairs: Any) -> Any:
-        stepped = isinstance(driver, SteppedConnection) and driver.flow.stepping
-        return None if stepped else usual(driver, pairs)
+    A COMMIT then doesn't begin the next transaction, whose statements are the same ones, one by one.
+    """
+    round_trip, can_chain = execution._round_trip, execution.can_chain
 
-    execution._round_trip = round_trip
-    try:
+    def one_by_one(driver: Any, pairs: Any) -> Any:
+        return None if _is_stepped(driver) else round_trip(driver, pairs)
+
+    def chains(connection: Connection) -> bool:
+        return not _is_stepped(driver_of(connection)) and can_chain(connection)
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(execution, "_round_trip", one_by_one)
+        patch.setattr(at_commit, "can_chain", chains)
         yield
-    finally:
-        execution._round_trip = usual
+
+
+def _is_stepped(driver: Any) -> bool:
+    return isinstance(driver, SteppedConnection) and driver.flow.stepping
 
 
 def short(half_id: object) -> str:

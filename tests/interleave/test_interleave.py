@@ -24,6 +24,7 @@ FEW = (
     ("retry", "park"),
     ("prune", "resend@settled"),
     ("confirm", "consume@dispatched"),
+    ("dispatch", "consume_woken"),
 )
 
 

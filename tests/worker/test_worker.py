@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Message, Outbox, Retry, Settings, embedded
+from outbox.consumer.consumer import Consumer
 from outbox.errors import InvalidSettings, SchemaMissing
 from outbox.worker import Worker
 from tests.kit import make_odd_schema, wait_until
@@ -126,6 +127,36 @@ def test_notifications_of_another_worker(new_bench: NewBench, caplog: pytest.Log
     ids = bench.send(count=3)
     wait_until(lambda: len(bench.effects()) >= 3, "all messages are handled")
     assert sorted(bench.effects()) == sorted(ids)
+
+
+def test_consumers_hear_of_their_queues(new_bench: NewBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the dispatch of their own worker, and by notification from that of another one; of other topics, nothing."""
+    heard: list[tuple[str, int | None]] = []
+    wake = Consumer.wake
+
+    def note(self: Consumer, queue: int | None = None) -> None:
+        heard.append((self.subscription.group, queue))
+        wake(self, queue)
+
+    monkeypatch.setattr(Consumer, "wake", note)
+    bench = new_bench()
+    bench.outbox.declare_topic("paid", 8)
+    bench.outbox.consumer("paid", group="mail")(bench.handle)
+    bench.outbox.consumer("shipped", group="other-topic")(bench.handle)
+    other = new_bench(bench.engine.url.render_as_string(hide_password=False))
+    other.outbox.consumer("paid", group="other-worker")(other.handle)
+    other.work(roles=["consume"])
+    bench.work()
+    ids: list[object] = []
+
+    def both_have_heard() -> bool:
+        ids.extend(bench.send(queue=5))
+        return {("mail", 5), ("other-worker", 5)} <= set(heard)
+
+    wait_until(both_have_heard, "both are told of the queue")
+    wait_until(lambda: len(bench.effects()) >= 2 * len(ids), "both have handled all messages")
+    assert {queue for group, queue in heard if group == "other-topic"} <= {None}
+    assert {queue for group, queue in heard if group != "other-topic"} <= {None, 5}
 
 
 @pytest.mark.parametrize("listen", [True, False])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.consumer import key_order, sql
-from outbox.consumer.consumer import NO_ROW, QueueConsumer
+from outbox.consumer.consumer import QueueConsumer
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import database_time, event_of_expiry, expired_of, expiry_of, has_expired
 from outbox.consumer.growth import Reach
@@ -315,7 +315,7 @@ class ClaimedQueue:
             self._earlier.update(earlier)
             there = {slot.id for slot in self._slots.values()}
             for entry in entries:
-                row = known.get(entry.id, NO_ROW)
+                row = known.get(entry.id, sql.NO_ROW)
                 if entry.id in there or not self._accept_one(connection, entry, row, held):
                     break
                 there.add(entry.id)
@@ -327,9 +327,9 @@ class ClaimedQueue:
 
     def _accept_one(self, connection: Connection, entry: Entry, row: Row, held: Collection[str | None]) -> bool:
         slot, ordered = _Slot(entry.id, settled=True, skipped=True), self._subscription.blocks_queue
-        if row is NO_ROW and entry.key is not None and entry.key in held:
+        if row is sql.NO_ROW and entry.key is not None and entry.key in held:
             self._waiting.append(entry)
-        elif row is NO_ROW or (ordered and row[1] == Status.FAILED and row[3] <= 0):
+        elif row is sql.NO_ROW or (ordered and row[1] == Status.FAILED and row[3] <= 0):
             if entry.message is not None:
                 slot.settled = slot.skipped = False
                 entry.message.first_failed_at = row[8]

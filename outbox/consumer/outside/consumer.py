@@ -99,7 +99,7 @@ class OutsideConsumer(Consumer):
         self._has_progressed = False
         self._next_progress = 0.0
 
-    def wake(self) -> None:
+    def wake(self, queue: int | None = None) -> None:  # noqa: ARG002 - it looks at all of them
         """Have a pass that waits look for new messages; from any thread."""
         self._news.set()
         self._calls.wake()
