@@ -237,9 +237,12 @@ NEWS_OF_QUEUE = ":"
 
 
 def read_news(news: str) -> tuple[str, int | None]:
-    """Return the topic that has new messages, and the queue, if the news is of one."""
+    """Return the topic that has new messages, and the queue, if the news is of one.
+
+    Whoever may connect to a database may notify there: what is no number is no queue.
+    """
     topic, _, queue = news.partition(NEWS_OF_QUEUE)
-    return topic, int(queue) if queue else None
+    return topic, int(queue) if queue.isdecimal() and len(queue) < len(str(2**31)) else None
 
 
 def nudge(schema: str) -> Statement:

@@ -152,6 +152,25 @@ def test_the_batch_tells_who_listens(
     assert {read_news(each)[1] for each in news} == ({0, 1, 2, 3} if count == 10 else {None})
 
 
+@pytest.mark.parametrize(
+    ("news", "read"),
+    [
+        ("t", ("t", None)),
+        ("t:0", ("t", 0)),
+        ("t:4095", ("t", 4095)),
+        ("t:x", ("t", None)),
+        ("t:-1", ("t", None)),
+        ("t:1:2", ("t", None)),
+        ("t:²", ("t", None)),
+        (f"t:{'9' * 7000}", ("t", None)),
+        ("", ("", None)),
+    ],
+)
+def test_news_may_be_anybodys(news: str, read: tuple[str, int | None]) -> None:
+    """Any role of a database can notify any channel: nothing that it may say is an error, which a listener dies of."""
+    assert read_news(news) == read
+
+
 def test_a_release_tells_too(app: Outbox, connection: Connection, settings: Settings) -> None:
     """Of what is due now, and of what a paused topic held."""
     arrived: list[str] = []
