@@ -602,7 +602,7 @@ class Consumer:
         return counts
 
     def _drain(self, consumer: QueueConsumer, last: int | None, connection: Connection, source: Connection) -> Counts:
-        """Consume a queue up to a position; None: up to the end of what the first transaction reads."""
+        """Consume a queue up to a position, and what is read of it; None: what the first transaction reads."""
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
             if self._stopping():
@@ -616,8 +616,8 @@ class Consumer:
             state, step = consumer.step(connection, source, most, goes_on=True)
             self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
-            reached = consumer.position >= last if last is not None else step.taken and not consumer.has_read_ahead
-            if state is not State.WORKED or reached:
+            reached = step.taken > 0 if last is None else consumer.position >= last
+            if state is not State.WORKED or (reached and not consumer.has_read_ahead):
                 return counts
         return counts + Counts(more=True)
 

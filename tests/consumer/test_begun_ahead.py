@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.consumer.consumer import QueueConsumer
+from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.control import gate
 from outbox.database import at_commit, session
 from outbox.database.execute import Statement, goes_on
@@ -119,6 +119,24 @@ def test_who_stops_leaves_the_queue_to_others(bench: Bench, begun: list[bool]) -
     with bench.consumer.connect() as other:
         bench.consume_on(bench.declare(), other, other)
     assert bench.ledger() == ["1", "2", "3"]
+
+
+def test_what_came_after_the_look_is_handled_with_the_rest(
+    bench: Bench, begun: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that is read, and wasn't there when the worker looked: its transaction isn't begun in vain."""
+    read_ahead = Consumer._read_ahead
+
+    def later(self: Consumer, source: Connection, waiting: Any) -> Any:
+        bench.send(2)
+        return read_ahead(self, source, waiting)
+
+    monkeypatch.setattr(Consumer, "_read_ahead", later)
+    consumer = bench.declare()
+    bench.send(1)
+    assert consumer.consume_once(bench.connection, bench.source).done == 2
+    assert bench.ledger() == ["1", "2"]
+    assert begun == [True]
 
 
 def test_a_pause_between_two_messages(bench: Bench, begun: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
