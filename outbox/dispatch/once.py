@@ -188,7 +188,8 @@ def release_due_once(
     """Turn due scheduled messages into messages, in one transaction on ``connection``; and what a pause held.
 
     A topic that is paused holds what dispatch comes to, and what falls due: it waits in the schedule. Once the topic is
-    resumed, that comes out in the order of the ops, and nothing new of the topic before it.
+    resumed, that comes out in the order of the ops, and nothing new of the topic before it. ``on_news`` is called as by
+    `dispatch_once`.
 
     Raises:
         HalvesHidden: as by `dispatch_once`.
