@@ -17,8 +17,9 @@ from statistics import median
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import Connection, text
 
-from benchmarks import table
+from benchmarks import fill, table
 from benchmarks.__main__ import SERVER_SETTINGS
 from benchmarks.lab import Lab, backend_pid, peak_memory
 from benchmarks.measure import Figure, Ratio
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def _run(only: tuple[str, ...], lab: Lab, stack: ExitStack, outcome: Outcome) -> None:
-    observer = stack.enter_context(lab.engine("ours").connect())
+    observer = stack.enter_context(lab.engine("ours").connect().execution_options(isolation_level="AUTOCOMMIT"))
     server = ServerProcesses(backend_pid(observer))
     # What handles also installs the tables of each library, for those who come after it.
     arms = handling.arms(lab, stack)
@@ -90,20 +91,34 @@ def _run(only: tuple[str, ...], lab: Lab, stack: ExitStack, outcome: Outcome) ->
         for title, costs in handling.contests(lab, server, arms):
             outcome.add(title, costs, handling.BARS.get(title, ()), {})
     if "sending" in only:
+        _settle(lab, observer)
         for title, costs in sending.contests(lab, server, stack):
             outcome.add(title, costs, sending.BARS, sending.BARE)
     if "latency" in only:
+        _settle(lab, observer)
         found = {name: (p50, p99) for name, p50, p99 in latency.measure(lab)}
         outcome.rows[f"commit → handler at {latency.RATE}/s"] = [
             (name, "", "", f"p50 {p50:.1f} ms, p99 {p99:.1f} ms") for name, (p50, p99) in found.items()
         ]
         outcome.bars += latency.bars(found)
     if "processes" in only:
+        _settle(lab, observer)
         for title, costs in processes.contests(lab, server):
             outcome.add(title, costs, (), dict.fromkeys(list(costs)[1:], next(iter(costs))))
     if "idle" in only:
+        _settle(lab, observer)
         row = (f"{processes.IDLE_GROUPS} groups", "", processes.idle(lab, server), "")
         outcome.rows["a worker with nothing to do: Python + PostgreSQL"] = [row]
+
+
+def _settle(lab: Lab, observer: Connection) -> None:
+    """Have the server clean up and write what contests have left behind: else the next one would pay for it."""
+    lab.say("cleaning up")
+    for name in lab.urls:
+        engine = lab.engine(name)
+        fill.vacuum(engine)
+        engine.dispose()
+    observer.execute(text("CHECKPOINT"))
 
 
 def _print(outcome: Outcome, *, markdown: bool) -> None:
