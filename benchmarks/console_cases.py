@@ -33,12 +33,11 @@ _STATUSES = ("undecided", "rolled_back", "committed", "dispatched", "scheduled",
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a page; without ``bar`` it isn't a page but an order, which may take its time."""
+    """One call of a page."""
 
     page: str
     what: str
     call: Callable[[], Any]
-    bar: bool = True
 
 
 def cases(admin: Operator) -> Iterator[Case]:
@@ -190,12 +189,12 @@ def _previews(admin: Operator) -> Iterator[Case]:
     few = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids[:50]))
     many = Selector(targets=tuple(Target(id_, "bank_b") for id_ in ids))
     yield Case("preview", "retry 50 by name", partial(admin.preview, "retry", few))
-    yield Case("preview", "retry 500 by name", partial(admin.preview, "retry", many), bar=False)
+    yield Case("preview", "retry 500 by name", partial(admin.preview, "retry", many))
     smallest = Selector(inbox=InboxFilter(fingerprint=kinds[-1].fingerprint))
     yield Case("preview", "retry the smallest kind", partial(admin.preview, "retry", smallest))
     biggest = Selector(inbox=InboxFilter(fingerprint=kinds[0].fingerprint))
-    yield Case("preview", "retry the biggest kind", partial(admin.preview, "retry", biggest), bar=False)
+    yield Case("preview", "retry the biggest kind", partial(admin.preview, "retry", biggest))
     parked = Selector(inbox=InboxFilter(status=(Status.PARKED,), discarded=False))
-    yield Case("preview", "retry all that is parked", partial(admin.preview, "retry", parked), bar=False)
+    yield Case("preview", "retry all that is parked", partial(admin.preview, "retry", parked))
     refunds = Selector(messages=MessageFilter(topic="refund"))
-    yield Case("preview", "resend a topic with few", partial(admin.preview, "resend", refunds), bar=False)
+    yield Case("preview", "resend a topic with few", partial(admin.preview, "resend", refunds))

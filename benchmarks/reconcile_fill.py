@@ -59,8 +59,9 @@ _FILL: dict[str, LiteralString] = {
           FROM generate_series(%s::int8, %s::int8) n WHERE made.committed(n)""",
 }
 
+# PostgreSQL tells an index of a partitioned table as one without those of its partitions.
 _INDEXES: LiteralString = """
-SELECT i.relname, pg_get_indexdef(x.indexrelid), c.conname, pg_get_constraintdef(c.oid)
+SELECT i.relname, replace(pg_get_indexdef(x.indexrelid), ' ON ONLY ', ' ON '), c.conname, pg_get_constraintdef(c.oid)
   FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
   LEFT JOIN pg_constraint c ON c.conindid = x.indexrelid
  WHERE x.indrelid = %s::regclass
