@@ -59,13 +59,16 @@ _FILL: dict[str, LiteralString] = {
           FROM generate_series(%s::int8, %s::int8) n WHERE made.committed(n)""",
 }
 
-# PostgreSQL tells an index of a partitioned table as one without those of its partitions.
+# `pg_get_indexdef` tells the index of a partitioned table as ON ONLY: without those of its partitions.
 _INDEXES: LiteralString = """
 SELECT i.relname, replace(pg_get_indexdef(x.indexrelid), ' ON ONLY ', ' ON '), c.conname, pg_get_constraintdef(c.oid)
   FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
   LEFT JOIN pg_constraint c ON c.conindid = x.indexrelid
  WHERE x.indrelid = %s::regclass
 """
+
+# Of a partitioned table it is one that some partition hasn't got.
+_INVALID: LiteralString = "SELECT indexrelid::regclass FROM pg_index WHERE indrelid = %s::regclass AND NOT indisvalid"
 
 _TOPIC: LiteralString = "INSERT INTO outbox.topic (name, queues) VALUES ('transfer', 8) ON CONFLICT DO NOTHING"
 _OFFSETS: LiteralString = """
@@ -197,6 +200,8 @@ class Books:
             for statement in rebuild:
                 self.say(f"indexes of {table}")
                 connection.execute(statement)
+            (invalid,) = connection.execute(_INVALID, (f"outbox.{table}",)).fetchone() or (None,)
+            assert invalid is None, f"{table} was filled without its index {invalid}"
 
     def _vacuum(self, name: str) -> None:
         with self.connect(name) as connection:
