@@ -54,7 +54,7 @@ class Database:
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement."""
         with self.engine.connect() as connection, connection.begin():
-            execute(connection, read_only(seconds), plan_by_index())
+            execute(connection, read_only(seconds), plan_by_index(once=False))
             yield connection
 
     @contextmanager

@@ -42,6 +42,7 @@ NEW = [
     "producer_0014",
     "producer_0015",
     "producer_0016",
+    "producer_0017",
     "consumer_0002",
     "consumer_0003",
     "consumer_0004",
@@ -164,7 +165,7 @@ def test_an_index_of_partitions_is_built_before(url: str, engine: Engine) -> Non
     tables = Tables(engine)
     tables.run("CREATE TABLE outbox.half_message_old PARTITION OF outbox.half_message FOR VALUES FROM (:a) TO (:b)"
                .replace(":a", f"'{UUID(int=1)}'").replace(":b", f"'{UUID(int=2)}'"))  # fmt: skip
-    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 17)]
+    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 18)]
     assert migration.check(url) == []
     sql = """SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_inherits i ON i.inhrelid = indexrelid
               WHERE i.inhparent = 'outbox.ix_half_message_conversation'::regclass ORDER BY 1"""

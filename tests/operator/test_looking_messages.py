@@ -202,6 +202,15 @@ def test_keys_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch, columns
     assert [row.key for row in page.items] == ["key-3"] * usable
 
 
+def test_a_topic_by_its_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is one of the topic's own messages: however many others are newer, the first page has them."""
+    monkeypatch.setattr(lists_sql, "WINDOW", 4)
+    page = Operator(world.databases).messages(MessageFilter(database="south", topic="payments"), ALL)
+    assert [row.topic for row in page.items] == ["payments"] * 2
+    assert page.complete
+    assert not Operator(world.databases).messages(MessageFilter(database="south", tag="t"), ALL).complete
+
+
 def test_a_key_of_many_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many messages have the key, the index is left alone; pages before and after are one list."""
     engine = world.engines["empty"]
@@ -248,7 +257,8 @@ def test_messages_that_come_between_pages(world: World) -> None:
     [
         ({}, Total(68)), ({"database": "north"}, Total(60)), ({"status": ("undecided",)}, Total(10)),
         ({"status": ("scheduled",)}, Total(10)), ({"status": ("scheduled", "recalled")}, Total(20)),
-        ({"status": ("committed",)}, None), ({"topic": "orders"}, None), ({"tag": "t"}, Total(2)),
+        ({"status": ("committed",)}, None), ({"topic": "orders"}, Total(66)),
+        ({"topic": "orders", "status": ("scheduled",)}, None), ({"tag": "t"}, Total(2)),
     ],
 )  # fmt: skip
 def test_totals(world: World, wanted: dict[str, Any], total: Total | None) -> None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, create_engine
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
 from outbox.message.model import Status, uuid7
+from outbox.operator.acts import act_named
 from outbox.operator.bulk import sql as bulk_sql
+from outbox.operator.bulk.jobs import ResolvedIds, Selection, match
+from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.paging import count_of
-from outbox.operator.model import AuditFilter, HalfFilter, HalfStatus, MessageFilter, MessageStatus, ScheduledFilter
-from tests.operator.looking import open_databases
+from outbox.operator.model import (
+    AuditFilter,
+    HalfFilter,
+    HalfStatus,
+    MessageFilter,
+    MessageStatus,
+    ScheduledFilter,
+    Selector,
+)
+from tests.operator.looking import open_databases, registered
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 ID = uuid7()
@@ -72,6 +84,12 @@ STATEMENTS: list[Statement | None] = [
     bulk_sql.OF_MESSAGE("outbox", id=ID),
 ]
 
+#: How often a statement about halves was planned for all values, and for its own.
+PLANS = """
+SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
+ WHERE position('half_message' IN statement) > 0 AND position('generic_plans' IN statement) = 0
+"""
+
 
 @pytest.fixture(scope="module")
 def connection(server: ServerLike, template: str) -> Iterator[Connection]:
@@ -85,6 +103,12 @@ def connection(server: ServerLike, template: str) -> Iterator[Connection]:
         yield connection
 
 
+def plan_of(connection: Connection, statement: Statement) -> Iterator[dict[str, Any]]:
+    """Yield all nodes of the plan of a statement."""
+    (((plan,),),) = execute(connection, Statement(f"EXPLAIN (FORMAT JSON) {statement.sql}", statement.values))
+    yield from nodes((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
+
+
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield all nodes of a plan."""
     yield plan
@@ -95,7 +119,37 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("statement", [each for each in STATEMENTS if each is not None])
 def test_plans(connection: Connection, statement: Statement) -> None:
     """No table is read from end to end, and none is joined to all of another."""
-    (((plan,),),) = execute(connection, Statement(f"EXPLAIN (FORMAT JSON) {statement.sql}", statement.values))
-    plan = json.loads(plan) if isinstance(plan, str) else plan
-    for node in nodes(plan[0]["Plan"]):
+    for node in plan_of(connection, statement):
         assert node["Node Type"] not in {"Seq Scan", "Merge Join", "Hash Join"}, node
+
+
+def matched(wanted: MessageFilter, edge: UUID | None) -> Statement:
+    """Return what previews a resend of these messages."""
+    selection = Selection(act_named("resend"), Selector(messages=wanted), {})
+    # Neither the connection nor the database is looked at for a filter of messages.
+    query = match(cast(Connection, None), cast(Database, None), selection, ResolvedIds([], [], None), edge, most=2_000)
+    return bulk_sql.summary("outbox", query)
+
+
+@pytest.mark.parametrize("wanted", [MessageFilter(topic="t"), MessageFilter(topic="t", since=NOW)])
+def test_a_topic_is_found_by_its_index(connection: Connection, wanted: MessageFilter) -> None:
+    """Neither pages, nor counts, nor previews of bulk jobs walk over millions of others to the few of a topic."""
+    counted = lists_sql.count_messages("outbox", wanted)
+    listed = lists_sql.list_messages("outbox", wanted, ID, 51)
+    for each in [listed, matched(wanted, None), matched(wanted, ID), *([counted] if counted else [])]:
+        read = [node for node in plan_of(connection, each) if "half_message" in node.get("Relation Name", "")]
+        assert read
+        assert all("topic = " in node["Index Cond"] for node in read)
+
+
+def test_looks_are_planned_for_their_values(server: ServerLike, template: str) -> None:
+    """Where the engine prepares statements, the server doesn't go over to one plan for all values."""
+    with open_databases(server, template, "only") as engines:
+        engine = create_engine(engines["only"].url, connect_args={"prepare_threshold": 0})
+        database = registered({"only": engine})["only"]
+        for number in range(1, 11):
+            with database.reading() as connection:
+                execute(connection, lists_sql.list_messages("outbox", MessageFilter(topic="t"), ID, 51))
+                ((plans,),) = execute(connection, Statement(PLANS))
+            assert plans == (0, number)
+        engine.dispose()

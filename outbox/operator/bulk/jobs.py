@@ -264,7 +264,7 @@ class BulkJobs(OverDatabases):
         with chosen.acting() as connection:
             matched = match(connection, chosen, selection, resolved, edge, most=model.MAX_ITEMS)
             order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
-            _, rows = execute(connection, plan_by_index(), order)
+            _, rows = execute(connection, plan_by_index(once=False), order)
             to_be, written = rows[0][-2:] if rows else (0, 0)
             if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
                 raise _KeyTaken
@@ -489,7 +489,7 @@ def resolve(
         with database.reading(SECONDS) as connection:
             matched, values = _match_messages(selector.messages, edge, most)
             found = statement(database.schema, f"SELECT id FROM ({matched}) m", values)
-            ((now,),), _, rows = execute(connection, NOW, plan_by_index(), found)
+            ((now,),), rows = execute(connection, NOW, found)
         ids = sorted(each for (each,) in rows)
         edge = edge or (now if len(ids) > most else max(ids, default=None))
     return ResolvedIds(ids, _delivered(databases, selection, ids), edge if selection.by_ids else None)
@@ -549,7 +549,7 @@ def _ids_in_inboxes(
     with database.reading(SECONDS) as connection:
         where, values = _inbox_where(connection, database, criteria)
         ids = statement(database.schema, sql.INBOX_IDS, values | _bounds(edge, most), where=where)
-        ((now,),), _, rows = execute(connection, NOW, plan_by_index(), ids)
+        ((now,),), rows = execute(connection, NOW, ids)
     return sorted(each for (each,) in rows), edge or now
 
 
@@ -579,7 +579,7 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
         resolved = resolve(databases, database, selection, most=model.PREVIEWED)
         with database.reading(SECONDS) as connection:
             matched = match(connection, database, selection, resolved, most=model.PREVIEWED)
-            _, rows = execute(connection, plan_by_index(), sql.summary(database.schema, matched))
+            (rows,) = execute(connection, sql.summary(database.schema, matched))
         found.append((database, selection.summary_of(rows, resolved.edge, most=model.PREVIEWED)))
     having = [(database, summary) for database, summary in found if summary.known]
     if len(having) > 1:

@@ -59,9 +59,10 @@ class Lists(OverDatabases):
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
 
-        A page looks at a window of each database (`lists_sql.WINDOW` messages) at most, unless an index finds what
-        fits: undecided and scheduled messages, and a key, unless somebody has dropped its index. Bodies are compared
-        here, `lists_sql.BODIES` of them at a time. With a group, see `outbox.operator.look.unconsumed`.
+        A page looks at a window of each database (`lists_sql.WINDOW` messages, of the topic if one is given) at most,
+        unless an index finds what fits: undecided and scheduled messages, and a key, unless somebody has dropped its
+        index. Bodies are compared here, `lists_sql.BODIES` of them at a time. With a group, see
+        `outbox.operator.look.unconsumed`.
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:

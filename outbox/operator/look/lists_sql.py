@@ -67,7 +67,7 @@ _BY_DRIVER = """
 
 _BY_ID = """
 (SELECT * FROM {s}.half_message
-                 WHERE id < %(below)s::uuid AND id >= %(first)s::uuid
+                 WHERE {topic} AND id < %(below)s::uuid AND id >= %(first)s::uuid
                  ORDER BY id DESC LIMIT %(window)s) h"""
 
 # Written so that the primary key is of no use: the planner might read it to its end instead.
@@ -88,7 +88,7 @@ WITH found AS MATERIALIZED (
 ), edge AS (
     SELECT {id} AS id FROM {s}.{table}
      WHERE (SELECT count(*) FROM found) < %(limit)s
-       AND {id} < %(below)s::uuid AND {id} >= %(first)s::uuid
+       AND {edge} AND {id} < %(below)s::uuid AND {id} >= %(first)s::uuid
      ORDER BY {id} DESC OFFSET %(window)s - 1 LIMIT 1
 )
 SELECT e.id, n.found, f.*
@@ -203,6 +203,7 @@ def list_messages(
         windowed="false" if by_key else "true",
         found=_BODIES if with_body else "found",
         topic=_of_topic(criteria),
+        edge=_of_topic(criteria) if of_half else "true",
         table=table,
         fits=fits,
         id="id" if of_half else "half_id",
@@ -240,9 +241,12 @@ def count_of_key(schema: str, criteria: MessageFilter, after: UUID | None, most:
 
 def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
     """Count what a filter fits; None where that is not cheap. Rows: ``(messages,)``."""
-    if replace(criteria, database=None, status=()) != MessageFilter() or set(criteria.status) not in _COUNTED:
+    if replace(criteria, database=None, status=(), topic=None) != MessageFilter():
         return None
-    return count_of(schema, *driver(criteria))
+    if set(criteria.status) not in _COUNTED or (criteria.status and criteria.topic):
+        return None
+    table, fits = driver(criteria)
+    return count_of(schema, table, f"{fits} AND {_of_topic(criteria)}", topic=criteria.topic)
 
 
 # --- what a group hasn't consumed ------------------------------------------------------------------------
