@@ -19,11 +19,11 @@ _PLAN_BY_INDEX = """
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('jit', 'off', true)
 """
-_PLAN = {
-    None: _PLAN_BY_INDEX,
-    True: f"{_PLAN_BY_INDEX.rstrip()}, set_config('plan_cache_mode', 'force_generic_plan', true)",
-    False: f"{_PLAN_BY_INDEX.rstrip()}, set_config('plan_cache_mode', 'force_custom_plan', true)",
-}
+_PLAN_ONCE = f"{_PLAN_BY_INDEX.rstrip()}, set_config('plan_cache_mode', 'force_generic_plan', true)"
+
+#: For this transaction, plan statements for each of their values: few rows fit one, and nearly all another. A prepared
+#: statement else gets one plan for all values, once that seems as good on average (PostgreSQL: ``plan_cache_mode``).
+PLAN_FOR_VALUES = Statement("SELECT set_config('plan_cache_mode', 'force_custom_plan', true)")
 
 _AUDIT = Template("""
 INSERT INTO {s}.audit (actor, action, target, reason, result, origin)
@@ -184,15 +184,13 @@ def try_lock(key: int, setting: str = UNLESS_IDLE) -> Statement:
     return Statement(f"SELECT pg_try_advisory_xact_lock(%s), {setting}", (key,))
 
 
-def plan_by_index(*, once: bool | None = None) -> Statement:
+def plan_by_index(*, once: bool = False) -> Statement:
     """For this transaction, have the planner use indexes whatever the statistics say.
 
     ``once``: a prepared statement is planned once, and not for each of its values; for statements whose best plan is
-    the same for all values, and that come so often that to plan them takes longer than to run them. False: for each of
-    its values; for conditions that few rows fit or nearly all. None: as the server is set up, which begins with the
-    latter, and changes to one plan that seems no worse on average (PostgreSQL: ``plan_cache_mode``).
+    the same for all values, and that come so often that to plan them takes longer than to run them.
     """
-    return Statement(_PLAN[once])
+    return Statement(_PLAN_ONCE if once else _PLAN_BY_INDEX)
 
 
 def wait_at_most(seconds: float) -> Statement:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database import migration
 from outbox.database.execute import Row, Template, execute, kind_of
-from outbox.database.sql import plan_by_index, read_only, wait_at_most
+from outbox.database.sql import PLAN_FOR_VALUES, plan_by_index, read_only, wait_at_most
 from outbox.errors import (
     DatabaseUnreached,
     ErrorKind,
@@ -54,7 +54,7 @@ class Database:
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement."""
         with self.engine.connect() as connection, connection.begin():
-            execute(connection, read_only(seconds), plan_by_index(once=False))
+            execute(connection, read_only(seconds), plan_by_index(), PLAN_FOR_VALUES)
             yield connection
 
     @contextmanager

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import Row, execute, query, statement
-from outbox.database.sql import NOW, audit, finish_bulk_jobs, plan_by_index
+from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
     ActRefused,
     BulkJobNotFound,
@@ -264,7 +264,7 @@ class BulkJobs(OverDatabases):
         with chosen.acting() as connection:
             matched = match(connection, chosen, selection, resolved, edge, most=model.MAX_ITEMS)
             order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
-            _, rows = execute(connection, plan_by_index(once=False), order)
+            *_, rows = execute(connection, plan_by_index(), PLAN_FOR_VALUES, order)
             to_be, written = rows[0][-2:] if rows else (0, 0)
             if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
                 raise _KeyTaken

@@ -88,7 +88,7 @@ WITH found AS MATERIALIZED (
 ), edge AS (
     SELECT {id} AS id FROM {s}.{table}
      WHERE (SELECT count(*) FROM found) < %(limit)s
-       AND {edge} AND {id} < %(below)s::uuid AND {id} >= %(first)s::uuid
+       AND {topic} AND {id} < %(below)s::uuid AND {id} >= %(first)s::uuid
      ORDER BY {id} DESC OFFSET %(window)s - 1 LIMIT 1
 )
 SELECT e.id, n.found, f.*
@@ -202,8 +202,7 @@ def list_messages(
         where=condition,
         windowed="false" if by_key else "true",
         found=_BODIES if with_body else "found",
-        topic=_of_topic(criteria),
-        edge=_of_topic(criteria) if of_half else "true",
+        topic=_of_topic(criteria) if of_half else "true",
         table=table,
         fits=fits,
         id="id" if of_half else "half_id",
