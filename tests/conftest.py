@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import OperationalError
 
@@ -45,6 +47,10 @@ _QUICKLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOpti
 os.environ.setdefault("SPARK_SUBMIT_OPTS", _QUICKLY)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
+
+# No example fails because the machine is busy.
+hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("busy")
 
 #: Memory as a folder, on Linux; and how much of it the databases of a run may need (bytes).
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made there

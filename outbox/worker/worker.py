@@ -156,11 +156,12 @@ class Worker:
 
     def _prepared(self, title: str, outbox: Outbox) -> Plan:
         """Return what there is to do for an Outbox, ready to begin."""
+        producing = self._produces(outbox)
         plan = Plan(
             outbox,
             self._roles,
             self._clock,
-            producing=self._produces(outbox),
+            producing=producing,
             stopping=self._stopping,
             title=title,
             loop=self._loop,
@@ -168,6 +169,10 @@ class Worker:
         )
         try:
             self._require(plan)
+            # An upgrade that ended in between has made both parts: a plan of before it would never dispatch.
+            if not producing and self._produces(outbox):
+                plan.end()
+                return self._prepared(title, outbox)
             for start in plan.starts:
                 start()
         except BaseException:

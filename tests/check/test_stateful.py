@@ -308,7 +308,6 @@ def test_any_order(world: World) -> None:
         settings=settings(
             max_examples=25,
             stateful_step_count=50,
-            deadline=None,
             print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),

@@ -118,9 +118,7 @@ def _numbers_drawn_in_vain(number: int) -> Iterator[Statement]:
         yield Statement("SELECT nextval('outbox.op_sequence')")
 
 
-@hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(acts=st.lists(act, min_size=3, max_size=25))
 def test_few_ops_are_counted_exactly(acts: list[tuple[str, object, int]], engine: Engine) -> None:
     """Whatever was sent, delayed, decided, cut and dispatched in between, in long transactions too: no op is missed."""

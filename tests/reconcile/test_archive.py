@@ -71,7 +71,7 @@ _fates = st.builds(
 _pairs = st.sampled_from([PAIR, Pair("t", "g", {"x"}, {"a*"}), Pair("t", "g", effect=EFFECT)])
 
 
-@hypothesis_settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fates=st.lists(_fates, max_size=40), pair=_pairs, seed=st.integers(0, 2**32))
 def test_an_archive_reads_as_the_database_does(emptied_town: Town, fates: list[Fate], pair: Pair, seed: int) -> None:
     """Random rows of either side, archived in random ranges and read in others, are those of the database."""

@@ -29,7 +29,6 @@ def listed(town: Town) -> dict[UUID, Outcome]:
 
 @settings(
     max_examples=6,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

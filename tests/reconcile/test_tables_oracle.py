@@ -61,7 +61,6 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
 @pytest.mark.parametrize("parts", [("producer",), ("consumer",), ("producer", "consumer")])
 @settings(
     max_examples=5,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

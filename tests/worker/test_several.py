@@ -153,6 +153,36 @@ def test_a_handler_that_fails_takes_what_joined_it_along(tenants: Tenants) -> No
     assert (tenants.effects("north"), calls) == ([1], [1, 1])
 
 
+def test_a_database_that_is_migrated_while_a_worker_begins(
+    tenants: Tenants, server: ServerLike, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that found no tables at first, and then those of consumers, dispatches all the same."""
+    server.create_database("worker_migrated")
+    stack.callback(server.drop_database, "worker_migrated")
+    engine = create_engine(server.url("worker_migrated"))
+    stack.callback(engine.dispose)
+    current = migration.current
+
+    def migrated_after(*args: Any) -> Any:
+        """Return what there is, and have all there is to be right behind it."""
+        found = current(*args)
+        migration.upgrade(server.url("worker_migrated"))
+        return found
+
+    monkeypatch.setattr(migration, "current", migrated_after)
+    handled: list[int] = []
+
+    @tenants.outbox.consumer("numbers", group="counting")
+    def count(message: Message, session: Session) -> None:
+        handled.append(message.body["number"])
+
+    outbox = tenants.outbox.bound_to(engine)
+    with Worker(outbox):
+        with engine.begin() as connection:
+            outbox.send(connection, "numbers", {"number": 1})
+        wait_until(lambda: handled == [1], "it is dispatched and handled")
+
+
 def test_a_database_that_is_out_of_reach_at_the_start(
     tenants: Tenants, server: ServerLike, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
