@@ -170,14 +170,15 @@ class Worker:
         try:
             self._require(plan)
             # An upgrade that ended in between has made both parts: a plan of before it would never dispatch.
-            if not producing and self._produces(outbox):
-                plan.end()
-                return self._prepared(title, outbox)
-            for start in plan.starts:
+            outdated = not producing and self._produces(outbox)
+            for start in () if outdated else plan.starts:
                 start()
         except BaseException:
             plan.end()
             raise
+        if outdated:
+            plan.end()
+            return self._prepared(title, outbox)
         return plan
 
     def _begin_late(self, late: dict[str, Outbox]) -> None:
