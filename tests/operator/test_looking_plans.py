@@ -84,6 +84,11 @@ STATEMENTS: list[Statement | None] = [
     bulk_sql.OF_MESSAGE("outbox", id=ID),
 ]
 
+#: Messages that no statistics tell of.
+OF_ONE_TOPIC = """
+INSERT INTO outbox.half_message (id, topic, key, headers, content_type, body, producer_group)
+SELECT gen_random_uuid(), 't', 'k' || mod(n, 10), '{}', 'application/json', '', 'tests' FROM generate_series(1, 20000) n
+"""
 #: How often a statement about halves was planned for all values, and for its own.
 PLANS = """
 SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
@@ -140,6 +145,22 @@ def test_a_topic_is_found_by_its_index(connection: Connection, wanted: MessageFi
         read = [node for node in plan_of(connection, each) if "half_message" in node.get("Relation Name", "")]
         assert read
         assert all("topic = " in node["Index Cond"] for node in read)
+
+
+def test_a_key_is_found_by_its_index_in_a_topic(server: ServerLike, template: str) -> None:
+    """Nobody walks over all messages of a topic to those of a key, also before the server has counted anything."""
+    wanted = MessageFilter(key="k", topic="t")
+    with open_databases(server, template, "only") as engines, engines["only"].begin() as connection:
+        execute(connection, plan_by_index(), Statement(OF_ONE_TOPIC))
+        for each in [
+            lists_sql.list_messages("outbox", wanted, ID, 51, by_key=True),
+            lists_sql.count_of_key("outbox", wanted, None, 2_000),
+            matched(wanted, None),
+            matched(wanted, ID),
+        ]:
+            read = [node for node in plan_of(connection, each) if "half_message" in node.get("Relation Name", "")]
+            assert read
+            assert all("key = " in node["Index Cond"] for node in read)
 
 
 def test_looks_are_planned_for_their_values(server: ServerLike, template: str) -> None:

@@ -212,8 +212,8 @@ def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFi
     """Tell whether there is an index for the key, and not too many messages that have it."""
     if criteria.key is None:
         return False
-    indexes = [columns or [] for (columns,) in query(connection, schema, lists_sql.KEY_INDEXES)]
-    if not any(names[:1] == ["key"] or (names == ["topic", "key"] and criteria.topic) for names in indexes):
+    ((there_is,),) = query(connection, schema, lists_sql.KEY_INDEX)
+    if not there_is:
         return False
     (((count,),),) = execute(connection, lists_sql.count_of_key(schema, criteria, after, lists_sql.OF_KEY + 1))
     return bool(count <= lists_sql.OF_KEY)

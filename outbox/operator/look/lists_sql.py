@@ -70,9 +70,10 @@ _BY_ID = """
                  WHERE {topic} AND id < %(below)s::uuid AND id >= %(first)s::uuid
                  ORDER BY id DESC LIMIT %(window)s) h"""
 
-# Written so that the primary key is of no use: the planner might read it to its end instead.
-_OF_KEY = """key = %(key)s AND {topic}
-                  AND coalesce(id < %(below)s::uuid AND id >= %(first)s::uuid, false)"""
+# Written so that only the index on keys is of use: of the primary key, or of that on topics, the planner might read all
+# there is instead.
+_OF_KEY = """key = %(key)s
+                  AND coalesce({topic} AND id < %(below)s::uuid AND id >= %(first)s::uuid, false)"""
 _BY_KEY = f"""
 (SELECT * FROM (SELECT * FROM {{s}}.half_message WHERE {_OF_KEY} OFFSET 0) k ORDER BY id DESC) h"""
 
@@ -106,14 +107,13 @@ _JSON_BODY = """octet_length(h.body) <= %(largest_body)s AND
        (btrim(split_part(lower(h.content_type), ';', 1)) = 'application/json'
         OR right(btrim(split_part(lower(h.content_type), ';', 1)), 5) = '+json')"""
 
-#: By which columns indexes with all keys in them begin. Rows: ``([first, second],)``, None for an expression.
-KEY_INDEXES = """
-SELECT (SELECT array_agg(a.attname::text ORDER BY k.place)
-          FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
-          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number WHERE k.place <= 2)
-  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
- WHERE i.indrelid = '{s}.half_message'::regclass AND i.indisvalid AND i.indisready AND m.amname IN ('btree', 'hash')
-   AND coalesce(pg_get_expr(i.indpred, i.indrelid) = '(key IS NOT NULL)', true)
+#: Whether an index that has all keys begins with them. One row: ``(it does,)``.
+KEY_INDEX = """
+SELECT EXISTS (
+    SELECT FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
+      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] AND a.attname = 'key'
+     WHERE i.indrelid = '{s}.half_message'::regclass AND i.indisvalid AND i.indisready AND m.amname IN ('btree', 'hash')
+       AND coalesce(pg_get_expr(i.indpred, i.indrelid) = '(key IS NOT NULL)', true))
 """
 
 # What doesn't ask for a look at each half message that a smaller table leads to.
@@ -126,6 +126,8 @@ _FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "pro
     "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
     "body": _JSON_BODY,
 }
+# As `_OF_KEY`: a topic may have millions of messages besides those of the key.
+_FITS_WITH_KEY = _FITS | {"topic": "coalesce(h.topic = %(topic)s, false)"}
 
 _IS_STATUS = f"({_STATUS}) = ANY (%(status)s)"
 _IS_COMPENSATED = "EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id)"
@@ -155,7 +157,7 @@ def where(criteria: MessageFilter) -> tuple[str, dict[str, Any]]:
     It is about a half message ``h``, its op ``o`` and its schedule ``d``. Of a value in the body it tells only that the
     body is JSON, and not too large to be searched.
     """
-    condition, values = fitting(criteria, _FITS)
+    condition, values = fitting(criteria, _FITS if criteria.key is None else _FITS_WITH_KEY)
     chosen = set(criteria.status)
     statuses, fates = chosen & set(MessageStatus), chosen - set(MessageStatus)
     of_status = [
