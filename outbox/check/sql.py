@@ -65,7 +65,7 @@ WITH tried AS MATERIALIZED (
      WHERE half_id IN (SELECT half_id FROM tried WHERE NOT free)
     RETURNING topic
 ), counted AS (
-    INSERT INTO {s}.check_total (topic, checks)
+    INSERT INTO {s}.topic_total (topic, checks)
     SELECT topic, count(*) FROM (SELECT topic FROM ended UNION ALL SELECT topic FROM running) t GROUP BY topic
 ), history AS (
     INSERT INTO {s}.check_history (half_id, asked, worker, answer, error)
@@ -97,7 +97,7 @@ WITH due AS MATERIALIZED ({due}
     INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM claimed
     RETURNING half_id, id
 ), counted AS (
-    INSERT INTO {s}.check_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
+    INSERT INTO {s}.topic_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
 )
 SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8, h.id IS NULL
@@ -169,7 +169,7 @@ WITH mine AS MATERIALIZED (
      WHERE half_id IN (SELECT half_id FROM mine)
     RETURNING topic
 )
-INSERT INTO {s}.check_total (topic, checks) SELECT topic, -1 FROM given_back
+INSERT INTO {s}.topic_total (topic, checks) SELECT topic, -1 FROM given_back
 """)
 
 _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"

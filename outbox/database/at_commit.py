@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
+from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import (
     Row,
@@ -31,6 +32,8 @@ from outbox.database.execute import (
     is_lost,
 )
 from outbox.errors import TransactionRequired
+from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import emit
 
 
 class Writer(Protocol):
@@ -63,11 +66,13 @@ Source = Callable[[Connection], list[Item]]
 class Pending:
     """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
 
-    ``committed`` is called after the COMMIT. ``bytes_sent`` is for who counts what a transaction sends.
+    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for who counts what a transaction
+    sends.
     """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    afterwards: list[Statement] = field(default_factory=list)
     committed: list[Callable[[], None]] = field(default_factory=list)
     bytes_sent: int = 0
 
@@ -123,6 +128,31 @@ def after_commit(connection: Connection, function: Callable[[], None]) -> None:
     who commits that, and when, isn't known here; nor after `write_now`, which is for what tests roll back.
     """
     pending_of(connection).committed.append(function)
+
+
+def behind_commit(connection: Connection, statement: Statement) -> None:
+    """Have a statement follow this connection's COMMIT in its round trip; it may fail, or be left out.
+
+    It is left out through other drivers than psycopg 3, and where `after_commit` calls nothing.
+    """
+    pending_of(connection).afterwards.append(statement)
+
+
+def announce(connection: Connection, statement: Statement) -> None:
+    """Run a statement in a transaction of its own, which comes after one that is committed; its failure fails nothing.
+
+    ``connection`` is in no transaction.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the connection was lost.
+    """
+    try:
+        with connection.begin():
+            execute(connection, statement, then_commit=True)
+    except DBAPIError as error:
+        if is_lost(connection):
+            raise
+        emit(AfterCommitFailed(reason=str(error.orig), error=error))
 
 
 def write_now(connection: Connection) -> None:
@@ -336,12 +366,13 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
         items += source(connection)
     items.sort(key=lambda item: item.number)
     statements: list[Statement] = []
-    afterwards: list[Statement] = []
+    afterwards = list(pending.afterwards) if then_commit else []
     committed = list(pending.committed)
     for writer in {item.writer: None for item in items if item.writer is not None}:
         values = [item.value for item in items if item.writer is writer]
-        made, afterwards, waiting = writer(connection, values, then_commit=then_commit)
+        made, behind, waiting = writer(connection, values, then_commit=then_commit)
         statements += made
+        afterwards += behind
         committed += waiting
     statements += [item.value for item in items if item.writer is None]
     waited_for = committed if then_commit else []

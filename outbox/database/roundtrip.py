@@ -160,15 +160,15 @@ class RoundTrip:
     def run(self, *, committed: bool = False) -> PQGen[list[list[Row]]]:
         """Send all, wait for all, and return the rows of each.
 
-        What follows a COMMIT that succeeded, here or before (``committed``), may fail: it must not make a transaction
-        look failed that is done.
+        What follows a COMMIT that succeeded, here or before (``committed``), may fail, also when the Sync commits it,
+        or with the connection: it must not make a transaction look failed that is done.
 
         Raises:
             psycopg.Error: that of the first statement which failed; the server skipped what came after it.
         """
         libpq = self._connection.pgconn
         libpq.enter_pipeline_mode()
-        collected = False
+        collected, error = False, None
         try:
             for sending in self._sent:
                 self._send(sending)
@@ -176,6 +176,11 @@ class RoundTrip:
             yield from send(libpq)
             error = yield from self._fetch()
             collected = True
+        except psycopg.Error as lost:
+            if not (committed or self._has_committed()):
+                raise
+            error = lost
+            _take_for_committed(self._connection)
         finally:
             if collected:
                 libpq.exit_pipeline_mode()
@@ -183,11 +188,14 @@ class RoundTrip:
                 # Answers are under way that nobody will collect: nothing can be done on this connection any more.
                 libpq.finish()
         if error is not None:
-            done = [sending.result.command_status for sending in self._sent if sending.result is not None]
-            if not committed and b"COMMIT" not in done:
+            if not (committed or self._has_committed()):
                 raise error
             emit(AfterCommitFailed(reason=str(error), error=error))
         return [sending.rows(self._transformer) for sending in self._sent]
+
+    def _has_committed(self) -> bool:
+        """Has the server said so?"""
+        return any(each.result is not None and each.result.command_status == b"COMMIT" for each in self._sent)
 
     def _dump(self, sql: str, values: Values) -> _Sending:
         query, transformer = _parse(sql), self._transformer
@@ -205,16 +213,29 @@ class RoundTrip:
             libpq.send_query_params(sending.query.sql, values, sending.types, formats, pq.Format.BINARY)
 
     def _fetch(self) -> PQGen[errors.Error | None]:
-        libpq = self._connection.pgconn
+        libpq, encoding = self._connection.pgconn, self._connection.info.encoding
         error: errors.Error | None = None
         for sending in self._sent:
             result = (yield from fetch_many(libpq))[-1]
             if result.status in _DONE:
                 sending.result = result
             elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
-                error = error or errors.error_from_result(result, self._connection.info.encoding)
-        yield from fetch_many(libpq)  # the sync
+                error = error or errors.error_from_result(result, encoding)
+        # The Sync commits what no COMMIT does. If that fails (a deferred constraint, a full queue of notifications),
+        # the error comes before its own answer.
+        while (result := (yield from fetch_many(libpq))[-1]).status != pq.ExecStatus.PIPELINE_SYNC:
+            error = error or errors.error_from_result(result, encoding)
         return error
+
+
+def _take_for_committed(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Have a lost connection commit nothing more without an error: its last transaction is committed."""
+
+    async def nothing() -> None:
+        pass
+
+    is_async = isinstance(connection, psycopg.AsyncConnection)
+    connection.commit = nothing if is_async else lambda: None  # type: ignore[method-assign,assignment]
 
 
 def is_known() -> bool:

@@ -34,7 +34,7 @@ from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
-from outbox.database.sql import nudge
+from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
@@ -223,7 +223,7 @@ def _waiting(
 def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
     """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
     now = time.monotonic()
-    statements = [nudge(writes[0].sender.schema)] if _is_worth_a_nudge(connection, writes, now) else []
+    statements = [notify(writes[0].sender.schema, OPS)] if _is_worth_a_nudge(connection, writes, now) else []
     return statements + [report.statement() for report in _due_reports(writes)]
 
 

@@ -18,7 +18,7 @@ from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
 from outbox.prune.inbox import prune_inbox
-from outbox.prune.rewrite import CHECK_TOTALS, CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
+from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, TOTALS, Rewritten, rewrite
 from outbox.prune.segments import (
     PRODUCER,
     SegmentedSide,
@@ -87,7 +87,7 @@ def prune_producer_once(
 ) -> Counts:
     """Delete replaced cursors, flows that ended long ago, and what is settled and in no segment, row by row.
 
-    That is halves with their ops and messages; segments: `outbox.prune.segments`. The numbers of checks are added up.
+    That is halves with their ops and messages; segments: `outbox.prune.segments`. The totals of topics are added up.
     Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
@@ -99,8 +99,8 @@ def prune_producer_once(
         statement = old_flows(schema, retention=settings.record_retention, limit=batch)
         flows += _delete_all(connection, statement, batch, stopping)
     with connection.begin():
-        execute(connection, sql.add_up_checks(schema))
-    for rewritten in (CHECKS, CHECK_TOTALS):
+        execute(connection, sql.add_up_totals(schema))
+    for rewritten in (CHECKS, TOTALS):
         rewrite(connection, schema, rewritten)
     with connection.begin():
         found = segments(connection, schema)

@@ -72,7 +72,7 @@ SELECT * FROM newest""",
 # What was decided is deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
 # So with those that were added up.
-CHECK_TOTALS = Rewritten("check_total", "SELECT * FROM {s}.check_total", size=1 << 19)
+TOTALS = Rewritten("topic_total", "SELECT * FROM {s}.topic_total", size=1 << 19)
 
 
 def holds(firsts: Iterable[UUID]) -> Rewritten:

@@ -17,14 +17,15 @@ RETURNING id
 """)
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
-#: Make one row of the counts of checks of each topic that has several.
-add_up_checks: Template = Template("""
+#: Make one row of the totals of each topic that has several.
+add_up_totals: Template = Template("""
 WITH counted AS (
-    DELETE FROM {s}.check_total
-     WHERE topic IN (SELECT topic FROM {s}.check_total GROUP BY topic HAVING count(*) > 1)
-    RETURNING topic, checks
+    DELETE FROM {s}.topic_total
+     WHERE topic IN (SELECT topic FROM {s}.topic_total GROUP BY topic HAVING count(*) > 1)
+    RETURNING topic, committed, rolled_back, checks
 )
-INSERT INTO {s}.check_total (topic, checks) SELECT topic, sum(checks)::int8 FROM counted GROUP BY topic
+INSERT INTO {s}.topic_total (topic, committed, rolled_back, checks)
+SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic
 """)
 
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.

@@ -30,7 +30,7 @@ def prune(bench: Bench) -> None:
 
 def left(bench: Bench) -> dict[str, int]:
     """Count the rows of the producer."""
-    tables = ("topic", "message", "half_message", "op_message", "delivery_cursor", "check_total")
+    tables = ("topic", "message", "half_message", "op_message", "delivery_cursor", "topic_total")
     with bench.producer.begin() as connection:
         count = "SELECT count(*) FROM outbox.{}"
         return {each: connection.exec_driver_sql(count.format(each)).scalar_one() for each in tables}

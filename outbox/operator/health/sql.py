@@ -69,17 +69,11 @@ SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
  ORDER BY h.born_at
 """)
 
-#: How many halves of each topic were committed and rolled back, as far as dispatch has come: a part of `TopicStats`.
-DECIDED = Query("""
--- topic committed rolled_back
-SELECT t.key, (t.value ->> 0)::int8, (t.value ->> 1)::int8
-  FROM (SELECT totals FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c CROSS JOIN LATERAL jsonb_each(c.totals) t
-""")
-
-#: How many checks of each topic there were: a part of `TopicStats`.
-CHECKED = Query("""
--- topic checks
-SELECT topic, sum(checks)::int8 FROM {s}.check_total GROUP BY topic
+#: How many halves of each topic were committed and rolled back, as far as dispatch has come, and how many checks there
+#: were: a part of `TopicStats`.
+TOTALS = Query("""
+-- topic committed rolled_back checks
+SELECT topic, sum(committed)::int8, sum(rolled_back)::int8, sum(checks)::int8 FROM {s}.topic_total GROUP BY topic
 """)
 
 #: Counts of scheduled messages, ``limit`` at most: a part of `TopicStats`.

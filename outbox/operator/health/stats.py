@@ -162,13 +162,12 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            undecided, scheduled, exhausted, decided, checked, heads = execute(
+            undecided, scheduled, exhausted, totals, heads = execute(
                 connection,
                 sql.UNDECIDED(schema, limit=LIMIT),
                 sql.SCHEDULED(schema, undispatched=limits.undispatched, limit=LIMIT),
                 sql.EXHAUSTED(schema, limit=LIMIT),
-                sql.DECIDED(schema),
-                sql.CHECKED(schema),
+                sql.TOTALS(schema),
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
@@ -179,8 +178,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 "exhausted": sql.EXHAUSTED.named(exhausted),
                 "undispatched": undispatched(connection, schema),
             }
-            totals = sql.DECIDED.named(decided), sql.CHECKED.named(checked)
-            for row in itertools.chain(*counts.values(), *totals):
+            for row in itertools.chain(*counts.values(), sql.TOTALS.named(totals)):
                 topic = topics.setdefault(row["topic"], TopicStats(row["topic"]))
                 for column, value in row.items():
                     setattr(topic, column, value)
