@@ -15,25 +15,29 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.drivers import ending_in, hold_open, let_roll_back
 from outbox.database.execute import (
     Row,
     Statement,
     can_chain,
     commit_now,
+    driver_of,
     execute,
     goes_on,
+    in_transaction,
     is_autocommit,
     is_lost,
 )
 from outbox.errors import TransactionRequired
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
+from outbox.text import function_name
 
 
 class Writer(Protocol):
@@ -83,8 +87,8 @@ _hooked: WeakSet[Engine] = WeakSet()
 _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
-# Transactions that the application's code runs in, which isn't to commit them.
-_uncommittable: WeakSet[RootTransaction] = WeakSet()
+# Transactions that the application's code runs in, which isn't to end them.
+_held: WeakKeyDictionary[RootTransaction, Hold] = WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -198,27 +202,64 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
-def forbid_commit(connection: Connection) -> bool:
-    """Have the running transaction of a connection rolled back by who commits it, until `allow_commit`.
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
-    Who commits it gets TransactionRequired. Return False if that was so already.
+    ``function`` is the one, or its name; ``owner`` says whose the transactions are, and with what they are committed.
+    ``broken``: one has ended all the same. Savepoints are the function's own.
     """
-    _listen(connection)
-    transaction = connection.get_transaction()
-    if transaction is None or transaction in _uncommittable:
-        return False
-    _uncommittable.add(transaction)
-    return True
 
+    owner: str
+    function: Any = None
+    broken: bool = False
+    _taken: list[tuple[Connection, RootTransaction, Hold | None, Callable[[], None]]] = field(default_factory=list)
+    _used: list[Connection] = field(default_factory=list)
 
-def allow_commit(connection: Connection) -> None:
-    """Let the running transaction of a connection be committed again; free the connection of one that was refused."""
-    transaction = connection.get_transaction()
-    if transaction is None or transaction not in _uncommittable:
-        return
-    _uncommittable.discard(transaction)
-    if not transaction.is_active:
-        transaction.rollback()
+    def add(self, connection: Connection) -> None:
+        """Hold the running transaction of a connection, if there is one, until `release`."""
+        _listen(connection)
+        transaction = connection.get_transaction()
+        if transaction is not None and (earlier := _held.get(transaction)) is not self:
+            _held[transaction] = self
+            self._taken.append((connection, transaction, earlier, hold_open(driver_of(connection), self.refuse)))
+
+    def release(self) -> None:
+        """Let the transactions be ended again, or held by what held them before."""
+        while self._taken:
+            _, transaction, earlier, let = self._taken.pop()
+            let()
+            if earlier is None:
+                del _held[transaction]
+            else:
+                _held[transaction] = earlier
+
+    def begins(self, connection: Connection, sql: str) -> None:
+        """Look at a statement before it is sent."""
+        if (ending := ending_in(sql)) is not None:
+            self.refuse(ending)
+        if connection not in self._used:
+            self._used.append(connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
+        return self.broken or any(
+            not transaction.is_active or (connection in self._used and not in_transaction(driver_of(connection)))
+            for connection, transaction, _, _ in self._taken
+        )
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise because of a call that would end the transaction, or has ended it.
+
+        Raises:
+            TransactionRequired: names the function and the call.
+        """
+        name = self.function if isinstance(self.function, str) else function_name(self.function)
+        raise TransactionRequired(
+            f"{call} inside {name}: the transaction is {self.owner}. Remove the call: it is committed when the "
+            "function returns, and rolled back when it raises; session.begin_nested() undoes a part of it"
+        )
 
 
 def items_of(connection: Connection) -> list[Item]:
@@ -271,6 +312,7 @@ def hook(engine: Engine) -> None:
     if engine in _hooked:
         return
     had_events = engine._has_events
+    event.listen(engine, "before_cursor_execute", _before_execute)
     event.listen(engine, "commit", _on_commit)
     event.listen(engine, "commit_twophase", _on_commit_twophase)
     event.listen(engine, "prepare_twophase", _on_prepare_twophase)
@@ -281,35 +323,40 @@ def hook(engine: Engine) -> None:
     _hooked.add(engine)
 
 
+def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
+    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+        hold.begins(connection, sql)
+
+
 def _on_commit(connection: Connection) -> None:
     try:
-        if connection.get_transaction() in _uncommittable:
-            raise TransactionRequired(
-                "the transaction is the worker's, which commits it together with its own rows; it was rolled back: let "
-                "the function return rather than commit its connection"
-            )
+        _refuse_held(connection, "connection.commit()")
         _close(connection)
         _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
         if not is_lost(connection):
+            let_roll_back(driver_of(connection))
             connection.dialect.do_rollback(connection.connection)
         raise
 
 
 def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
     try:
+        _refuse_held(connection, "connection.commit()")
         if not is_prepared:
             _refuse_not_prepared(connection)
             _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
         if not is_lost(connection):
+            let_roll_back(driver_of(connection))
             connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise
 
 
 def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
+    _refuse_held(connection, "prepare()")
     _refuse_not_prepared(connection)
     try:
         _close(connection)
@@ -322,12 +369,19 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
 
 
 def _on_rollback(connection: Connection, *_: Any) -> None:
+    if not is_lost(connection):
+        let_roll_back(driver_of(connection))
     _by_connection.pop(connection, None)
 
 
 def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is not None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
+
+
+def _refuse_held(connection: Connection, call: str) -> None:
+    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+        hold.refuse(call)
 
 
 def _close(connection: Connection) -> None:

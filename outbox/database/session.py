@@ -14,14 +14,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.at_commit import (
-    allow_commit,
-    can_begin_ahead,
-    commit_and_begin,
-    forbid_commit,
-    savepoint,
-    write_now,
-)
+from outbox.database.at_commit import Hold, can_begin_ahead, commit_and_begin, savepoint, write_now
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import Row, Statement, driver_of, is_lost
@@ -97,6 +90,8 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
+_WORKERS = "the worker's, which commits it together with its own rows"
+
 
 class JoinedSession:
     """One session, joined to the transaction that runs on a connection; made when it is first asked for.
@@ -121,7 +116,8 @@ class JoinedSession:
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
         self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
         self._handled: Token[Any] = HANDLED.set(None)
-        self._forbids = forbid_commit(connection)
+        self._hold = Hold(_WORKERS)
+        self._hold.add(connection)
 
     def open(self) -> Any:
         """Return the Session or AsyncSession.
@@ -156,6 +152,7 @@ class JoinedSession:
         What is sent from then on, by the function or by what flushes the session, is caused by the argument.
         """
         HANDLED.set(argument)
+        self._hold.function = function
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
             return wait_for(result) if self._is_async else result
@@ -245,8 +242,10 @@ class JoinedSession:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
         HANDLED.reset(self._handled)
-        if self._forbids:
-            allow_commit(self._connection)
+        self._hold.release()
+        root = self._connection.get_transaction()
+        if root is not None and not root.is_active:  # its COMMIT was refused: the connection is to be free
+            root.rollback()
         self._close_cursors()
         if self._session is not None:
             self._session.close()

@@ -203,7 +203,8 @@ def transactional(
 
             with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
-                result = call(*args, **kwargs)
+                with producer.holding(session, name, "transactional"):
+                    result = call(*args, **kwargs)
                 returned = send_result(send, result, key=key, tag=tag, message=message)
             if joined is None:
                 outcome.resolution = Resolution.COMMIT
@@ -264,7 +265,7 @@ def two_phase(
                         if not producer.is_captured:
                             _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.recorded():
+                        with own.recorded(), producer.holding(session, name, "two_phase"):
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
                     outcome.resolution = Resolution.COMMIT

@@ -24,10 +24,10 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
+from outbox.database.at_commit import Hold, Item, Pending, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
@@ -260,6 +260,9 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
 
 
 _SENT = "outbox.sent"
+#: Where a session has what holds its transaction.
+_HOLD = "outbox.hold"
+_ENDED = "a rollback, commit or close"
 _sessions_hooked = False
 
 
@@ -310,9 +313,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         InvalidSettings: its driver is none that messages can be sent through.
         OutboxBusy: the topic is known to be full.
     """
-    unwrapped: Any = carrier
-    if hasattr(unwrapped, "registry") and not isinstance(unwrapped, type):  # a scoped_session
-        unwrapped = unwrapped()
+    unwrapped = _unscoped(carrier)
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if _is_foreign(target, engine):
@@ -333,6 +334,11 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
             f"connection of psycopg, psycopg2 or asyncpg, not {target!r}"
         )
     _add_to_session(target, value, engine)
+
+
+def _unscoped(carrier: Any) -> Any:
+    """Return a session or connection, of a scoped_session the one of this scope."""
+    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
 
 
 def _is_foreign(used: Connection | Engine, engine: Engine) -> bool:
@@ -411,6 +417,9 @@ def _sent_of(session: Session) -> _Sent:
 
 
 def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    if (hold := session.info.get(_HOLD)) is not None:
+        refuse_autocommit(connection)
+        hold.add(connection)
     sent = _sent_of(session)
     if connection.engine not in sent.connections:
         sent.connections[connection.engine] = connection, savepoints(connection)
@@ -419,6 +428,8 @@ def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -
 
 
 def _before_commit(session: Session) -> None:
+    if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+        hold.refuse("session.commit()")
     sent = _sent_of(session)
     sent.committing = True
     _assign(session, sent)
@@ -457,6 +468,8 @@ def _after_commit(session: Session) -> None:
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (hold := session.info.get(_HOLD)) is not None:
+        hold.broken = True
     sent: _Sent | None = session.info.get(_SENT)
     if sent is None:
         return
@@ -551,6 +564,36 @@ class Producer:
         """Have decorated functions that are called in the block join the transaction of a session."""
         with RunningTransaction(self._engine, is_async, lambda: session).around():
             yield session
+
+    @contextmanager
+    def holding(self, session: Any, function: str, decorator: str) -> Iterator[None]:
+        """Let the code of a block, which is a call of a decorated function, not end the transaction of its session.
+
+        Raises:
+            TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
+        """
+        unwrapped = _unscoped(session)
+        own: Session = getattr(unwrapped, "sync_session", unwrapped)
+        hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
+        earlier, own.info[_HOLD] = own.info.get(_HOLD), hold
+        for connection, _ in _sent_of(own).connections.values():
+            hold.add(connection)
+        try:
+            yield
+            if hold.has_ended or not own.is_active:
+                hold.refuse(_ENDED)
+        except InvalidRequestError as error:
+            # What a closed session says to the statement after its end.
+            if hold.broken and type(error) is InvalidRequestError:
+                hold.refuse(_ENDED)
+            raise
+        finally:
+            own.info[_HOLD] = earlier
+            hold.release()
+            if earlier is not None:
+                earlier.broken |= hold.broken
+                for connection, _ in _sent_of(own).connections.values():
+                    earlier.add(connection)
 
     def running_session(self, *, is_async: bool) -> Any:
         """Return the session of the transaction that the calling code runs in on this database; None without one."""
