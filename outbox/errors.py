@@ -19,6 +19,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
     │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    │   ├── SequenceBehind                  a sequence has fallen behind the table that it numbers
     │   ├── PrivilegeMissing                the role of the connection may not do its duties
     │   └── HalvesHidden                    row security hides half messages from the role that dispatches
     ├── MessageNotFound                     no registered database knows this message
@@ -204,6 +205,16 @@ class SchemaBusy(SchemaError):
     """The outbox tables can't be changed now: another transaction holds a lock on them."""
 
     kind = ErrorKind.BUSY
+
+
+class SequenceBehind(SchemaError):
+    """A sequence is behind the table that it numbers, since logical replication doesn't carry it: dispatch stops."""
+
+    def __init__(self, sequence: str, value: int, highest: int) -> None:
+        super().__init__(
+            f"{sequence} is at {value}, behind the rows that it numbers, of which the highest is {highest}: a "
+            f"switch-over by logical replication doesn't carry sequences; run: SELECT setval('{sequence}', {highest})"
+        )
 
 
 class PrivilegeMissing(SchemaError):

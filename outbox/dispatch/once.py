@@ -42,7 +42,7 @@ from outbox.database.at_commit import after_commit, announce, behind_commit
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
 from outbox.dispatch import sql
-from outbox.errors import HalfNotFound, HalvesHidden
+from outbox.errors import HalfNotFound, HalvesHidden, SequenceBehind
 from outbox.message.model import Counts
 from outbox.telemetry.events import EpochBegun, HalfMissing
 from outbox.telemetry.hooks import emit
@@ -77,6 +77,7 @@ def dispatch_once(
 
     Raises:
         HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
+        SequenceBehind: this is another cluster, and the sequence of ops didn't come with the tables.
     """
     while (counts := _dispatch(connection, settings, limit, on_news)) is None:
         pass  # each time, another worker has come further, or a new epoch has begun
@@ -140,14 +141,13 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
         if cursors and not sql.Cursor(*cursors[0]).restored:
             return None
         try:
-            *_, begun, _ = execute(
-                connection,
-                COMMIT_SYNCHRONOUSLY,
-                sql.WAIT_SHORTLY,
-                sql.lock_ops(schema),
-                sql.begin_epoch(schema),
-                sql.rebase(schema),
+            *_, ((value, highest),) = execute(
+                connection, COMMIT_SYNCHRONOUSLY, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.op_sequence(schema)
             )
+            if value is not None and value < highest:
+                # What came now would count as of before the re-base, and never be dispatched.
+                raise SequenceBehind(f"{schema}.op_sequence", value, highest)
+            begun, _ = execute(connection, sql.begin_epoch(schema), sql.rebase(schema))
         except OperationalError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise

@@ -57,9 +57,10 @@ batch AS MATERIALIZED (
 # A full batch may be all there was: then the next one is empty, and ends the cut. The newest op of all bounds what the
 # snapshot adds.
 _CURSOR_OF_FRESH = """, cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
-    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
+    INSERT INTO {s}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {s}.dispatch_cursor), 0) + 1,
+           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
            CASE WHEN cut THEN last END,
@@ -79,9 +80,10 @@ batch AS MATERIALIZED (
 )"""
 
 _CURSOR_OF_REST = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
-    SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
            CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
            CASE WHEN NOT done THEN last END,
@@ -107,9 +109,10 @@ old AS MATERIALIZED (
 )"""
 
 _CURSOR_OF_MISSED = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log)
-    SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           %(next_xid)s::xid8, %(in_flight)s::xid8[],
            CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
            %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
@@ -240,9 +243,10 @@ _BEGIN_EPOCH = f"""
 WITH newest AS (
     SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
 ), begun AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                       base_sequence, system_identifier, epoch, log)
-    SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                       base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
            {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
       FROM newest, pg_control_system() s WHERE log <> {LOG} AND {{turn}}
     RETURNING epoch, log
@@ -266,14 +270,22 @@ WITH counted AS (
      WHERE o.resolution = 'rollback' AND NOT EXISTS (SELECT FROM {{s}}.dispatch_cursor)
      GROUP BY h.topic
 )
-INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
-                                   system_identifier, epoch, log)
-SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
+INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, after_sequence, until_sequence, base_sequence,
+                                   system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+       pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
        (SELECT system_identifier FROM pg_control_system()),
        coalesce((SELECT epoch FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1),
                 {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s)
   FROM {{s}}.op_message
+""")
+
+#: Where the sequence of ops is, NULL if that can't be seen, and the highest that an op has. Rows: ``(value, highest)``.
+op_sequence: Template = Template("""
+SELECT CASE WHEN has_sequence_privilege('{s}.op_sequence', 'SELECT, USAGE')
+            THEN coalesce(pg_sequence_last_value('{s}.op_sequence'::regclass), 0) END, coalesce(max(sequence), 0)
+  FROM {s}.op_message
 """)
 
 # Of scheduled messages: their topics aren't paused.

@@ -47,7 +47,8 @@ class Health:
     """How a duty fares. Times are those of this host, for operators to read.
 
     ``failures`` counts the failed passes since the last success; ``last_error`` stays after a recovery.
-    ``connection_lost``: the last pass failed because a database is out of reach.
+    ``connection_lost``: the last pass failed because a database is out of reach. ``unusable``: or because its tables
+    aren't as they must be.
     """
 
     last_success: dt.datetime | None = None
@@ -55,6 +56,7 @@ class Health:
     last_error_at: dt.datetime | None = None
     failures: int = 0
     connection_lost: bool = False
+    unusable: bool = False
 
 
 class Lane:
@@ -241,9 +243,10 @@ class Duty:
             emit(PassCutOff(duty=self.name, error=error))
             return
         before, text = self.health, f"{type(error).__name__}: {error}"
-        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
+        kind, failures = kind_of(error), before.failures + 1
+        lost, unusable = kind is ErrorKind.UNAVAILABLE, kind is ErrorKind.SCHEMA
         now = dt.datetime.now(dt.UTC)
-        self.health = replace(before, last_error=text, last_error_at=now, failures=failures, connection_lost=lost)
+        self.health = Health(before.last_success, text, now, failures, connection_lost=lost, unusable=unusable)
         same = before.failures > 0 and type(error).__name__ == (before.last_error or "").partition(":")[0]
         why, of = text.partition("\n")[0], self.name
         emit(PassFailed(duty=of, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error))
@@ -251,7 +254,7 @@ class Duty:
     def _succeeded(self) -> None:
         failures = self.health.failures
         now = dt.datetime.now(dt.UTC)
-        self.health = replace(self.health, last_success=now, failures=0, connection_lost=False)
+        self.health = replace(self.health, last_success=now, failures=0, connection_lost=False, unusable=False)
         if failures:
             self._backoff.reset()
             emit(PassRecovered(duty=self.name, failures=failures))

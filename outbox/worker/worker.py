@@ -313,12 +313,13 @@ class Worker:
     def is_ready(self) -> bool:
         """Is it started, on migrated databases, with all its duties at work, and every connection there?
 
-        It isn't before its first report was written, while a database is out of reach, or when it is stopping.
+        It isn't before its first report was written, while a database is out of reach or can't be used as it is, or
+        when it is stopping.
         """
         if not self._running or self._stopping.is_set() or not self.is_alive():
             return False
         reported = all(plan.report is not None and plan.report.health.last_success for plan in self._plans)
-        return reported and not any(each.connection_lost for each in self.health().values())
+        return reported and not any(each.connection_lost or each.unusable for each in self.health().values())
 
     def _hear(self) -> int | None:
         """Wait for a signal or, None, the end of `stop`."""

@@ -206,6 +206,7 @@ INSPECTIONS = (
     Inspection("privileges", privileges),
     Inspection("tables", inspections.differences),
     Inspection("indexes", inspections.indexes),
+    Inspection("sequences", inspections.sequences, "common"),
     Inspection("autovacuum", inspections.autovacuum),
     Inspection("open transactions", inspections.open_transactions),
     Inspection("prepared transactions", inspections.prepared_transactions),

@@ -559,6 +559,11 @@ RULES: Mapping[str, Rule] = {
         "The tables differ from what this code expects: {first}{others}.",
         "see all: outbox db check {at}\nhow each is made: outbox db sql",
     ),
+    "sequence.behind": Rule(
+        "Sequence {sequence} is at {value}, and {column}, which it numbers, has come to {highest}: a switch-over by "
+        "logical replication doesn't carry sequences.",
+        "SELECT setval('{sequence}', {highest});",
+    ),
     "index.invalid": Rule(
         "The index {index} of {table} is invalid: every write pays for it, and no statement can use it.",
         "{verb} INDEX CONCURRENTLY {quoted};",
