@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import os
@@ -9,9 +10,10 @@ import re
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 if TYPE_CHECKING:
@@ -110,6 +112,27 @@ def duration(seconds: float) -> str:
 def database_address(url: URL) -> str:
     """Return which database this is, without user, password and options: ``host:5432/shop``."""
     return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
+
+
+#: Addresses of databases: URLs, ``host:5432/shop``, and what libpq and psycopg say of hosts, ports and users.
+_ADDRESS = re.compile(
+    r"""'?[\w+]+://\S+|[\w.\[\]:-]+:\d+/[\w%-]+"""
+    r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? (?:"[^"]*"|'[^']*'|\d+)(?: \([^)]*\))?"""
+)
+
+
+def without_addresses(value: Any) -> Any:
+    """Return a value with the addresses masked that are in its texts, also in lists, mappings and dataclasses."""
+    if type(value) is str:  # no enum
+        return _ADDRESS.sub(lambda match: f"{match[1]} ***" if match[1] else "***", value)
+    if isinstance(value, Mapping):
+        return {name: without_addresses(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [without_addresses(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {each.name: without_addresses(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
 
 
 def described(url: URL, schema: str) -> str:

@@ -44,7 +44,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.health.overview import why_unreachable
 from outbox.operator.look.redact import Redactor
-from outbox.reader import Reader, environment, option, variable
+from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit
 from outbox.text import described, summary_of
@@ -334,6 +334,7 @@ class ConsoleConfig(ConsoleServer):
     user_roles: Mapping[str, Role] = option(help="NAME=ROLE of the users of that header.", factory=dict)
     user_default_role: Role | None = option(None, "The role of all other users of that header.")
     session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
+    session_idle: Seconds = option(3600.0, "How long a session lives without use.", above=0)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
     metrics: Metrics = option("off", "Who may read /metrics.")
 
@@ -438,7 +439,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     if config.user_header:
         found.append(TrustedHeader(config.user_header, roles=config.user_roles, default=config.user_default_role))
     if config.tokens:
-        found.append(Bearer(config.tokens, session_key=config.session_key))
+        found.append(Bearer(config.tokens, session_key=config.session_key, idle=config.session_idle))
     if config.users:
         found.append(Basic(config.users))
     if found:
@@ -451,7 +452,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     token, user = secrets.token_urlsafe(24), "console"
     with contextlib.suppress(OSError, KeyError):  # in a container, a user may have no more than a number
         user = getpass.getuser()
-    return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}), token
+    return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}, idle=config.session_idle), token
 
 
 def app_of(

@@ -23,7 +23,9 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
+from outbox.operator.look.budget import CALLER
 from outbox.settings import Settings
+from outbox.text import without_addresses
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -52,7 +54,11 @@ class Database:
 
     @contextmanager
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
-        """Give a connection in a transaction that only reads, with a time limit on each statement."""
+        """Give a connection in a transaction that only reads, with a time limit on each statement.
+
+        Raises as `outbox.operator.look.budget.Caller.check`.
+        """
+        CALLER.get().check()
         with self.engine.connect() as connection, connection.begin():
             execute(connection, read_only(seconds), plan_by_index(), PLAN_FOR_VALUES)
             yield connection
@@ -185,10 +191,20 @@ class Query(Template):
 
 
 class OverDatabases:
-    """The base of what an operator sees and does over the registered databases."""
+    """The base of what an operator sees and does over the registered databases.
+
+    Without ``addresses``, nothing shown says where databases are: only their names are.
+    """
+
+    addresses: bool = True
 
     def __init__(self, databases: Databases) -> None:
         self.databases = databases
+
+    def shown(self, value: T) -> T:
+        """Return a value as it may be shown."""
+        found: T = value if self.addresses else without_addresses(value)
+        return found
 
     def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
         """Return the error for a message that no database knows which can be reached."""

@@ -95,7 +95,7 @@ class Edits(MessageViews):
             raise InvalidRequest(f"original {original!r} must be one of: {', '.join(ORIGINALS)}", field="original")
         edit = _Edit(as_actor(by), why.strip(), original, acknowledge_delivered, again)
         check_audited(edit.actor, edit.why)
-        found = gather(self.databases, message_id)
+        found = gather(self.databases, message_id, largest=None)
         if found.unseen:
             raise DatabaseUnreached(list(found.unseen))
         if found.home is None or found.half is None:

@@ -37,6 +37,7 @@ from outbox.operator.databases import PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
+from outbox.operator.look.budget import CALLER
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, database_address
@@ -325,6 +326,7 @@ class Groups(HealthViews):
         return _Plan(act, consumer, producer, group, topic, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:
+        CALLER.get().search()
         with plan.consumer.reading() as connection:
             (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
         moves = plan.moves(dict(rows))

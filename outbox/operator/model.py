@@ -537,7 +537,7 @@ class Body:
     """The body of a message as it may be shown.
 
     ``text`` is None for what is no text, or hidden; ``masked`` names the paths whose values were masked; ``truncated``
-    tells that there is more.
+    tells that there is more. A body of over 1 MiB is opened only to be revealed.
     """
 
     content_type: str

@@ -141,6 +141,6 @@ def test_a_console_that_only_reads_reveals_nothing(reading: Http) -> None:
     """A reveal must be recorded, and this console can't write."""
     message_id = reading.get("/messages").json()["items"][0]["id"]
     assert reading.get(f"/messages/{message_id}/payload").status_code == 200
-    for path, params in (("payload", {"reveal": True}), ("payload/raw", {})):
-        answer = reading.get(f"/messages/{message_id}/{path}", params=params)
+    for path in ("payload/reveal", "payload/raw"):
+        answer = reading.post(f"/messages/{message_id}/{path}")
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:outbox:problem:read-only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox.embedded import ServerLike
-from tests.console.web import Http, Shop
+from tests.console.test_api_roles import ask as ask_for
+from tests.console.test_api_roles import routes
+from tests.console.web import API, Http, Shop
 
 DEAD = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
 LISTS = ("/messages", "/inbox", "/halves", "/scheduled", "/audit", "/bulk-jobs")
@@ -125,6 +128,42 @@ def test_the_overview_shows_no_zero_that_it_does_not_know(
         assert overview["findings"][0]["code"] == "database.unreachable"
     empty.dispose()
     server.drop_database(name)
+
+
+def test_where_databases_are_is_not_for_viewers(museum: Shop, shop: Shop, make_console: Callable[..., Http]) -> None:
+    """No route tells one of a host, port, user or URL, neither of those that are read nor of one that is away."""
+    url, said = shop.engine.url, 'connection to server at "10.1.2.3", port 5433 failed: no user "owner"'
+    source = f"{url.host}:{url.port}/ledger"
+    handlers = [{"kind": "consumer", "topic": "orders", "group": "billing", "name": "f", "options": {"source": source}}]
+    duties = {"dispatch": {"failures": 3, "last_error": f"OperationalError: {said}"}}
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox.worker (id, name, version, roles, started_at, seen_at, duties, handlers) VALUES "
+                "(gen_random_uuid(), 'w', '1', '[]', now(), now() + interval '1 day', :duties, :handlers)"
+            ),
+            {"duties": json.dumps(duties), "handlers": json.dumps(handlers)},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at, "
+                "applied, error) VALUES (gen_random_uuid(), gen_random_uuid(), 'orders', 'billing', now(), now(), "
+                "false, :error)"
+            ),
+            {"error": said},
+        )
+    http = make_console({"south": shop.engine, "north": DEAD})
+    secrets = ("://", source, "10.1.2.3", "5433", "port 1 ", '"owner"', "&#34;owner", "nobody@")
+    found: dict[str, set[str]] = {"viewer": set(), "operator": set()}
+    for method, path in routes(http):
+        if method != "GET" or path.startswith("/static") or "openapi" in path:
+            continue
+        for role, secrets_of_role in found.items():
+            answer = ask_for(http.as_role(role), method, path)
+            assert answer.status_code < 500 or answer.status_code == 503, path
+            secrets_of_role.update(f"{path}: {secret}" for secret in secrets if secret in answer.text)
+    assert found["viewer"] == set()
+    assert {each.partition(":")[0] for each in found["operator"]} >= {"/system", f"{API}/system", f"{API}/handlers"}
 
 
 def test_badges_count_from_two_on(north: Shop, make_console: Callable[..., Http]) -> None:

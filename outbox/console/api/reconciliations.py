@@ -14,7 +14,7 @@ from outbox.console.api.lists import EXPORT_TYPES, ExportQuery, export_answers, 
 from outbox.console.api.requests import IdempotencyKey, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.operator.acts import RECONCILE, REPAIR
-from outbox.operator.look.paging import every
+from outbox.operator.look.paging import every_page
 from outbox.operator.model import LONGEST, MAX_ITEMS, BulkJob, Page
 from outbox.reader import option
 from outbox.reconcile.record.orders import RepairPreview, RepairSelection, RunOrder
@@ -64,8 +64,8 @@ def _add_findings_export(suffix: str) -> None:
         context: Context, run_id: UUID, query: Any = from_query(FindingFilter, ExportQuery)
     ) -> StreamingResponse:
         criteria, most = query
-        rows = every(lambda page: context.reconciliations.findings(run_id, criteria, page), most.limit)
-        return streamed(f"findings-{run_id}", suffix, rows, FindingRow)
+        pages = every_page(lambda page: context.reconciliations.findings(run_id, criteria, page), most.limit)
+        return streamed(f"findings-{run_id}", suffix, pages, FindingRow)
 
     exports.add_api_route(
         f"/findings/{{run_id}}.{suffix}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import hashlib
 import json
@@ -225,7 +226,9 @@ def of_each(
     databases = operator.databases.having(None, only)
     for database in databases:
         try:
-            found += read(Operator(Databases([database]), operator.redactor))
+            one = copy.copy(operator)
+            one.databases = Databases([database])
+            found += read(one)
         except (OutboxError, SQLAlchemyError) as error:
             if not is_away(error):
                 raise

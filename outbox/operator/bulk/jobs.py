@@ -33,6 +33,7 @@ from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.look.budget import CALLER
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
@@ -566,6 +567,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
     """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
+    CALLER.get().search()
     act, selector = selection.act, selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
     if name is None and criteria is not None:

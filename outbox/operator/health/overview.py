@@ -366,7 +366,7 @@ class HealthViews(OverDatabases):
             at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
             tiles=tiles,
             capped=capped,
-            findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
+            findings=self.shown(sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM)),
             topics=topics,
             sagas=[
                 SagaNumbers(**dataclasses.asdict(saga), database=name)
@@ -374,14 +374,14 @@ class HealthViews(OverDatabases):
                 for saga in each.numbers.sagas
             ],
             series=stats.series(times, samples, source_of) if times else [],
-            workers=[worker.row for each in reached.values() for worker in each.workers],
+            workers=self.shown([worker.row for each in reached.values() for worker in each.workers]),
             unreachable=[name for name in (*self.databases, *self.databases.away) if name not in reached],
         )
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order, those that are alive first."""
         rows = [each.row for database in self.databases.values() for each in _reports_in(database)]
-        return sorted(rows, key=lambda row: not row.alive)
+        return self.shown(sorted(rows, key=lambda row: not row.alive))
 
     def producers(self) -> list[ProducerRow]:
         """Return the processes that have sent within the last day, by producer group, with its active instances."""
@@ -405,7 +405,7 @@ class HealthViews(OverDatabases):
                 else row
                 for row in found
             ]
-        return rows
+        return self.shown(rows)
 
     def system(self) -> System:
         """Return what all of this runs on; a database that is away hides no other."""
@@ -416,4 +416,4 @@ class HealthViews(OverDatabases):
         for away in self.databases.away.values():
             address, error = rules.address(away.engine.url), why_unreachable(away.error)
             views.append(DatabaseView(away.name, address, [], error=error))
-        return System(version, views, settings)
+        return System(version, self.shown(views), settings)

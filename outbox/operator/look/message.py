@@ -22,10 +22,11 @@ from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Code
 from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
-from outbox.operator.changes import message_states
+from outbox.operator.changes import check_audited, message_states
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look.budget import LARGEST_BODY
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
 from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.look.redact import Redactor
@@ -33,6 +34,7 @@ from outbox.operator.model import (
     ActFates,
     Actor,
     AuditFilter,
+    Body,
     Event,
     FailedAttempt,
     InboxRow,
@@ -58,12 +60,14 @@ class MessageFacts(MessageRecord):
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
-    databases that couldn't be read, and why.
+    databases that couldn't be read, and why. A body of more than ``largest`` bytes isn't opened: then ``raw`` is what
+    is stored of it; None: the limit is that of messages.
     """
 
     home: Database | None = None
     state: str | None = None
     raw: bytes = b""
+    largest: int | None = None
     workers: int = 0
     handlers: list[HandlerRow] = field(default_factory=list)
     earlier: list[dict[str, Any]] = field(default_factory=list)
@@ -99,9 +103,13 @@ class MessageFacts(MessageRecord):
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def gather(databases: Databases, message_id: UUID) -> MessageFacts:
-    """Read all databases, first the producers': they know the topic, and so which groups a message is meant for."""
-    found = MessageFacts(id=message_id, unseen={name: each.error for name, each in databases.away.items()})
+def gather(databases: Databases, message_id: UUID, largest: int | None = LARGEST_BODY) -> MessageFacts:
+    """Read all databases, first the producers': they know the topic, and so which groups a message is meant for.
+
+    ``largest`` is as that of `MessageFacts`.
+    """
+    unseen = {name: each.error for name, each in databases.away.items()}
+    found = MessageFacts(id=message_id, largest=largest, unseen=unseen)
     for database in databases.having("producer"):
         if found.home is None:
             _read(database, found, _add_producer_side)
@@ -138,7 +146,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
         setattr(found, part, rows if part in {"history", "sends", "deliveries"} else next(iter(rows), None))
     if found.half is not None:
         stored, encoding = bytes(found.half.pop("raw")), (found.half["headers"] or {}).get(ENCODING_HEADER)
-        found.raw = _opened(stored, encoding, database)
+        found.raw = _opened(stored, encoding, found.largest or database.settings.max_body_bytes)
 
 
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
@@ -418,7 +426,7 @@ class MessageViews(OverDatabases):
         self.codecs: Codecs = codecs
         self.topics: Mapping[str, Topic[Any]] = topics or {}
 
-    def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
+    def message(self, message_id: UUID, *, reveal: Actor | None = None, why: str = "") -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
 
         A database that can't be read is named in ``unseen``, and what it knows is missing.
@@ -427,13 +435,14 @@ class MessageViews(OverDatabases):
             MessageNotFound: no database knows it, and all could be read.
             sqlalchemy.exc.DBAPIError: none of those that could be read knows it; or the reveal can't be audited.
         """
-        found = gather(self.databases, message_id)
+        found = gather(self.databases, message_id, None if reveal else LARGEST_BODY)
         if not found.known:
             raise next(iter(found.unseen.values()), self.not_found(message_id))
         if reveal is not None and found.home is not None:
+            check_audited(reveal, why)
             with found.home.acting() as connection:
                 schema, origin = found.home.schema, reveal.origin
-                execute(connection, audit(schema, reveal.name, "reveal", str(message_id), "", None, origin))
+                execute(connection, audit(schema, reveal.name, "reveal", str(message_id), why.strip(), None, origin))
         return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
@@ -449,14 +458,14 @@ class MessageViews(OverDatabases):
                 rows = query(connection, database.schema, message_sql.BODY, id=message_id)
             if rows:
                 content_type, stored, encoding = rows[0]
-                return content_type, _opened(bytes(stored), encoding, database)
+                return content_type, _opened(bytes(stored), encoding, database.settings.max_body_bytes)
         raise self.not_found(message_id)
 
 
-def _opened(stored: bytes, encoding: str | None, database: Database) -> bytes:
-    """Return a body as it was sent; as it is stored, where it can't be decompressed to what a body may have."""
+def _opened(stored: bytes, encoding: str | None, limit: int) -> bytes:
+    """Return a body as it was sent; as it is stored, where it can't be decompressed to at most ``limit`` bytes."""
     try:
-        return stored if encoding is None else decompress(stored, encoding, database.settings.max_body_bytes)
+        return decompress(stored, encoding, limit)
     except InvalidMessage:  # the operator sees that it is damaged
         return stored
 
@@ -477,7 +486,10 @@ def _view(
     # What waits for an operator comes first.
     coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
-        body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
+        if found.largest and len(found.raw) > found.largest:
+            body = Body(half["content_type"], len(found.raw), None, truncated=True)
+        else:
+            body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
         half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}

@@ -54,7 +54,8 @@ class Part(Generic[T]):
 
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
     ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
-    ``unread`` says that the database can't be reached: the next page begins there where this one would have.
+    ``unread`` says that the database can't be reached: the next page begins there where this one would have. ``rest``
+    makes the part of what was read, once the connection is given back.
     """
 
     rows: list[T]
@@ -62,6 +63,7 @@ class Part(Generic[T]):
     stopped: Position | None = None
     count: Statement | int | None = None
     unread: bool = False
+    rest: Callable[[], Part[T]] | None = None
 
     @classmethod
     def of(
@@ -219,6 +221,7 @@ def page_of(
                 if not page.token:
                     count = part.count
                     counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+            part = part.rest() if part.rest else part
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):
                 raise
@@ -278,7 +281,12 @@ def pages_before(fetch: Callable[[PageRequest], Page[T]], number: int, size: int
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
-    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given.
+    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given; as `every_page`."""
+    return itertools.chain.from_iterable(every_page(fetch, limit))
+
+
+def every_page(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[list[T]]:
+    """Yield what each page has that ``fetch`` returns, which may be nothing; ``limit`` rows in all if given.
 
     Raises:
         DatabaseUnreached: a database can't be read, so that the rows aren't all there are.
@@ -288,7 +296,7 @@ def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> 
         page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
         if page.unreached:
             raise DatabaseUnreached(page.unreached)
-        yield from page.items
+        yield page.items
         left = None if left is None else left - len(page.items)
         token = page.next_page_token
         if token is None:

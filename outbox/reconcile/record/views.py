@@ -415,7 +415,10 @@ class Reconciliations(OverDatabases):
     def _read_runs(self, connection: Connection, database: Database, query: Query, **values: object) -> list[Run]:
         (rows,) = execute(connection, query(database.schema, kinds=_LABELS, **values))
         runs = [Run(database=database.name, **row | {"measures": row["measures"] or []}) for row in query.named(rows)]
-        return [replace(run, measures=[self._masked(each) for each in run.measures]) for run in runs]
+        return [
+            replace(run, error=self.shown(run.error), measures=[self._masked(each) for each in run.measures])
+            for run in runs
+        ]
 
     def _masked(self, measure: Mapping[str, Any]) -> dict[str, Any]:
         """Return a measure with the parts of its keys masked that stand under telling names, as in bodies."""
