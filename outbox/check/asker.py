@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,6 +23,7 @@ from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.message.masking import without
 from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
@@ -143,6 +144,8 @@ class Interview:
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
+        if self.orphan is not None and answer.error is not None:
+            answer = replace(answer, error=without(answer.error, self.orphan.secrets))
         unknown = sql.unknown(
             self.settings.schema,
             half_id=self.half_id,

@@ -33,6 +33,7 @@ from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
+from outbox.message.masking import without
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
@@ -344,6 +345,10 @@ class HandlerFailure:
         """The first line of the error."""
         return self.error.partition("\n")[0]
 
+    def about(self, entry: Entry) -> HandlerFailure:
+        """Return it as it may be written down: its error quotes nothing that is masked in the message."""
+        return replace(self, error=without(self.error, entry.message.secrets)) if entry.message else self
+
 
 _ROLLED_BACK = HandlerFailure(
     "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
@@ -369,7 +374,7 @@ class AttemptFailed(Exception):
     ) -> None:
         self.entry: Entry = entry
         self.attempts: int = attempts
-        self.failure: HandlerFailure = failure
+        self.failure: HandlerFailure = failure.about(entry)
         self.together: int = together
         self.pipelined: bool = pipelined
 

@@ -33,7 +33,9 @@ from outbox.message.content import (
     REPLY_TO_HEADER,
     Codecs,
     check_topic,
+    encode_json,
 )
+from outbox.message.masking import NAMES, read_json, secrets_of, without
 from outbox.message.topic import Topic
 from outbox.text import storable
 
@@ -211,6 +213,14 @@ class _Decoded(Generic[T_co]):
         return body
 
     @property
+    def secrets(self) -> set[str]:
+        """What stands under telling names in its headers and body: nothing that is written about it may quote that."""
+        try:
+            return set(secrets_of(NAMES, self.headers, self.content_type, self.raw, self.codecs))
+        except Exception:  # a damaged body, or a defect in a codec: nobody can read what the body says
+            return set(secrets_of(NAMES, self.headers, "", self.stored, self.codecs))
+
+    @property
     def conversation(self) -> UUID:
         """The id of the first message of the chain that this one belongs to; its own id, if it is the first.
 
@@ -386,6 +396,7 @@ class Message(_Decoded[T_co]):
 
         Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
         """
+        reason = without(str(reason), self.secrets)
         merged: SendOptions = {"refusal": reason, **options}
         return self.reply(carrier, {"refused": reason}, **merged)
 
@@ -549,6 +560,15 @@ class Outgoing:
             raise TypeError(f"a message has no option {', '.join(sorted(options.keys() - _OPTIONS))}")
         object.__setattr__(self, "body", body)
         object.__setattr__(self, "options", options)
+
+    @property
+    def secrets(self) -> set[str]:
+        """What stands under telling names in its headers and body; as `Message.secrets`."""
+        try:
+            document = read_json(encode_json(self.body))
+        except InvalidMessage:  # it is of a codec, or bytes
+            document = str(self.body)
+        return set(NAMES.secrets_in([dict(self.options.get("headers") or {}), document]))
 
 
 @dataclass(frozen=True, slots=True)

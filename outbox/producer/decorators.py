@@ -23,6 +23,7 @@ from outbox.database.execute import execute
 from outbox.database.session import wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
+from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
@@ -257,7 +258,7 @@ def two_phase(
             transaction = functools.partial(producer.transaction, is_async=is_async)
             with transaction() as session:
                 half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)
-            half = _HalfOfCall(producer, half_id, outcome, transaction)
+            half = _HalfOfCall(producer, half_id, message, outcome, transaction)
             with half.deciding_failures(rollback_on):
                 if parameter:
                     own = _OwnError()
@@ -329,11 +330,13 @@ class _HalfOfCall:
         self,
         producer: Producer,
         half_id: UUID,
+        message: Outgoing,
         outcome: CallOutcome,
         transaction: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._producer = producer
         self._half_id = half_id
+        self._message = message
         self._outcome = outcome
         self._transaction = transaction
         outcome.message_id, outcome.resolution = half_id, Resolution.UNKNOWN
@@ -398,7 +401,7 @@ class _HalfOfCall:
                 emit(HalfErrorLost(half_id=self._half_id, error=failure))
 
     def _stored_error(self, error: BaseException) -> Statement:
-        kind, text = kind_of_error(error), error_text(error)
+        kind, text = kind_of_error(error), without(error_text(error), self._message.secrets)
         return store_error(self._producer.schema, half_id=self._half_id, kind=kind, error=text)
 
     def _learn(self, error: Exception) -> bool:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import API, CANCEL, Context, RequestContext, requires
+from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
@@ -189,7 +189,8 @@ class Edited:
     status_code=201,
     summary=EDIT.summary,
     description=f"{EDIT.details}\n\nAn example of a reason: {EDIT.why}.",
-    dependencies=[requires(EDIT.permission)],
+    # Which paths differ, and that none does, tells of what is masked.
+    dependencies=[requires(EDIT.permission), requires(REVEAL)],
     responses=problems(412),
     tags=["acts on message"],
 )

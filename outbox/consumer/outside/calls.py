@@ -101,6 +101,7 @@ class Call:
             self.failure = _COROUTINE
         else:
             self.failure = failure_of(answer)
+        self.failure = self.failure and self.failure.about(self.entry)
 
 
 class _Starter(Protocol):

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
+from outbox.message.masking import names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
@@ -27,7 +28,7 @@ from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.budget import CALLER, BodySearch
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
-from outbox.operator.look.redact import has_at
+from outbox.operator.look.redact import Redactor, has_at
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 
@@ -54,7 +55,9 @@ _DEEPEST = 32
 
 
 class Lists(OverDatabases):
-    """What an operator sees in lists."""
+    """What an operator sees in lists; ``redactor`` masks what acts came to, as bodies are masked."""
+
+    redactor: Redactor
 
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
@@ -117,7 +120,10 @@ class Lists(OverDatabases):
             targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
             (rows,) = execute(connection, lists_sql.list_audit(schema, criteria, targets, below, limit))
             count = count_of(schema, "audit") if criteria == model.AuditFilter(database=criteria.database) else None
-            return Part.of(rows, 1, lambda row: audit_row(database.name, row), lists_sql.AUDIT_WINDOW, count)
+            return Part.of(rows, 1, lambda row: shown(audit_row(database.name, row)), lists_sql.AUDIT_WINDOW, count)
+
+        def shown(row: model.AuditRow) -> model.AuditRow:
+            return replace(row, result=self.redactor.audited(row.result))
 
         databases = self.databases.having(None, checked(criteria).database)
         away = self.databases.away_for(criteria.database)
@@ -172,8 +178,13 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
             raise InvalidRequest(
                 f"{name} has more than {model.LONGEST} characters, or one that no stored text has", name
             )
-    if criteria.body is not None and not 0 < len(criteria.body[0].split(".")) <= _DEEPEST:
-        raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
+    if criteria.body is not None:
+        try:
+            deepest = len(names_in(criteria.body[0]))
+        except ValueError as error:
+            raise InvalidRequest(str(error), field="body") from None
+        if deepest > _DEEPEST:
+            raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
     if criteria.group is not None and set(criteria.status) != {model.MessageFate.UNCONSUMED}:
         raise InvalidRequest(
             f"group {criteria.group!r} goes with status unconsumed alone; what it has consumed, failed or parked is in "

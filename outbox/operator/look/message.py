@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -94,12 +94,10 @@ class MessageFacts(MessageRecord):
         check = self.check and {
             name: value for name, value in self.check.items() if name not in {"status", "next_check_in", "being_asked"}
         }
-        inbox = [astuple(row) for row in self.inbox]
-        # Written once, and its result may have secrets: who knows all else could guess them by this text.
-        compensated = self.compensation and {
-            name: self.compensation[name] for name in self.compensation if name != "result"
-        }
-        facts = (self.state, check, self.raised, self.op, self.sends, self.scheduled, compensated, inbox)
+        # Errors and results may have secrets, which could be guessed by this text; what changes them changes a time.
+        inbox = [astuple(replace(row, last_error=None)) for row in self.inbox]
+        once = self.raised and self.raised["raised_at"], self.compensation and self.compensation["compensated_at"]
+        facts = (self.state, check, self.op, self.sends, self.scheduled, once, inbox)
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -487,15 +485,17 @@ def _view(
     coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
         if found.largest and len(found.raw) > found.largest:
-            body = Body(half["content_type"], len(found.raw), None, truncated=True)
+            body = Body(half["content_type"], None, None, truncated=True)
         else:
             body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
-        half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
+        stored = None if body.size is None else half["body_bytes"]
+        half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed), "body_bytes": stored}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}
     shown = {each.name: getattr(found, each.name) for each in fields(MessageRecord)}
+    shown["audit"] = [replace(row, result=redactor.audited(row.result, reveal=revealed)) for row in found.audit]
     outcomes = list(_outcomes(databases, found))
-    return MessageView(
+    view = MessageView(
         **(shown | {"half": half, "compensation": compensation}),
         database=found.home.name if found.home else None,
         status=half["status"] if half else None,
@@ -510,3 +510,6 @@ def _view(
         copies=[UUID(row.result["copy"]) for row in found.audit if row.action == EDIT.name],
         unseen=list(found.unseen),
     )
+    if half is None or found.half is None or revealed:
+        return view
+    return redactor.texts(view, found.half["headers"] or {}, half["content_type"], found.raw, codecs)
