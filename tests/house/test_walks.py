@@ -18,8 +18,8 @@ from tests.console.web import Http, Shop, console_of
 from tests.house.walk import modules_of
 
 # A message passes the gate that may hold its group back. The console tells its log of each act, by three modules: its
-# event, and two of telemetry. A resend wakes consumers behind its COMMIT, by the module for what belongs to one. What is
-# masked is one module's decision, for all that show, write down or search it.
+# event, and two of telemetry. A resend wakes consumers behind its COMMIT, by the module for what belongs to one. One
+# module decides what is masked, for all that show, write down or search it.
 MESSAGE, ACT, CONSOLE = 16, 12, 32
 
 
