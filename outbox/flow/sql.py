@@ -94,6 +94,13 @@ SELECT f.id, f.name, c.step, c.kind, c.answer
   FROM {s}.saga_command c JOIN {s}.saga f ON f.id = c.saga_id WHERE c.message_id = %(command)s
 """)
 
+#: Tell whether a saga may yet come to an answer: it hasn't ended, or was sent and hasn't begun. Rows: ``(it may,)``.
+may_come: Template = Template("""
+SELECT EXISTS (SELECT FROM {s}.saga WHERE id = ANY (%(ids)s::uuid[]) AND name = %(name)s AND ended_at IS NULL)
+    OR EXISTS (SELECT FROM {s}.half_message WHERE id = ANY (%(ids)s::uuid[]) AND topic = %(start)s
+                  AND id NOT IN (SELECT id FROM {s}.saga WHERE id = ANY (%(ids)s::uuid[])))
+""")
+
 #: Write down a command that is sent with this transaction.
 send: Template = Template("""
 INSERT INTO {s}.saga_command (message_id, saga_id, number, step, kind)
@@ -146,6 +153,17 @@ UPDATE {{s}}.tcc_branch SET state = 'confirmed', changed_at = clock_timestamp()
  WHERE {_BRANCH} AND state = 'tried' RETURNING state
 """)
 
+# An UPDATE doesn't see, and so doesn't wait for, a row whose transaction is still open: an INSERT of the same key does.
+# The row that it leaves where there was none is told from all others: what is confirmed was tried.
+#: Wait for the end of a call that has a branch which isn't there yet, and write nothing down.
+await_branch: tuple[Template, Template] = (
+    Template("""
+INSERT INTO {s}.tcc_branch (transaction_id, branch, participant, state, was_tried)
+VALUES (%(transaction_id)s, %(branch)s, %(participant)s, 'confirmed', false) ON CONFLICT DO NOTHING
+"""),
+    Template(f"DELETE FROM {{s}}.tcc_branch WHERE {_BRANCH} AND state = 'confirmed' AND NOT was_tried"),
+)
+
 #: Write down that a branch is cancelled, also one that there isn't yet. Rows: ``(it was tried,)``, or none if it is
 #: confirmed or cancelled.
 cancel_branch: Template = Template("""
@@ -158,3 +176,9 @@ RETURNING was_tried
 
 #: Read the state of a branch. Rows: ``(state,)`` or none.
 branch_state: Template = Template(f"SELECT state FROM {{s}}.tcc_branch WHERE {_BRANCH}")
+
+#: Read which branches of a transaction a participant knows; at most five.
+branches: Template = Template("""
+SELECT branch FROM {s}.tcc_branch WHERE transaction_id = %(transaction_id)s AND participant = %(participant)s
+ ORDER BY branch LIMIT 5
+""")
