@@ -558,6 +558,7 @@ def run_handler(
     entries: Sequence[Entry],
     attempt: int,
     meter: HandlerMeter,
+    passage: int,
     first_failed_at: dt.datetime | None = None,
     *,
     pipelined: bool = False,
@@ -567,7 +568,8 @@ def run_handler(
     A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
     and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure. What the handlers
     sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry, which failed
-    first at ``first_failed_at``. ``meter`` times the calls. ``pipelined``: the statements of all travel together.
+    first at ``first_failed_at``. ``meter`` times the calls. ``passage`` is the number of the group's way through the
+    queue. ``pipelined``: the statements of all travel together.
 
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
@@ -578,6 +580,8 @@ def run_handler(
     if not messages:
         return
     messages[0].attempt, messages[0].first_failed_at = attempt, first_failed_at
+    for message in messages if passage else ():
+        message.passage = passage
     joined = JoinedSession(connection, is_async=subscription.is_async, takes=subscription.takes)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
     call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outbox.database.at_commit import Hold, can_begin_ahead, commit_and_begin, savepoint, write_now
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import Row, Statement, driver_of, is_lost
+from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.message.model import HANDLED
 
@@ -64,7 +64,22 @@ class RunningTransaction:
     is_async: bool
     open: Callable[[], Any]
     connection: Connection | None = None
+    #: How often what was sent within the running call.
+    sent: dict[object, int] = field(default_factory=dict)
     _owner: object = field(default_factory=_caller)
+
+    @classmethod
+    def of_carrier(cls, carrier: Any) -> RunningTransaction | None:
+        """Return the transaction that the framework has opened for the calling code, if a carrier is of it.
+
+        Also to a task that was begun inside: what counts is that both commit together.
+        """
+        running = _running.get()
+        if running is None or (own := running.connection) is None:
+            return None
+        target = getattr(carrier, "sync_session", None) or getattr(carrier, "sync_connection", carrier)
+        joins = target is own or getattr(target, "bind", None) is own
+        return running if joins or (is_of_driver(cast("type", type(target))) and target is driver_of(own)) else None
 
     @classmethod
     def of_caller(cls) -> RunningTransaction | None:
@@ -114,7 +129,8 @@ class JoinedSession:
         self._cursors: list[Any] = []
         self._in_pipeline = False
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
-        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
+        self._running = RunningTransaction(engine, is_async, self.open, connection)
+        self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
         self._hold = Hold(_WORKERS)
         self._hold.add(connection)
@@ -153,6 +169,7 @@ class JoinedSession:
         """
         HANDLED.set(argument)
         self._hold.function = function
+        self._running.sent.clear()
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
             return wait_for(result) if self._is_async else result

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypedDict, Unpack
+from hashlib import blake2b
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, Unpack
 from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
@@ -340,6 +341,7 @@ class Message(_Decoded[T_co]):
     ``group`` is the one that handles it. ``queue_end`` is the last position of its queue when the worker looked last,
     None in a retry. ``first_failed_at`` is when the group failed at it for the first time, by the
     consumer's database, None at its first attempt. (A message that was quarantined before: when that was.)
+    ``passage`` is the group's way through the queue in which it is handled: 0, and one more after each reset or skip.
     """
 
     id: UUID
@@ -362,6 +364,7 @@ class Message(_Decoded[T_co]):
     group: str | None = None
     queue_end: int | None = field(default=None, repr=False, compare=False)
     first_failed_at: dt.datetime | None = None
+    passage: int = field(default=0, repr=False, compare=False)
 
     @property
     def lag(self) -> int | None:
@@ -373,6 +376,7 @@ class Message(_Decoded[T_co]):
 
         The answer is sent from the database of the handler, with its transaction, as by `Outbox.send`, whose carriers,
         options and errors these are. It has this message as its correlation, and its key unless there is another one.
+        Its id follows from the message, the group and its passage: an answer that is given again is the same one.
 
         Raises:
             InvalidMessage: the sender expects no answer (`reply_to` is None); or the message isn't one that a consumer
@@ -446,10 +450,11 @@ class SendOptions(TypedDict, total=False):
     Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
     later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
     setting ``delay_levels``; a level above the last is the last). From ``expires_at`` (with time zone) on no group
-    handles it, by the clock of the group's database. A given ``id`` makes a repeated send fail instead of doubling; a
-    str is a business string, whose id is that of `message_id`. ``content_type`` says how the body is encoded: by the
-    codec of `Outbox.codec`; None leaves it to the body's type, or to its `Topic`. ``queue`` is the one of the topic's
-    that the message comes to, from 0 on, whatever its key: what order messages have is then the sender's business.
+    handles it, by the clock of the group's database. A given ``id`` makes a repeated send fail instead of doubling, or
+    do nothing with ``on_duplicate="ignore"``; a str is a business string, whose id is that of `message_id`. Without one
+    the id of what a handler sends with its transaction follows from its message. ``content_type`` says how the body is
+    encoded: by the codec of `Outbox.codec`; None leaves it to the body's type, or to its `Topic`. ``queue`` is the one
+    of the topic's that the message comes to, from 0 on, whatever its key: the order is then the sender's business.
 
     ``dedupe`` is a business string, too, of which the topic gets one message only: a second send does nothing and
     returns the id of the first, or raises DuplicateMessage with ``on_duplicate="error"``, for as long as the first one
@@ -531,6 +536,26 @@ def _chain_headers(options: SendOptions) -> dict[str, str]:
     if (reason := options.get("refusal")) is not None:
         headers[REFUSAL_HEADER] = storable(reason)[:_LONGEST_REFUSAL]
     return headers
+
+
+class Follows(NamedTuple):
+    """What a send follows from: the message behind it, what more that is known by, and if the send answers it."""
+
+    source: UUID
+    coordinates: tuple[object, ...]
+    answers: bool = False
+
+
+def followed(options: SendOptions) -> Follows | None:
+    """Return what a send follows from; None where that is nothing which a replay would meet again."""
+    match options.get("cause") or HANDLED.get():
+        case (Message() as message) | [Message() as message]:
+            return Follows(message.id, (message.group, message.passage), options.get("correlation") == message.id)
+        case Delivery(message=message) as delivery:
+            return Follows(message.id, ("delivery", delivery.group, delivery.status.value))
+        case DeadLetter() as letter:
+            return Follows(letter.id, ("dead letter", letter.group, letter.parked_at.timestamp()))
+    return None
 
 
 def _handled_message() -> Message | Orphan | None:
@@ -682,6 +707,24 @@ def message_id(topic: str | Topic[Any], text: str) -> UUID:
     """
     name = topic.name if isinstance(topic, Topic) else topic
     return UUID(int=uuid5(uuid5(MESSAGE_NAMESPACE, name), text).int | FIRST_BUSINESS_ID.int)
+
+
+#: The version of ids that follow from others.
+FOLLOWING_VERSION = 8
+
+
+def derived_id(source: UUID, *coordinates: object) -> UUID:
+    """Return the id that follows from another one and coordinates: the same in each process, and again after a restore.
+
+    It begins with the time of ``source`` (UUIDv8 of RFC 9562), and so is in its segment; where that has none, with "f",
+    as ids of business strings do.
+    """
+    text = "\0".join(map(str, (source, *coordinates))).encode("utf-8", "surrogatepass")
+    hashed = int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
+    of_time = source.version in {7, FOLLOWING_VERSION} and source < FIRST_BUSINESS_ID
+    head = (source.int if of_time else hashed | FIRST_BUSINESS_ID.int) >> 80 << 80
+    tail = hashed & ((1 << 80) - 1) & ~(0xF << 76) & ~(0b11 << 62)
+    return UUID(int=head | (FOLLOWING_VERSION << 76) | (0b10 << 62) | tail)
 
 
 def _forget_after_fork() -> None:

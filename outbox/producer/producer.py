@@ -36,11 +36,11 @@ from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
-from outbox.message import content
+from outbox.message import content, model
 from outbox.message.compression import compress
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import Once, chosen_id, once_of, refuse_once, write_firsts
+from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
 from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
 from outbox.telemetry import hooks
@@ -204,7 +204,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):
-            duplicates |= write_firsts(connection, schema, of_schema)
+            statements += firsts(connection, schema, of_schema, duplicates)
         else:
             statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
     return statements, duplicates
@@ -214,8 +214,8 @@ def _waiting(
     writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
 ) -> list[Callable[[], None]]:
     """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
-    heard = hooks.listeners.hooks or any(write.sending or write.sender.middlewares.hooks for write in writes)
-    waiting = [partial(_tell_sent, writes, duplicates)] if heard or duplicates else []
+    heard = hooks.listeners.hooks or any(w.sending or w.once or w.sender.middlewares.hooks for w in writes)
+    waiting = [partial(_tell_sent, writes, duplicates)] if heard else []
     reports = {} if afterwards else _due_reports(writes)
     return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
 
@@ -229,8 +229,7 @@ def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     """Return the reports that are due, each with the engine of its Outbox."""
-    now = time.monotonic()
-    return {each.sender.report: each.sender.own.engine for each in writes if each.sender.report.due_at <= now}
+    return {w.sender.report: w.sender.own.engine for w in writes if w.sender.report.due_at <= time.monotonic()}
 
 
 def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnored]) -> None:
@@ -367,10 +366,9 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and not _is_foreign(used, engine):
             value.refuse_now(engine)
-    root = session.get_transaction()
     if isinstance(value, Write):
         _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
-    level = session.get_nested_transaction() or root
+    level = session.get_nested_transaction() or session.get_transaction()
     sent.entries.append(_Entry(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
@@ -523,8 +521,7 @@ class Producer:
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
         self._topics = topics
-        limited = settings.max_undecided or settings.max_undispatched
-        self._flow = FlowControl(settings, middlewares) if limited else None
+        self._flow = FlowControl(settings, middlewares) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
@@ -603,8 +600,9 @@ class Producer:
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
-        once = None if _NAMING.isdisjoint(message.options) else once_of(message.options)
-        return self._add(carrier, self._new_write(self._half(topic, message), None, once))
+        half = self._half(topic, message, carrier)
+        drawn = _NAMING.isdisjoint(message.options) and half.id.version != model.FOLLOWING_VERSION
+        return self._add(carrier, self._new_write(half, None, None if drawn else once_of(message.options, half.id)))
 
     def prepare(
         self,
@@ -627,7 +625,7 @@ class Producer:
         added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()
         for each in added:
             try:
-                half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+                half = replace(half, headers=content.check_headers({**half.headers, **content.added(each.headers)}))
             except InvalidMessage as error:
                 names = tuple(each.headers)
                 with hooks.work_for(self.middlewares):
@@ -698,8 +696,7 @@ class Producer:
         Raises:
             TransactionRequired: it is an AsyncEngine, and the code isn't inside ``run_sync``.
         """
-        is_async = self._sessions is None
-        if is_async:
+        if is_async := self._sessions is None:
             calling_engine(self.bind)
         with self.transaction(is_async=is_async) as session:
             yield getattr(session, "sync_session", session)
@@ -716,7 +713,7 @@ class Producer:
             raise already(decision)
         return decision
 
-    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
+    def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
@@ -736,8 +733,11 @@ class Producer:
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
         headers = headers_of(content.check_headers(headers), options, expires_at)
+        if half_id is None and carrier is not None and (follows := model.followed(options)) is not None:
+            half_id = following_id(carrier, topic, follows, options, (key, raw))
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
-        id_ = half_id or uuid7()
-        return HalfMessage(id_, self._group, topic, key, tag, headers, content_type, raw, *delivery, queue)
+        return HalfMessage(
+            half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery, queue
+        )

@@ -256,7 +256,7 @@ def test_what_stays_unanswered_is_an_error_from_the_second_time_on(world: World,
     world.late()
     assert [(each.level, each.facts()["times"]) for each in events] == [(30, 1), (40, 2)]
     delays = """SELECT extract(epoch FROM h.deliver_at - h.born_at) FROM outbox.half_message h
-                 WHERE h.topic = 'trip.deadline' ORDER BY h.id"""
+                 WHERE h.topic = 'trip.deadline' ORDER BY h.born_at"""
     assert [round(seconds) for seconds in world.at[world.owner].rows(delays)] == [60, 120, 240]
     assert world.flow(trip).status == "compensating"
 
