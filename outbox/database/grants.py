@@ -144,6 +144,7 @@ DUTIES = (
     _duty(
         "saga",
         "producer",
+        half_message="SELECT(id topic)",
         saga="SELECT INSERT UPDATE",
         saga_command="SELECT INSERT UPDATE",
         tcc_branch="SELECT INSERT UPDATE",

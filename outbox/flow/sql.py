@@ -153,17 +153,6 @@ UPDATE {{s}}.tcc_branch SET state = 'confirmed', changed_at = clock_timestamp()
  WHERE {_BRANCH} AND state = 'tried' RETURNING state
 """)
 
-# An UPDATE doesn't see, and so doesn't wait for, a row whose transaction is still open: an INSERT of the same key does.
-# The row that it leaves where there was none is told from all others: what is confirmed was tried.
-#: Wait for the end of a call that has a branch which isn't there yet, and write nothing down.
-await_branch: tuple[Template, Template] = (
-    Template("""
-INSERT INTO {s}.tcc_branch (transaction_id, branch, participant, state, was_tried)
-VALUES (%(transaction_id)s, %(branch)s, %(participant)s, 'confirmed', false) ON CONFLICT DO NOTHING
-"""),
-    Template(f"DELETE FROM {{s}}.tcc_branch WHERE {_BRANCH} AND state = 'confirmed' AND NOT was_tried"),
-)
-
 #: Write down that a branch is cancelled, also one that there isn't yet. Rows: ``(it was tried,)``, or none if it is
 #: confirmed or cancelled.
 cancel_branch: Template = Template("""

@@ -154,8 +154,12 @@ class Participant(Generic[T]):
         connection, confirm = session.connection(), sql.confirm_branch(self._schema, **key)
         (changed,) = execute(connection, confirm)
         if not changed and (state := self._state(session, key)) is None:
-            # Its try may be about to commit: the statement after this one sees what came of it.
-            *_, changed = execute(connection, *(each(self._schema, **key) for each in sql.await_branch), confirm)
+            # Its try may be about to commit. An UPDATE doesn't see that row, and so doesn't wait; an INSERT of the same
+            # key does, and the statement after it sees what came of it.
+            with connection.begin_nested() as waiting:
+                execute(connection, sql.try_branch(self._schema, **key))
+                waiting.rollback()
+            (changed,) = execute(connection, confirm)
             state = self._state(session, key)
         if changed:
             self._call(BranchState.CONFIRMED, carrier, branch)

@@ -185,6 +185,7 @@ def saga(town: Town) -> None:
             flow_sql.start("outbox", id=flow, name="s", content_type="text/plain", body=b""),
             flow_sql.send("outbox", message_id=command, saga_id=flow, number=1, step="a", kind="action"),
             flow_sql.lock("outbox", name="s", command=command),
+            flow_sql.may_come("outbox", ids=[flow], name="s", start="s.start"),
             flow_sql.answer(
                 "outbox", command=command, answer="done", reason=None, result_type="text/plain", result=b""
             ),
@@ -193,6 +194,7 @@ def saga(town: Town) -> None:
             flow_sql.confirm_branch("outbox", **branch),
             flow_sql.cancel_branch("outbox", **branch),
             flow_sql.branch_state("outbox", **branch),
+            flow_sql.branches("outbox", **branch),
         )
 
 
