@@ -263,16 +263,21 @@ class RoundTrip:
     def _fetch(self) -> PQGen[errors.Error | None]:
         libpq, encoding = self._connection.pgconn, self._connection.info.encoding
         error: errors.Error | None = None
-        for sending in self._sent:
-            result = (yield from generators.fetch_many(libpq))[-1]
-            if result.status in _DONE:
-                sending.result = result
-            elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
+        try:
+            for sending in self._sent:
+                result = (yield from generators.fetch_many(libpq))[-1]
+                if result.status in _DONE:
+                    sending.result = result
+                elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
+                    error = error or errors.error_from_result(result, encoding)
+            # The Sync commits what no COMMIT does. If that fails (a deferred constraint, a full queue of
+            # notifications), the error comes before its own answer.
+            while (result := (yield from generators.fetch_many(libpq))[-1]).status != pq.ExecStatus.PIPELINE_SYNC:
                 error = error or errors.error_from_result(result, encoding)
-        # The Sync commits what no COMMIT does. If that fails (a deferred constraint, a full queue of notifications),
-        # the error comes before its own answer.
-        while (result := (yield from generators.fetch_many(libpq))[-1]).status != pq.ExecStatus.PIPELINE_SYNC:
-            error = error or errors.error_from_result(result, encoding)
+        except psycopg.Error as lost:
+            if error is None:
+                raise
+            raise error from lost  # why the server has ended the connection
         return error
 
 
@@ -283,7 +288,7 @@ def _take_for_committed(connection: Connection[Any] | AsyncConnection[Any]) -> N
         pass
 
     is_async = isinstance(connection, psycopg.AsyncConnection)
-    connection.commit = nothing if is_async else lambda: None  # type: ignore[method-assign,assignment]
+    connection.commit = nothing if is_async else lambda: None  # type: ignore[method-assign]
 
 
 def is_known() -> bool:

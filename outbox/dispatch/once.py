@@ -41,6 +41,7 @@ from outbox.database import sql as database_sql
 from outbox.database.at_commit import after_commit, announce, behind_commit
 from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
+from outbox.database.time_limit import by_size
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden, SequenceBehind
 from outbox.message.model import Counts
@@ -79,12 +80,14 @@ def dispatch_once(
         HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
         SequenceBehind: this is another cluster, and the sequence of ops didn't come with the tables.
     """
-    while (counts := _dispatch(connection, settings, limit, on_news)) is None:
+    most, name = settings.dispatch_batch if limit is None else limit, ("dispatch", settings.schema)
+    attempt = partial(_dispatch, connection, settings, on_news)
+    while (counts := by_size(connection, name, most, attempt)) is None:
         pass  # each time, another worker has come further, or a new epoch has begun
     return counts
 
 
-def _dispatch(connection: Connection, settings: Settings, limit: int | None, on_news: OnNews | None) -> Counts | None:
+def _dispatch(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts | None:
     """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
     with connection.begin():
         # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
@@ -199,20 +202,26 @@ def release_due_once(
     Raises:
         HalvesHidden: as by `dispatch_once`.
     """
+    most, name = settings.dispatch_batch if limit is None else limit, ("release", settings.schema)
+    return by_size(connection, name, most, partial(_release, connection, settings, on_news))
+
+
+def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
     placement, schema = _placement(settings, limit), settings.schema
-    _, begun, _, ((due, messages, _, news, unseen),), ((held, released, _, news_held, unseen_held),), _ = _in_turn(
+    _, begun, ((paused,),), (of_due,), (of_held,), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
-        sql.hold_due(schema),
+        sql.hold_due(schema, limit=limit),
         placement.statement(sql.RELEASE_DUE),
         placement.statement(sql.RELEASE_HELD),
         sql.end_pauses(schema),
     )
+    (due, messages, _, news, unseen), (held, released, _, news_held, unseen_held) = of_due, of_held
     _tell(begun)
     _pass_on(connection, settings, list(dict.fromkeys([*(news or ()), *(news_held or ())])), on_news)
     _tell_missing([*(unseen or ()), *(unseen_held or ())])
-    more = placement.limit in {due, held}
+    more = limit in {due, held, paused}
     return Counts(taken=due + held, done=messages + released, more=more)
 
 
@@ -291,5 +300,5 @@ def dispatch_passed(
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 
-def _placement(settings: Settings, limit: int | None) -> sql.Placement:
-    return sql.Placement(settings.schema, settings.queues, settings.dispatch_batch if limit is None else limit)
+def _placement(settings: Settings, limit: int) -> sql.Placement:
+    return sql.Placement(settings.schema, settings.queues, limit)

@@ -319,15 +319,24 @@ WITH batch AS MATERIALIZED (
     + _APPEND
 )
 
-# Else each pass would step over all of them again. A limit isn't needed: each is held once.
-#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn.
+# Else each pass would step over all of them again.
+#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn. Rows: ``(held,)``.
 hold_due: Template = Template(f"""
-UPDATE {{s}}.scheduled_message d
-   SET deliver_at = {HELD_UNTIL}, held_topic = h.topic, held_sequence = o.sequence
-  FROM {{s}}.half_message h, {{s}}.op_message o
- WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp() AND h.id = d.half_id AND o.half_id = d.half_id
-   AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
-   AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+WITH due AS MATERIALIZED (
+    SELECT d.half_id, h.topic, o.sequence
+      FROM {{s}}.scheduled_message d
+      JOIN {{s}}.half_message h ON h.id = d.half_id
+      JOIN {{s}}.op_message o ON o.half_id = d.half_id
+     WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp()
+       AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
+       AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+     ORDER BY d.deliver_at, d.half_id LIMIT %(limit)s
+), held AS (
+    UPDATE {{s}}.scheduled_message d SET deliver_at = {HELD_UNTIL}, held_topic = due.topic, held_sequence = due.sequence
+      FROM due WHERE d.half_id = due.half_id AND d.recalled_at IS NULL
+    RETURNING 1
+)
+SELECT count(*) FROM held
 """)
 
 #: Turn what topics held, and are resumed, into messages, in the order of their ops. As `RELEASE_DUE`.

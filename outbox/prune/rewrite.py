@@ -125,13 +125,14 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
             return None
-        ((size, rows, counting),) = execute(connection, sizes)[0]
-    if counting > _FEW:
-        return None
-    if rows == counting if rewritten.size is None else size <= rewritten.size:
-        return 0
-    limits = wait_at_most(WAIT), at_most_seconds(WAIT)
+    limits, size = (wait_at_most(WAIT), at_most_seconds(WAIT)), _OVERDUE + 1  # while it isn't known
     try:
+        with connection.begin():
+            ((size, rows, counting),) = execute(connection, sizes)[0]
+        if counting > _FEW:
+            return None
+        if rows == counting if rewritten.size is None else size <= rewritten.size:
+            return 0
         with connection.begin():
             *_, ((_, replaced),), _, _ = execute(connection, *limits, lock, keep, truncate, put_back)
     except DBAPIError as error:

@@ -13,20 +13,20 @@ from outbox.prune.segments_sql import of_segment
 old_cursors: Template = Template("""
 DELETE FROM {s}.dispatch_cursor
  WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
-                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
+                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %(limit)s))
 RETURNING id
 """)
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
-#: Make one row of the totals of each topic that has several.
+#: Make one row of the totals of each topic that has several. Rows: one for each.
 add_up_totals: Template = Template("""
 WITH counted AS (
     DELETE FROM {s}.topic_total
-     WHERE topic IN (SELECT topic FROM {s}.topic_total GROUP BY topic HAVING count(*) > 1)
+     WHERE topic IN (SELECT topic FROM {s}.topic_total GROUP BY topic HAVING count(*) > 1 LIMIT %(limit)s)
     RETURNING topic, committed, rolled_back, checks
 )
 INSERT INTO {s}.topic_total (topic, committed, rolled_back, checks)
-SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic
+SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic RETURNING 1
 """)
 
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
@@ -36,7 +36,7 @@ DELETE FROM {s}.delivery_cursor
        SELECT c.ctid FROM {s}.delivery_cursor c
         WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
                        WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
-        LIMIT %s))
+        LIMIT %(limit)s))
 RETURNING 1
 """)
 
@@ -204,12 +204,15 @@ RETURNING 1
 #: Delete notes that are ``retention`` seconds old about dead letters of a group and topic that there are none of.
 #: Rows: one for each.
 old_notes: Template = Template("""
-DELETE FROM {s}.dead_letter_note n
- WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
-   AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
-   AND NOT EXISTS (SELECT FROM {s}.consumer_message m
-                    WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
-                      AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
+DELETE FROM {s}.dead_letter_note
+ WHERE ctid = ANY (ARRAY(
+       SELECT n.ctid FROM {s}.dead_letter_note n
+        WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
+          AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
+          AND NOT EXISTS (SELECT FROM {s}.consumer_message m
+                           WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
+                             AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
+        LIMIT %(limit)s))
 RETURNING 1
 """)
 

@@ -272,6 +272,22 @@ def test_a_transaction_that_is_cut_off_before_its_block(
     assert make_segment(yard.connection, YOUNG, later)
 
 
+def test_a_survey_that_takes_longer_than_the_server_lets_it(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment is left for now; once it is overdue, its rows go one by one."""
+    yard.send(*"abababab")
+    before = len(yard.left())
+    monkeypatch.setattr(module.sql, "survey", lambda *_: Statement("SELECT pg_sleep(60)"))
+    yard.connection.execute(text("SET statement_timeout = '100ms'"))
+    yard.connection.commit()
+    assert yard.empty() == 0
+    assert len(yard.left()) == before
+    yard.connection.execute(text("SET statement_timeout = 0"))
+    yard.connection.commit()
+    monkeypatch.setattr(module.sql, "survey", lambda *_: Statement("DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$"))
+    gone = yard.empty(by_row=True)
+    assert gone == before - len(yard.left()) > 0
+
+
 def test_a_transaction_that_has_sent_holds_nothing_up(yard: Yard) -> None:
     """A segment is emptied while a sender, who writes into another one, has yet to commit."""
     yard.send(*"aaaa")

@@ -57,6 +57,7 @@ from outbox.telemetry.events.settling import (
 )
 from outbox.telemetry.events.working import (
     AlertFailed,
+    BatchTooLarge,
     BulkItemFailed,
     DifferencesFound,
     DifferencesGone,
@@ -92,6 +93,7 @@ from outbox.telemetry.events.working import (
 __all__ = [
     "AfterCommitFailed",
     "AlertFailed",
+    "BatchTooLarge",
     "BatchUndone",
     "BreakerClosed",
     "BreakerOpened",

@@ -150,6 +150,23 @@ class PassFailed(TelemetryEvent):
         return logging.DEBUG if self.repeated else logging.ERROR
 
 
+@event(
+    "batch.too_large",
+    "database",
+    logging.WARNING,
+    "%(batch)s failed with %(size)s rows at once, and goes on with fewer: %(reason)s",
+)
+class BatchTooLarge(TelemetryEvent):
+    """A batch failed as a whole, by a time-out of the server's most often; the next ones have fewer rows for a while.
+
+    ``size`` is how many rows it had at most; None: all that there are.
+    """
+
+    batch: str
+    size: int | None
+    reason: str
+
+
 @event("duty.cut_off", "worker", logging.DEBUG, "duty %(duty)s was cut off")
 class PassCutOff(TelemetryEvent):
     """A pass was cut off because its worker stops."""

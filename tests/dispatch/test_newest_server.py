@@ -1,4 +1,7 @@
-"""A full queue of notifications: a session listens, and idles in a transaction. All work goes on."""
+"""On PostgreSQL 18, all work goes on while its limits are reached.
+
+The queue of notifications is full, since a session listens, and idles in a transaction; a transaction may take so long.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Settings, embedded
 from outbox.database import migration
 from outbox.database.at_commit import announce
+from outbox.database.execute import sqlstate
 from outbox.database.sql import PROBE, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import uuid7
@@ -23,7 +27,11 @@ from tests.dispatch.support import act, run, scalar
 from tests.kit import ROOT, send_each, wait_until
 
 NODE = ROOT / "tests" / "node" / "node_modules" / "postgres-18" / "native" / "bin"
-HOLDING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holding' AND state = 'idle in transaction'"
+#: Has each message take 20 ms.
+SLOWLY = """
+CREATE FUNCTION outbox.slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;
+CREATE TRIGGER slowly BEFORE INSERT ON outbox.message FOR EACH ROW EXECUTE FUNCTION outbox.slowly()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +132,28 @@ def test_a_worker_delivers(engine: Engine) -> None:
             send_each(app, topic, number)
             wait_until(lambda number=number: number in seen, "the message is handled")
         assert [name for name, health in worker.health().items() if health.last_error] == []
+
+
+def test_a_transaction_that_takes_too_long_for_the_server(engine: Engine) -> None:
+    """It costs the connection, and says why; on the next one there are fewer rows."""
+    app, topic, states = Outbox(engine, settings=Settings()), f"t-{uuid7()}", []
+    with engine.begin() as connection:
+        for number in range(40):
+            app.send(connection, topic, number)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(SLOWLY)
+    left = 40
+    while left:
+        with WorkerDatabase(engine).connect() as connection:
+            connection.exec_driver_sql("SET transaction_timeout = '200ms'")
+            try:
+                left -= dispatch_once(connection, Settings()).done
+            except DBAPIError as error:
+                states.append(sqlstate(error))
+        assert len(states) < 6
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP FUNCTION outbox.slowly CASCADE")
+    assert set(states) == {"25P04"}
 
 
 def test_notifications_are_made_in_one_place() -> None:
