@@ -14,7 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
@@ -198,5 +198,5 @@ def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt
             if lost:
                 raise
         else:
-            batches.passed(size, result.taken if isinstance(result, Counts) else (result or (0,))[0])
+            batches.passed(size, result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0])
             return result
