@@ -11,17 +11,19 @@ This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items 
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.drivers import ending_in, hold_open, let_roll_back
 from outbox.database.execute import (
     Row,
     Statement,
@@ -207,11 +209,13 @@ class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
     ``function`` is the one, or its name; ``owner`` says whose the transactions are, and with what they are committed.
-    ``broken``: one has ended all the same. Savepoints are the function's own.
+    ``broken``: one has ended all the same. ``left`` takes note of what it leaves behind in the session. Savepoints are
+    the function's own.
     """
 
     owner: str
     function: Any = None
+    left: Left | None = None
     broken: bool = False
     _taken: list[tuple[Connection, RootTransaction, Hold | None, Callable[[], None]]] = field(default_factory=list)
     _used: list[Connection] = field(default_factory=list)
@@ -222,7 +226,9 @@ class Hold:
         transaction = connection.get_transaction()
         if transaction is not None and (earlier := _held.get(transaction)) is not self:
             _held[transaction] = self
-            self._taken.append((connection, transaction, earlier, hold_open(driver_of(connection), self.refuse)))
+            self._taken.append(
+                (connection, transaction, earlier, hold_open(driver_of(connection), self.refuse, self.left))
+            )
 
     def release(self) -> None:
         """Let the transactions be ended again, or held by what held them before."""
@@ -441,3 +447,193 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
     for function in waited_for:
         function()
     return rows
+
+
+# --- transactions that the running code isn't to end -----------------------------------------------------------------
+
+# What looks like a statement's begin and is none: comments, texts, names, the body of a function.
+_NO_CODE = re.compile(
+    r"""--[^\n]*|/\*.*?\*/|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|\bbegin\s+atomic\b.*\bend\b""",
+    re.DOTALL | re.IGNORECASE,
+)
+_ENDS = re.compile(
+    r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
+    re.IGNORECASE,
+)
+_MAY_END = re.compile(r"\s*(?:--|/\*|commit|end|abort|rollback|prepare)", re.IGNORECASE)
+# What outlives the transaction. A setting may be for the transaction alone.
+_TEMPORARY = re.compile(
+    r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?!.*\bon\s+commit\s+drop\b)"
+    r"|\bcreate\b.*\bpg_temp\s*\.",
+    re.DOTALL | re.IGNORECASE,
+)
+_LEAVES = re.compile(
+    r"(?:^|;)\s*(?:set\s+(?!local\b|transaction\b|constraints\b)|(?:reset|listen|prepare|deallocate|discard|load)\b)",
+    re.IGNORECASE,
+)
+_LEAVES_BY_CALL = re.compile(
+    r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b", re.IGNORECASE
+)
+# The name of a setting of the application's own, which PostgreSQL lists nowhere.
+_OWN_SETTING = re.compile(r"\bset(?:_config\s*\(\s*'|\s+(?:session\s+)?)(\w+\.\w+)", re.IGNORECASE)
+_IS_OWN_SETTING = re.compile(r"[a-z_]\w*\.\w+", re.IGNORECASE)
+#: From so many characters on, a statement isn't remembered.
+_LONG = 10_000
+#: What a cursor runs statements by.
+_RUNS = ("execute", "executemany", "stream")
+
+#: Note the settings of the session before they are changed.
+_NOTE = """
+SELECT set_config('outbox.before', json_build_object('user', session_user, 'role', current_setting('role'), 'set',
+       (SELECT coalesce(json_object_agg(name, setting), '{}') FROM pg_settings WHERE source = 'session'))::text, true)
+"""
+# A setting that is as it was noted is left alone: it may have been made for this transaction.
+_TIDY_UP = """
+DO $$
+DECLARE
+    each record;
+    before CONSTANT json = nullif(current_setting('outbox.before', true), '');
+BEGIN
+    IF session_user <> before->>'user' THEN
+        PERFORM set_config('session_authorization', before->>'user', false);
+    END IF;
+    IF current_setting('role') <> before->>'role' THEN
+        PERFORM set_config('role', before->>'role', false);
+    END IF;
+    PERFORM set_config(name, wanted, false)
+       FROM (SELECT name, setting, coalesce(before->'set'->>name, reset_val) AS wanted FROM pg_settings
+              WHERE before IS NOT NULL AND context IN ('user', 'superuser') AND name NOT LIKE 'transaction%') s
+      WHERE setting IS DISTINCT FROM wanted;
+    PERFORM set_config(name, '', false) FROM unnest('{own}'::text[]) name WHERE current_setting(name, true) <> '';
+    FOR each IN SELECT name FROM pg_prepared_statements WHERE from_sql LOOP
+        EXECUTE format('DEALLOCATE %I', each.name);
+    END LOOP;
+    FOR each IN SELECT name FROM pg_cursors WHERE is_holdable LOOP
+        EXECUTE format('CLOSE %I', each.name);
+    END LOOP;
+    PERFORM pg_advisory_unlock_all();
+    EXECUTE 'UNLISTEN *';
+    {discard}
+END $$
+"""
+
+#: Raises, because of a call that would end a transaction.
+Refuse = Callable[[str], NoReturn]
+
+
+@dataclass(slots=True, eq=False)
+class Left:
+    """What the code that runs in a transaction leaves behind for whatever runs next in the session."""
+
+    any: bool = False
+    temporary: bool = False
+    own_settings: set[str] = field(default_factory=set)
+
+    def note(self, sql: str, values: Any) -> bool:
+        """Take note of a statement that leaves something behind; return if it is the first one."""
+        first, self.any = not self.any, True
+        self.temporary = self.temporary or _TEMPORARY.search(sql) is not None
+        listed = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
+        self.own_settings.update(_OWN_SETTING.findall(sql))
+        self.own_settings.update(each for each in listed if isinstance(each, str) and _IS_OWN_SETTING.fullmatch(each))
+        return first
+
+    def tidying(self) -> str:
+        """Return the statement that takes it away, in the transaction or in a later one."""
+        discard = "EXECUTE 'DISCARD TEMP';" if self.temporary else ""
+        return _TIDY_UP.replace("{own}", f"{{{','.join(sorted(self.own_settings))}}}").replace("{discard}", discard)
+
+    def forget(self) -> None:
+        """Take note that nothing is left any more."""
+        self.any, self.temporary, self.own_settings = False, False, set()
+
+
+def ending_in(sql: str) -> str | None:
+    """Return the command in a string of statements that would end the transaction; None without one."""
+    if ";" not in sql and not _MAY_END.match(sql):
+        return None
+    found = (_ENDS.match(each) for each in _NO_CODE.sub(" ", sql).split(";"))
+    return next((" ".join(each[0].split()).upper() for each in found if each), None)
+
+
+@lru_cache(maxsize=1000)
+def _effects(sql: str) -> tuple[str | None, bool]:
+    """Return the command that ends the transaction, and whether something is left behind in the session."""
+    # Calls also in texts: these may be the code of a block.
+    leaves = _LEAVES.search(_NO_CODE.sub(" ", sql)) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
+    return ending_in(sql), leaves is not None
+
+
+def hold_open(driver: Any, refuse: Refuse, left: Left | None = None) -> Callable[[], None]:
+    """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
+
+    That is a call of its methods, or a statement of a cursor that is made meanwhile. ``left`` takes note of statements
+    that leave something behind.
+    """
+    if not hasattr(driver, "pgconn"):
+        return lambda: None
+
+    def transaction(*args: Any, **options: Any) -> Any:
+        # On a connection that has yet to begin one, it would be no savepoint.
+        return type(driver).transaction(driver, *args, **options) if in_transaction(driver) else refuse("transaction()")
+
+    held = {name: partial(refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
+        "transaction": transaction,
+        "cursor_factory": refusing(driver.cursor_factory),
+        "row_factory": driver.row_factory,
+        "outbox_held": (refuse, left),
+    }
+    own = vars(driver)
+    before = {name: own[name] for name in held if name in own}
+    own.update(held)
+
+    def let() -> None:
+        for name in held:
+            own.pop(name, None)
+        own.update(before)
+
+    return let
+
+
+def let_roll_back(driver: Any) -> None:
+    """Let SQLAlchemy roll a transaction back that is held open."""
+    getattr(driver, "__dict__", {}).pop("rollback", None)
+
+
+@cache
+def refusing(kind: type) -> type:
+    """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+            send = partial(getattr(super(made, cursor), name), query, *args, **options)
+            refuse, left = getattr(cursor.connection, "outbox_held", (None, None))
+            if refuse is None or query is _NOTE:
+                return send()
+            sql = _text_of(query, cursor)
+            ending, leaves = (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
+            if ending:
+                refuse(ending)
+            values = args[0] if args else options.get("params")
+            if leaves and left is not None and left.note(sql, values) and name != "stream":
+                noted = cursor.connection.cursor().execute(_NOTE)
+                return _after(noted, send) if inspect.isawaitable(noted) else send()
+            return send()
+
+        return run
+
+    made: type = type(kind.__name__, (kind,), {name: wrapped(name) for name in _RUNS})
+    return made
+
+
+async def _after(first: Any, then: Callable[[], Any]) -> Any:
+    await first
+    return await then()
+
+
+def _text_of(query: Any, cursor: Any) -> str:
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode(errors="replace")
+    return str(query.as_string(cursor)) if hasattr(query, "as_string") else "".join(getattr(query, "strings", ()))

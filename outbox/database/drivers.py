@@ -6,14 +6,12 @@ They tell nobody of their COMMIT, so that what is to be written is written at on
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from outbox.database.execute import (
     ASYNCPG,
@@ -201,91 +199,3 @@ def raw_connection(carrier: object) -> Raw | None:
     if asyncpg is not None and isinstance(carrier, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
         return Raw(carrier, ASYNCPG, True)
     return None
-
-
-# --- transactions that the running code isn't to end -----------------------------------------------------------------
-
-# What looks like a statement's begin and is none: comments, texts, names, the body of a function.
-_NO_CODE = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|\bbegin\s+atomic\b.*\bend\b""",
-    re.DOTALL | re.IGNORECASE,
-)
-_ENDS = re.compile(
-    r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
-    re.IGNORECASE,
-)
-_MAY_END = re.compile(r"\s*(?:--|/\*|commit|end|abort|rollback|prepare)", re.IGNORECASE)
-#: What a cursor runs statements by.
-_RUNS = ("execute", "executemany", "stream")
-
-#: Raises, because of a call that would end a transaction.
-Refuse = Callable[[str], NoReturn]
-
-
-def ending_in(sql: str) -> str | None:
-    """Return the command in a string of statements that would end the transaction; None without one."""
-    if ";" not in sql and not _MAY_END.match(sql):
-        return None
-    found = (_ENDS.match(each) for each in _NO_CODE.sub(" ", sql).split(";"))
-    return next((" ".join(each[0].split()).upper() for each in found if each), None)
-
-
-def hold_open(driver: Any, refuse: Refuse) -> Callable[[], None]:
-    """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
-
-    That is a call of its methods, or a statement of a cursor that is made meanwhile.
-    """
-    if not hasattr(driver, "pgconn"):
-        return lambda: None
-
-    def transaction(*args: Any, **options: Any) -> Any:
-        # On a connection that has yet to begin one, it would be no savepoint.
-        return type(driver).transaction(driver, *args, **options) if in_transaction(driver) else refuse("transaction()")
-
-    calls = {name: partial(refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")}
-    held = {
-        "transaction": transaction,
-        "cursor_factory": refusing(driver.cursor_factory),
-        "outbox_refuse": refuse,
-        **calls,
-    }
-    own = vars(driver)
-    before = {name: own[name] for name in held if name in own}
-    own.update(held)
-
-    def let() -> None:
-        for name in held:
-            own.pop(name, None)
-        own.update(before)
-
-    return let
-
-
-def let_roll_back(driver: Any) -> None:
-    """Let SQLAlchemy roll a transaction back that is held open."""
-    getattr(driver, "__dict__", {}).pop("rollback", None)
-
-
-@cache
-def refusing(kind: type) -> type:
-    """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
-
-    def wrapped(name: str) -> Callable[..., Any]:
-        def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
-            refuse = getattr(cursor.connection, "outbox_refuse", None)
-            if refuse is not None and (ending := ending_in(_text_of(query, cursor))):
-                refuse(ending)
-            return getattr(super(made, cursor), name)(query, *args, **options)
-
-        return run
-
-    made: type = type(kind.__name__, (kind,), {name: wrapped(name) for name in _RUNS})
-    return made
-
-
-def _text_of(query: Any, cursor: Any) -> str:
-    if isinstance(query, str):
-        return query
-    if isinstance(query, bytes):
-        return query.decode(errors="replace")
-    return str(query.as_string(cursor)) if hasattr(query, "as_string") else "".join(getattr(query, "strings", ()))

@@ -14,7 +14,18 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from outbox.database.at_commit import Hold, can_begin_ahead, commit_and_begin, savepoint, write_now
+from sqlalchemy import event
+from sqlalchemy.exc import InvalidRequestError
+
+from outbox.database.at_commit import (
+    Hold,
+    Left,
+    can_begin_ahead,
+    commit_and_begin,
+    refuse_autocommit,
+    savepoint,
+    write_now,
+)
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
@@ -24,7 +35,7 @@ from outbox.message.model import HANDLED
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 
 def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -105,6 +116,8 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
+#: Where a connection has what was left behind in its session.
+_LEFT = "outbox.left"
 _WORKERS = "the worker's, which commits it together with its own rows"
 
 
@@ -132,7 +145,10 @@ class JoinedSession:
         self._running = RunningTransaction(engine, is_async, self.open, connection)
         self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
-        self._hold = Hold(_WORKERS)
+        self._left: Left = connection.info.setdefault(_LEFT, Left())
+        if self._left.any:  # by a function that failed: not all of it was rolled back
+            self._tidy_up()
+        self._hold = Hold(_WORKERS, left=self._left)
         self._hold.add(connection)
 
     def open(self) -> Any:
@@ -172,10 +188,21 @@ class JoinedSession:
         self._running.sent.clear()
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
-            return wait_for(result) if self._is_async else result
+            answer = wait_for(result) if self._is_async else result
+            if self._left.any and not (self.rolled_back or self.ended):
+                self.flush()
+                self._tidy_up()
+            return answer
         finally:
             if self._cursors and not self._in_pipeline:  # there, its answers are yet to come
                 self._close_cursors()
+
+    def _tidy_up(self) -> None:
+        """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
+        done = self._driver.cursor().execute(self._left.tidying())
+        if self._is_async:
+            wait_for(done)
+        self._left.forget()
 
     def _other(self) -> Any:
         """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
@@ -268,6 +295,71 @@ class JoinedSession:
             self._session.close()
             # A task or a thread that still has it would write into whatever runs on the connection next.
             self._session.bind = None
+
+
+#: Where a session has what holds its transaction, and the connections that take part in it.
+_HOLD, _BEGUN = "outbox.hold", "outbox.begun"
+_ENDED = "a rollback, commit or close"
+
+
+def unscoped(carrier: Any) -> Any:
+    """Return a session or connection, of a scoped_session the one of this scope."""
+    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
+
+
+def hook_holds() -> None:
+    """Listen to the events of all sessions, for those whose transaction is held; once per process."""
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
+
+    def on_begin(session: Session, _: Any, connection: Connection) -> None:
+        session.info.setdefault(_BEGUN, {})[connection] = None
+        if (hold := session.info.get(_HOLD)) is not None:
+            refuse_autocommit(connection)
+            hold.add(connection)
+
+    def before_commit(session: Session) -> None:
+        if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+            hold.refuse("session.commit()")
+
+    def on_end(session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            session.info.pop(_BEGUN, None)
+            if (hold := session.info.get(_HOLD)) is not None:
+                hold.broken = True
+
+    event.listen(Session, "after_begin", on_begin)
+    event.listen(Session, "before_commit", before_commit)
+    event.listen(Session, "after_transaction_end", on_end)
+
+
+@contextmanager
+def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
+    """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
+
+    Raises:
+        TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
+    """
+    session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
+    hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
+    earlier, session.info[_HOLD] = session.info.get(_HOLD), hold
+    for connection in session.info.get(_BEGUN, ()):
+        hold.add(connection)
+    try:
+        yield
+        if hold.has_ended or not session.is_active:
+            hold.refuse(_ENDED)
+    except InvalidRequestError as error:
+        # What a closed session says to the statement after its end.
+        if hold.broken and type(error) is InvalidRequestError:
+            hold.refuse(_ENDED)
+        raise
+    finally:
+        session.info[_HOLD] = earlier
+        hold.release()
+        if earlier is not None:
+            earlier.broken |= hold.broken
+            for connection in session.info.get(_BEGUN, ()):
+                earlier.add(connection)
 
 
 def wait_for(awaitable: Any) -> Any:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ProgrammingError
 from outbox.database.at_commit import at_commit
 from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
-from outbox.database.session import wait_for
+from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.masking import without
@@ -204,7 +204,7 @@ def transactional(
 
             with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
-                with producer.holding(session, name, "transactional"):
+                with holding(session, name, "transactional"):
                     result = call(*args, **kwargs)
                 returned = send_result(send, result, key=key, tag=tag, message=message)
             if joined is None:
@@ -266,7 +266,7 @@ def two_phase(
                         if not producer.is_captured:
                             _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.recorded(), producer.holding(session, name, "two_phase"):
+                        with own.recorded(), holding(session, name, "two_phase"):
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
                     outcome.resolution = Resolution.COMMIT

@@ -24,16 +24,16 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
+from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Hold, Item, Pending, new_item, refuse_autocommit, savepoints
+from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
-from outbox.database.session import RunningTransaction, factories
+from outbox.database.session import RunningTransaction, factories, hook_holds, unscoped
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content, model
@@ -175,7 +175,7 @@ def _write(
             write.refuse_unstorable(narrow)
     for sender in senders:
         if sender.flow is not None:
-            sender.flow.admit(connection, {(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender})
+            sender.flow.admit(connection, [(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender])
     statements, duplicates = _statements(connection, writes)
     waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
@@ -259,9 +259,6 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
 
 
 _SENT = "outbox.sent"
-#: Where a session has what holds its transaction.
-_HOLD = "outbox.hold"
-_ENDED = "a rollback, commit or close"
 _sessions_hooked = False
 
 
@@ -312,7 +309,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         InvalidSettings: its driver is none that messages can be sent through.
         OutboxBusy: the topic is known to be full.
     """
-    unwrapped = _unscoped(carrier)
+    unwrapped = unscoped(carrier)
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if _is_foreign(target, engine):
@@ -333,11 +330,6 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
             f"connection of psycopg, psycopg2 or asyncpg, not {target!r}"
         )
     _add_to_session(target, value, engine)
-
-
-def _unscoped(carrier: Any) -> Any:
-    """Return a session or connection, of a scoped_session the one of this scope."""
-    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
 
 
 def _is_foreign(used: Connection | Engine, engine: Engine) -> bool:
@@ -400,6 +392,7 @@ def hook_sessions() -> None:
         return
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
+    hook_holds()
     event.listen(Session, "after_begin", _on_begin)
     event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_commit", _after_commit)
@@ -415,9 +408,6 @@ def _sent_of(session: Session) -> _Sent:
 
 
 def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
-    if (hold := session.info.get(_HOLD)) is not None:
-        refuse_autocommit(connection)
-        hold.add(connection)
     sent = _sent_of(session)
     if connection.engine not in sent.connections:
         sent.connections[connection.engine] = connection, savepoints(connection)
@@ -426,8 +416,6 @@ def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -
 
 
 def _before_commit(session: Session) -> None:
-    if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
-        hold.refuse("session.commit()")
     sent = _sent_of(session)
     sent.committing = True
     _assign(session, sent)
@@ -466,8 +454,6 @@ def _after_commit(session: Session) -> None:
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None and (hold := session.info.get(_HOLD)) is not None:
-        hold.broken = True
     sent: _Sent | None = session.info.get(_SENT)
     if sent is None:
         return
@@ -561,36 +547,6 @@ class Producer:
         """Have decorated functions that are called in the block join the transaction of a session."""
         with RunningTransaction(self._engine, is_async, lambda: session).around():
             yield session
-
-    @contextmanager
-    def holding(self, session: Any, function: str, decorator: str) -> Iterator[None]:
-        """Let the code of a block, which is a call of a decorated function, not end the transaction of its session.
-
-        Raises:
-            TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
-        """
-        unwrapped = _unscoped(session)
-        own: Session = getattr(unwrapped, "sync_session", unwrapped)
-        hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
-        earlier, own.info[_HOLD] = own.info.get(_HOLD), hold
-        for connection, _ in _sent_of(own).connections.values():
-            hold.add(connection)
-        try:
-            yield
-            if hold.has_ended or not own.is_active:
-                hold.refuse(_ENDED)
-        except InvalidRequestError as error:
-            # What a closed session says to the statement after its end.
-            if hold.broken and type(error) is InvalidRequestError:
-                hold.refuse(_ENDED)
-            raise
-        finally:
-            own.info[_HOLD] = earlier
-            hold.release()
-            if earlier is not None:
-                earlier.broken |= hold.broken
-                for connection, _ in _sent_of(own).connections.values():
-                    earlier.add(connection)
 
     def running_session(self, *, is_async: bool) -> Any:
         """Return the session of the transaction that the calling code runs in on this database; None without one."""

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from outbox import INJECTED, Outbox, Settings
-from outbox.database.drivers import ending_in
+from outbox.database.at_commit import ending_in
 from outbox.errors import TransactionRequired
 from tests.producer.bank import Account, change, changes, halves, idle_in_transaction, messages, settle
 from tests.producer.caller import Declined
@@ -48,7 +48,7 @@ class Town:
         decorate: Any = getattr(self.outbox, decorator)(topic="t", **options)
         if not self.is_async:
 
-            @decorate
+            @decorate  # type: ignore[untyped-decorator]
             def pay(number: int, session: Session = INJECTED) -> dict[str, int]:
                 session.execute(insert(change).values(number=number))
                 body(session, number)
@@ -56,7 +56,7 @@ class Town:
 
             return pay  # type: ignore[no-any-return]
 
-        @decorate
+        @decorate  # type: ignore[untyped-decorator]
         async def pay_async(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
             await session.execute(insert(change).values(number=number))
             await settle(body(session, number))
