@@ -78,9 +78,15 @@ SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tri
 
 # What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
 # whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
-# asked once more.
+# asked once more. A check that is left of a decided half goes: whoever decided it may not have seen the check, in a
+# snapshot that is older than a rewrite of the table.
 _CLAIM = """
-WITH due AS MATERIALIZED ({due}
+WITH found AS MATERIALIZED ({due}
+), due AS MATERIALIZED (
+    SELECT * FROM found f WHERE NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = f.half_id)
+), ended AS (
+    DELETE FROM {s}.half_check
+     WHERE half_id IN (SELECT half_id FROM found) AND half_id NOT IN (SELECT half_id FROM due)
 ), spent AS (
     UPDATE {s}.half_check c
        SET parked_at = clock_timestamp(),

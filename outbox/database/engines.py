@@ -230,7 +230,8 @@ class EngineRunner:
 
     def run(self, one_pass: Pass) -> Counts:
         """Run a pass on a connection of the pool."""
-        with self._engine.connect() as connection:
+        # Whatever level the application has chosen: a pass reads what others have written until it had its locks.
+        with self._engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
             know_engine(connection, self._bind)
             return one_pass(connection, connection)
 

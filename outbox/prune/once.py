@@ -101,6 +101,7 @@ def prune_producer_once(
         old = partial(old_flows, schema, retention=settings.record_retention)
         flows += _delete_all(connection, old, batch, stopping)
     _delete_all(connection, partial(sql.add_up_totals, schema), batch, stopping)
+    _delete_all(connection, partial(sql.decided_checks, schema), batch, stopping)
     for rewritten in (CHECKS, TOTALS):
         rewrite(connection, schema, rewritten)
     with connection.begin():

@@ -6,7 +6,9 @@ take while an old snapshot is held somewhere, and each pass would step over them
 
 It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
 and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
-with an older snapshot would find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A caller's may
+decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and doesn't count what
+waits (`outbox.producer.sql`).
 """
 
 from __future__ import annotations

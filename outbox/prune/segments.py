@@ -410,8 +410,9 @@ def _compact(connection: Connection, schema: str, segment: Segment, side: Segmen
 
     Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
     partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
-    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot would
-    find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot finds
+    nothing. Those of ours take the lock first (`outbox.reconcile.source`); a caller's that decides a half asks the
+    unique index (`outbox.database.decision`). So it is with rows that move when a segment is made or dropped.
     """
     leaves = {table: _name(schema, name) for table, name in side.leaves(segment).items()}
     with shortly(connection, schema, "empty", segment, side) as mine:

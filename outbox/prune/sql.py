@@ -29,6 +29,16 @@ INSERT INTO {s}.topic_total (topic, committed, rolled_back, checks)
 SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic RETURNING 1
 """)
 
+#: Delete parked checks of decided halves: no check pass comes to them (see `outbox.check.sql`). Rows: one for each.
+decided_checks: Template = Template("""
+DELETE FROM {s}.half_check
+ WHERE half_id = ANY (ARRAY(
+       SELECT c.half_id FROM {s}.half_check c JOIN {s}.op_message o ON o.half_id = c.half_id
+        WHERE parked_at IS NOT NULL
+        LIMIT %(limit)s))
+RETURNING 1
+""")
+
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
 old_delivery_cursors: Template = Template("""
 DELETE FROM {s}.delivery_cursor
