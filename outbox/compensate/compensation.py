@@ -185,11 +185,11 @@ class InboxDatabases:
             self._has_inbox = self._own.run(self._has_inboxes)
         databases: list[InboxDatabase] = [self._own] if self._has_inbox else []
         for consumer in compensation.consumers:
-            address = address_of(url := url_of(consumer))
+            address = address_of(consumer)
             if address == self._own_address:
                 continue
             if address not in self._others:
-                self._others[address] = InboxDatabase(database_address(url), partial(_connect, consumer))
+                self._others[address] = InboxDatabase(database_address(url_of(consumer)), partial(_connect, consumer))
             databases.append(self._others[address])
         return databases
 

@@ -76,7 +76,7 @@ class DatabaseInbox:
 
     def __init__(self, group: KnownGroup, own: Connection, schema: str) -> None:
         consumer = group.consumer
-        is_own = consumer is None or address_of(url_of(consumer)) == address_of(own.engine.url)
+        is_own = consumer is None or address_of(consumer) == address_of(own.engine.url)
         url = own.engine.url if consumer is None else url_of(consumer)
         self._name = database_address(url)
         self._own = own if is_own else None

@@ -10,15 +10,16 @@ import datetime as dt
 import enum
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 
+from outbox.database.engines import connect_url
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Status
@@ -391,15 +392,34 @@ def _at(moment: dt.datetime) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A database, and the schema of the outbox tables in it. Its repr shows no password."""
+    """A database, and the schema of the outbox tables in it. Its repr shows no password.
+
+    Of an ``engine`` the connections are made as it makes its own. In another process there is only a URL, with what the
+    engine had to connect by when the value was sent.
+    """
 
     url: str
     settings: Settings
+    engine: Engine | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         # A URL may have a password among its options too, which SQLAlchemy doesn't hide.
         shown = make_url(self.url).difference_update_query(["password", "sslpassword"])
         return f"Access({shown.render_as_string(hide_password=True)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        now = self.resolved()
+        return Access, (now.url, now.settings)
+
+    def resolved(self) -> Access:
+        """Return the access by a URL that a program which has no engine connects by now.
+
+        Raises:
+            InvalidSettings: the engine opens its connections in a way that no URL can say.
+        """
+        if self.engine is None:
+            return self
+        return Access(connect_url(self.engine).render_as_string(hide_password=False), self.settings)
 
     @property
     def schema(self) -> str:

@@ -222,12 +222,14 @@ def _ours(part: Part, foreign: Collection[Part]) -> list[Part]:
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    return _engine(access.url)
+    return _engine(access.url, access.engine)
 
 
 # An engine asks a server that it is new to for its version and settings, which costs half as much as to connect.
 @lru_cache(maxsize=256)
-def _engine(address: str) -> Engine:
+def _engine(address: str, source: Engine | None) -> Engine:
+    if source is not None:
+        return engines.separate_engine(source, hide_parameters=True)
     url = make_url(address)
     keep_alive = {name: value for name, value in engines.KEEP_ALIVE.items() if name not in url.query}
     return engines.engine_of(url.update_query_dict(keep_alive), hide_parameters=True)
@@ -372,16 +374,16 @@ class PostgresSide:
 
     def _read(self, query: str, reached: list[bool]) -> pa.Table:
         """Read once; ``reached`` has something in it once there was a connection."""
-        connected = False
+        connected, access = False, self.access.resolved()
         try:
-            with adbc_connection(conninfo(self.access.url)) as connection:
+            with adbc_connection(conninfo(access.url)) as connection:
                 connected = True
                 reached.append(connected)
                 return shaped(self.fetch(connection, query), self.schema)
         except SourceLost:
             raise
         except Exception as error:
-            raise_bare(failure_of(error, self.access, connected=connected))
+            raise_bare(failure_of(error, access, connected=connected))
 
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""

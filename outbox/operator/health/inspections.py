@@ -518,8 +518,8 @@ def sequences(examination: Examination) -> Iterator[Diagnosis]:
             if (column.identity is None and named is None) or table.name == "dispatch_cursor":
                 continue
             newest = "" if column.name in leads else f" ORDER BY {first} DESC LIMIT 1000"
-            rows, values = f"SELECT {column.name} FROM {{s}}.{table.name}{newest}", {"table": table.name}
-            values |= {"column": column.name, "named": named}
+            rows = f"SELECT {column.name} FROM {{s}}.{table.name}{newest}"
+            values: dict[str, Any] = {"table": table.name, "column": column.name, "named": named}
             (found,) = examination.read(statement(examination.settings.schema, sql.SEQUENCE, values, rows=rows))
             sequence, value, highest = found[0]
             if value is None:
