@@ -17,7 +17,7 @@ from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
 from outbox.dispatch.once import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, InvalidSettings, NotBound
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound, without_secrets
 from outbox.message.content import check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
@@ -77,7 +77,7 @@ class Outbox(Declarations):
             self.bind(bind, engines=engines)
 
     def __repr__(self) -> str:
-        where = "not bound" if self._binding is None else repr(self.url)
+        where = "not bound" if self._binding is None else without_secrets(repr(self.url))
         return f"Outbox({where}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
 
     # --- the database --------------------------------------------------------------------------------------
@@ -89,8 +89,7 @@ class Outbox(Declarations):
         nothing. ``engines`` are as of the class.
 
         Raises:
-            InvalidSettings: it has another one already, or the engine isn't one that `Outbox` takes.
-            TransactionRequired: it isn't an engine or a session factory on one.
+            InvalidSettings: it has another one already, or this isn't one that `Outbox` takes.
         """
         if self._binding is None:
             self._binding = _Binding(self, bind)

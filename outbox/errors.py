@@ -56,12 +56,30 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import ClassVar, Self
 from uuid import UUID
 
 #: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
 DISTRIBUTION = "outbox-postgres"
+
+
+#: Where texts have secrets: between user and host of a URL (up to the last @, since a password may have one, too; where
+#: it was cut before that, to the end; a user may have one where no port follows), among options, in strings and dicts.
+_SECRETS = (
+    re.compile(r"""(://[^\s:/@'"]*:)(?!\*\*\*)(?:.*(?=@)|(?!\d+(?:[/?,\s'"]|$))[^\s'"]+)"""),
+    re.compile(r"""(://[^\s:/'"]*@[^\s:/'"]*:)(?!\*\*\*@|\d+(?:[/?,\s'"]|$)).*(?=@)"""),
+    re.compile(r"""((?:pg|ssl)?password\s*=\s*)(?!\*\*\*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)""", re.IGNORECASE),
+    re.compile(r"""(['"](?:ssl)?password['"]\s*:\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.IGNORECASE),
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as one that repeats a value of the user's, without the passwords of URLs and connections."""
+    for secret in _SECRETS:
+        text = secret.sub(r"\1***", text)
+    return text
 
 
 def pip_install(*extras: str) -> str:
@@ -89,9 +107,12 @@ class ErrorKind(enum.StrEnum):
 
 
 class OutboxError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. Their texts repeat values, but no password: that is taken out here."""
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+
+    def __init__(self, *texts: object) -> None:
+        super().__init__(*(without_secrets(text) if isinstance(text, str) else text for text in texts))
 
     def __reduce__(self) -> tuple[object, ...]:
         # By message and attributes: some constructors take other arguments.

@@ -20,6 +20,7 @@ from outbox import __version__
 from outbox.cli import database, health, nouns, output, processes, reconcile, sagas, topics
 from outbox.cli.exits import Code, as_failure
 from outbox.cli.reconcile import fleet, follow
+from outbox.errors import without_secrets
 
 _EXAMPLES = """Examples:
 
@@ -58,6 +59,8 @@ class _Group(TyperGroup):
             output.say("interrupted")
             raise typer.Exit(Code.INTERRUPTED) from None
         except Exception as error:
+            if hasattr(error, "format_message"):  # wrong usage, which the library tells
+                error.message = without_secrets(error.message)  # type: ignore[attr-defined]  # as above
             failure = as_failure(error)
             if failure is None:
                 raise

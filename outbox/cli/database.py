@@ -171,7 +171,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
         url = make_url(text)
     except Exception:
         # Whatever SQLAlchemy says may quote the password.
-        raise Failure(f"the URL {_masked(text)!r} can't be read; it must look like {_EXAMPLE}", Code.CONFIG) from None
+        raise Failure(f"the URL {text!r} can't be read; it must look like {_EXAMPLE}", Code.CONFIG) from None
     backend, _, driver = url.drivername.partition("+")
     if backend not in {"postgresql", "postgres"}:
         raise Failure(f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {_EXAMPLE}", Code.CONFIG)
@@ -197,11 +197,6 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
         return engines.engine_of(url, name="outbox cli", **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
-
-
-def _masked(text: str) -> str:
-    """Return the text without what may be a password."""
-    return re.sub(r"(?<=://)(.*)@", "***@", text) if "://" in text else re.sub(r".*@", "***@", text)
 
 
 def now_at(operator: Operator) -> dt.datetime:

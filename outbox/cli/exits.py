@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import kind_of
-from outbox.errors import ErrorKind, pip_install
+from outbox.errors import ErrorKind, pip_install, without_secrets
 
 
 class Code(enum.IntEnum):
@@ -40,7 +40,7 @@ class Failure(Exception):
     """An error to tell the user in one line, which any command may raise: wrong usage, unless ``code`` differs."""
 
     def __init__(self, message: str, code: Code = Code.USAGE) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message))
         self.code = code
 
 

@@ -110,7 +110,7 @@ class Subscription:
     timeout: float | None = None
     rate: float | None = None
     breaker: Breaker | None = None
-    source: Engine | AsyncEngine | str | None = None
+    source: Engine | AsyncEngine | str | None = field(default=None, repr=False)
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     send_reply: ReplySender | None = field(default=None, repr=False)

@@ -29,7 +29,7 @@ from outbox.database.at_commit import (
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
-from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.model import HANDLED
 
 if TYPE_CHECKING:
@@ -482,9 +482,9 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     """Return (engine, its sync engine, sync session factory, async session factory).
 
     Raises:
-        TransactionRequired: it isn't an engine or a session factory on one.
+        InvalidSettings: it isn't an engine or a session factory on one.
     """
-    from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+    from sqlalchemy import URL, Engine  # noqa: PLC0415 - importing outbox must not pay for it
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
     if isinstance(bind, Engine):
@@ -492,7 +492,7 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     if isinstance(bind, sessionmaker):
         engine = bind.kw.get("bind")
         if not isinstance(engine, Engine):
-            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
+            raise InvalidSettings(f"the sessionmaker must be bound to an engine, not {engine!r}")
         return engine, engine, bind, None
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
@@ -501,6 +501,7 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     if isinstance(bind, async_sessionmaker):
         engine = bind.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
-            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
+            raise InvalidSettings(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
         return engine, engine.sync_engine, None, bind
-    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")
+    mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
+    raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
