@@ -159,9 +159,14 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
 
 
 @gathered
-def pause(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
+def pause(
+    topic: TopicArgument,
+    databases: DatabasesOptions,
+    decided: DecidedOptions,
+    create: Annotated[bool, typer.Option("--create", help="Also a topic that has no message so far.")] = False,
+) -> None:
     """Pause a topic."""
-    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
+    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only, "create": create}
     decided.perform(PAUSE_TOPIC, databases, lambda operator: operator.pause_topic(topic, **facts))
 
 

@@ -236,7 +236,7 @@ def release(town: Town) -> None:
     town.dispatched(delay=3600)
     make_due(town.app, failed=False, orphans=False)
     owner = Operator.open({"producer": town.owned["producer"]}, town.settings)
-    owner.pause_topic("t", by="ada", why="why")
+    owner.pause_topic("t", by="ada", why="why", create=True)
     with town.at["producer"].connect() as connection:
         assert not release_due_once(connection, town.settings)
         owner.resume_topic("t", by="ada")
@@ -594,7 +594,7 @@ def order(part: Part) -> Callable[[Town], None]:
         else:
             Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
             for _ in range(2):
-                operator.pause_topic("paused", by="ada", why="why")
+                operator.pause_topic("paused", by="ada", why="why", create=True)
                 operator.resume_topic("paused", by="ada")
 
     return act

@@ -94,6 +94,13 @@ class TopicControlBody(ReasonBody, TopicDatabase):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopicPauseBody(TopicControlBody):
+    """Why a topic is paused."""
+
+    create: bool = option(False, "Also a topic that has no message so far.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupControlBody(ReasonBody):
     """Why a group is held back or let go, and what of it."""
 
@@ -249,9 +256,9 @@ def paused_topics(context: Context) -> TopicPauses:
 
 
 @topics.post("/{topic:path}/pause", **_of(PAUSE_TOPIC))
-def pause_topic(context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)) -> WholeActed:
+def pause_topic(context: Context, topic: TopicName, body: TopicPauseBody = from_body(TopicPauseBody)) -> WholeActed:
     """Pause the dispatch of a topic."""
-    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database}
+    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database, "create": body.create}
     return WholeActed(context.operator.pause_topic(topic, **facts))
 
 

@@ -6,6 +6,7 @@ And the topics whose dispatch is paused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -181,6 +182,7 @@ class TopicForm:
     topic: str = option("", most=1000)
     reason: str = option("", most=4000)
     database: str | None = option(None)
+    create: bool = option(False)
 
 
 @router.get("/topic/{act}", **_may(PAUSE_TOPIC))
@@ -193,6 +195,6 @@ def confirm_topic(view: View, act: TopicWord, topic: str = "", database: str | N
 def control_topic(view: View, act: TopicWord, pairs: FormPairs) -> Response:
     """Pause a topic, or resume it."""
     form, operator = read(TopicForm, pairs), view.operator
-    perform = operator.pause_topic if act == "pause" else operator.resume_topic
+    perform = partial(operator.pause_topic, create=form.create) if act == "pause" else operator.resume_topic
     perform(form.topic, by=view.context.actor, why=form.reason, database=form.database)
     return view.done(_TOPIC_CONTROLS[act].name, "groups")

@@ -226,6 +226,7 @@ INSPECTIONS = (
     Inspection("confirmed groups", inspections.confirming, "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("paused topics", inspections.paused_topics, "producer"),
+    Inspection("topics and groups", inspections.topics_and_groups, "producer consumer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("segments", inspections.all_segments, "producer"),
     Inspection("inbox segments", inspections.held_segments, "consumer"),

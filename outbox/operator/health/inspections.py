@@ -182,6 +182,21 @@ def paused_topics(subject: Subject) -> Iterator[Diagnosis]:
     yield from subject.judge(["topic.paused"], sql.PAUSED_TOPICS.named(subject.rows(sql.PAUSED_TOPICS)))
 
 
+def topics_and_groups(examination: Examination) -> Iterator[Diagnosis]:
+    """Topics that are consumed and were never sent to, and the other way round: mostly one name is written wrongly."""
+    sent: dict[str, bool] = dict(examination.rows(sql.SENT_TOPICS, limit=LIMIT))
+    consumed = {(each.topic, each.group) for each in examination.subscriptions or () if each.source is None}
+    for each in merged(examination.workers):
+        if each.kind == "consumer" and each.options.get("source") is None:
+            consumed.add((each.topic, str(each.group)))
+    for topic, group in sorted(consumed):
+        if topic not in sent and len(sent) < LIMIT:
+            yield examination.finding("topic.silent", {"topic": topic, "group": group})
+    for topic in sorted(sent.keys() - {topic for topic, _ in consumed}):
+        if not sent[topic]:
+            yield examination.finding("topic.unread", {"topic": topic})
+
+
 # --- halves, messages and groups ---------------------------------------------------------------------------------
 
 

@@ -268,6 +268,14 @@ SELECT DISTINCT p.consumer_group, r.topic
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
+#: The topics of which there was a message. Rows: ``(name, a group that is known here reads it)``.
+SENT_TOPICS = Template(f"""{GROUP_QUEUES}
+SELECT t.name, t.name IN (SELECT topic FROM place)
+               OR EXISTS (SELECT FROM {{s}}.delivery_cursor d WHERE d.topic = t.name)
+  FROM {{s}}.topic t WHERE EXISTS (SELECT FROM {{s}}.message m WHERE m.topic = t.name)
+ ORDER BY 1 LIMIT %(limit)s
+""")
+
 # --- groups at the consumer --------------------------------------------------------------------------------------
 
 #: How far each group has come. Rows: ``(group, topic, queue, position)``.

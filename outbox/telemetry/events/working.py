@@ -13,12 +13,29 @@ from outbox.telemetry.event import TelemetryEvent, event
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 
-@event("worker.started", "worker", logging.INFO, "worker started with %(count)d duties")
+@event(
+    "worker.started",
+    "worker",
+    logging.INFO,
+    "worker started with %(count)d duties: groups %(groups)s, of topics %(topics)s; checkers of %(checkers)s%(lacks)s",
+)
 class WorkerStarted(TelemetryEvent):
-    """A worker runs these duties now."""
+    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of what isn't.
+
+    It may consume, and no consumer is declared.
+    """
 
     count: int
     duties: tuple[str, ...]
+    groups: tuple[str, ...]
+    topics: tuple[str, ...]
+    checkers: tuple[str, ...]
+    lacks: str
+
+    @property
+    def level(self) -> int:
+        """A warning where it lacks something."""
+        return logging.WARNING if self.lacks else self.usual_level
 
 
 @event("worker.stopping", "worker", logging.INFO, "worker is stopping")
