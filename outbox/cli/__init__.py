@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from outbox.cli import database, health, nouns, output, processes, reconcile, sa
 from outbox.cli.exits import Code, as_failure
 from outbox.cli.reconcile import fleet, follow
 from outbox.errors import without_secrets
+from outbox.text import trace_of
 
 _EXAMPLES = """Examples:
 
@@ -65,7 +65,7 @@ class _Group(TyperGroup):
             if failure is None:
                 raise
             if ctx.params.get("debug"):
-                traceback.print_exc()
+                output.say(trace_of(error))
             output.say(f"error: {failure}")
             raise typer.Exit(failure.code) from None
 

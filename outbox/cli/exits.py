@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import kind_of
 from outbox.errors import ErrorKind, pip_install, without_secrets
+from outbox.text import message_of
 
 
 class Code(enum.IntEnum):
@@ -74,7 +75,7 @@ def as_failure(error: Exception) -> Failure | None:
     kind = kind_of(error)
     if kind is None:
         return None
-    text = one_line(str(error))
+    text = one_line(message_of(error))
     if isinstance(error, DBAPIError):
         text = _DATABASE_SAYS.get(kind, "the database refused: {}").format(one_line(str(error.orig)))
     return Failure(text, _CODES.get(kind, Code.FAILED))

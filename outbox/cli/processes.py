@@ -32,6 +32,7 @@ from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
 from outbox.telemetry.logs import LogFormat, configure
+from outbox.text import named
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -316,7 +317,7 @@ def codecs_of(path: str | None) -> Codecs:
 def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
         return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"
-    message = f"--app {path!r} can't be imported: {type(error).__name__}: {one_line(str(error))}"
+    message = f"--app {path!r} can't be imported: {one_line(named(error))}"
     frames = extract_tb(error.__traceback__)
     return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
 

@@ -209,7 +209,7 @@ class _CompensationPass:
         item, compensation = run.item, run.compensation
         if compensation.limit.exhausted:
             raise Postponed(f"{compensation.name} hangs in every thread that it may have", UNREACHABLE)
-        error: Exception | None
+        error: BaseException | None
         try:
             thread = f"outbox-compensate-{item.topic}"
             self._runners.run(compensation.limit, thread, run.hold, is_async=compensation.is_async)
@@ -219,7 +219,7 @@ class _CompensationPass:
         if run.done:
             emit(MessageCompensated(**_names(item)))
             return "done"
-        if isinstance(error, StaleItem):
+        if issubclass(type(error), StaleItem):
             return self._check_again(item, databases, str(error))
         if error is None or (self._stopping() and run.error is None):
             raise Postponed("the worker was stopped", 0)
@@ -227,7 +227,7 @@ class _CompensationPass:
             raise Postponed(summary_of(error).partition("\n")[0], BUSY if run.held else UNREACHABLE)
         return self._failed(run, error, lost=run.error is None)
 
-    def _failed(self, run: CompensationRun, error: Exception, *, lost: bool) -> str:
+    def _failed(self, run: CompensationRun, error: BaseException, *, lost: bool) -> str:
         item, failure = run.item, without(summary_of(error), run.message.secrets if run.message else ())
         most = self._settings.compensation_attempts
         emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=most, error=error))

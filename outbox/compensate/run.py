@@ -18,8 +18,9 @@ from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
+from outbox.message.answer import COMPENSATION
 from outbox.message.masking import cleaned
-from outbox.message.model import Counts, Message, Park, Retry, Skip, read_headers
+from outbox.message.model import Counts, Message, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Compensating, observed
 from outbox.text import storable
@@ -159,7 +160,7 @@ class CompensationRun:
     held: bool = False
     called: bool = False
     done: bool = False
-    error: Exception | None = None
+    error: BaseException | None = None
     message: Message | None = None
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
@@ -178,11 +179,7 @@ class CompensationRun:
         self.called = True
         try:
             result = observed(Compensating(message), joined.call, self.compensation.function, message)
-            joined.accept(result, "compensation", CompensationFailed)
-            if isinstance(result, Retry | Park | Skip):
-                raise CompensationFailed(
-                    f"the compensation returned {result!r}, which only handlers may; let it raise to be tried again"
-                )
+            joined.accept(result, COMPENSATION, CompensationFailed)
         finally:
             joined.close()
         self._end(connection, result, message.secrets)

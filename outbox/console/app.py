@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +46,7 @@ from outbox.operator.look.redact import Redactor
 from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit
-from outbox.text import described, summary_of
+from outbox.text import described, summary_of, trace_of
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -228,7 +227,7 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def _tell_failure(context: RequestContext, error: Exception) -> None:
-    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
+    trace = trace_of(error)[-_TRACE_CHARS:]
     emit(RequestFailed(**context.facts, traceback=trace, error=error))
 
 

@@ -6,13 +6,11 @@ decided purely here, written by the consumer.
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import hashlib
 import json
 import math
 import random
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,6 +29,7 @@ from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_l
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
+from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
 from outbox.message.masking import without
@@ -38,7 +37,7 @@ from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
-from outbox.text import error_text, function_name, kind_of_error, kind_of_text, storable
+from outbox.text import error_text, function_name, kind_of_error, kind_of_text, message_of, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -404,9 +403,11 @@ def crashed(subscription: Subscription, attempts: int, claims: int) -> tuple[int
 
 
 def failure_of(answer: Any) -> HandlerFailure | None:
-    """Return what a handler's return value says; None is success, and so is any other value."""
+    """Return what a handler's return value says; None is success, and no other value is."""
     if answer is None:
         return None
+    if refusal := HANDLER.refusal(answer):
+        return HandlerFailure(refusal)
     match answer:
         case Retry(after=after, reason=reason):
             return _retry(after, reason)
@@ -428,7 +429,7 @@ def _retry(after: Any, reason: Any) -> HandlerFailure:
 
 def failure_from(error: BaseException) -> HandlerFailure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
-    status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
+    status = Status.PARKED if issubclass(type(error), InvalidMessage) else Status.FAILED
     return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
 
 
@@ -442,7 +443,7 @@ def raise_refused(connection: Connection, error: Exception, entries: Sequence[En
     """
     if is_lost(connection) or not entries:
         raise error
-    if sql.ENDED in str(error):
+    if sql.ENDED in message_of(error):
         raise TransactionEnded(entries, attempt) from error
     raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
@@ -605,7 +606,7 @@ def run_handler(
     except AttemptFailed:
         raise
     except BaseException as error:
-        if is_lost(connection) or _ends_the_pass(error):
+        if is_lost(connection) or is_from_outside(error):
             raise
         if joined.ended:
             raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
@@ -626,21 +627,3 @@ def _observed_call(
 def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
     """Return the entries whose handler has run when that of ``last`` ended."""
     return entries if subscription.takes_batch else entries[: entries.index(last) + 1]
-
-
-def _ends_the_pass(error: BaseException) -> bool:
-    """Tell whether an exception came to the handler from outside, rather than from its own code.
-
-    Python raises KeyboardInterrupt in the main thread, whatever runs there; a cancelled task gets CancelledError where
-    it waits, and a coroutine that is closed GeneratorExit.
-    """
-    match error:
-        case KeyboardInterrupt():
-            return threading.current_thread() is threading.main_thread()
-        case asyncio.CancelledError():
-            try:
-                task = asyncio.current_task()
-            except RuntimeError:  # no event loop runs in this thread
-                return False
-            return task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit)

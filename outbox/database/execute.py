@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -527,12 +528,16 @@ _LOST = frozenset({"OperationalError", "ConnectionTimeout", "InterfaceError"})
 
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error of SQLAlchemy or of the driver; "" where there is none."""
-    original = getattr(error, "orig", error)
-    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    with suppress(Exception):  # the attributes may be code of an application's exception
+        original = getattr(error, "orig", error)
+        return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+    return ""
 
 
 def kind_of(error: BaseException) -> ErrorKind | None:
     """Return what an error means; None for one that is neither the outbox's nor the database's."""
+    if not issubclass(type(error), (OutboxError, PoolTimeout, DBAPIError, ArgumentError, NoSuchModuleError)):
+        return None  # an application's exception may lie about its class, or fail where it is asked
     match error:
         case OutboxError():
             return error.kind

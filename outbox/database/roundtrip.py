@@ -32,6 +32,7 @@ from psycopg.types.array import ListBinaryDumper, register_all_arrays
 from outbox.database.execute import COMMITS, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -238,7 +239,7 @@ class RoundTrip:
         if error is not None:
             if not (committed or self._has_committed()):
                 raise error
-            emit(AfterCommitFailed(reason=str(error), error=error))
+            emit(AfterCommitFailed(reason=message_of(error), error=error))
         return [sending.rows(self._transformer) for sending in self._sent]
 
     def _has_committed(self) -> bool:

@@ -30,6 +30,7 @@ from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
 from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
+from outbox.message.answer import CalledKind, is_from_outside
 from outbox.message.model import HANDLED
 
 if TYPE_CHECKING:
@@ -267,19 +268,18 @@ class JoinedSession:
         if self._session is not None:
             self._session.commit()
 
-    def accept(self, answer: Any, what: str, failed: type[Exception]) -> None:
-        """Finish after a call whose answer says nothing of success; ``what`` was called.
+    def accept(self, answer: Any, kind: CalledKind, failed: type[Exception]) -> None:
+        """Finish after the call of a function of this kind.
 
         Raises:
-            failed: it has undone or ended its transaction, or has only begun: it is async, and declared otherwise.
+            failed: it has undone or ended its transaction, or returned what is no answer.
         """
         if self.rolled_back:
-            raise failed(f"the {what} rolled its session back; let it raise instead")
+            raise failed(f"the {kind.what} rolled its session back; let it raise instead")
         if self.ended:
-            raise failed(f"the {what} ended its transaction; let it return or raise instead")
-        if inspect.iscoroutine(answer):
-            answer.close()
-            raise failed(f"the {what} returned a coroutine: declare it with 'async def'")
+            raise failed(f"the {kind.what} ended its transaction; let it return or raise instead")
+        if refusal := kind.refusal(answer):
+            raise failed(refusal)
         self.finish()
 
     def close(self) -> None:
@@ -455,17 +455,17 @@ class Transactions:
             stack.close()
 
 
-def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Exception | None:
+def attempt(connection: Connection, perform: Callable[[Connection], None]) -> BaseException | None:
     """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
 
     Raises:
-        Exception: the connection was lost: nobody knows what came of it.
+        BaseException: the connection was lost, so that nobody knows what came of it; or the process or the task ends.
     """
     transaction = connection.begin()
     try:
         perform(connection)
-    except Exception as error:
-        if is_lost(connection):
+    except BaseException as error:  # also SystemExit: it ends this call, and not those after it
+        if is_lost(connection) or is_from_outside(error):
             raise
         return error
     finally:

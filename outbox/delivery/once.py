@@ -134,7 +134,7 @@ class ConfirmReport:
         before = self.unreachable.get(key)
         self._met[key] = Trouble(*key, 1 if before is None else before.passes + 1, error)
 
-    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: Exception) -> None:
+    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: BaseException) -> None:
         """A callback has failed, and will be called again."""
         self.callbacks_failed += 1
         key = group.topic, group.group
@@ -441,7 +441,7 @@ class _Confirmation:
         """Run the callback of a row, and append that with it; False if it failed."""
         callback = self._callbacks[row.callback or ""]
         run = CallbackRun(callback, self._settings, self._group, row)
-        error: Exception | None
+        error: BaseException | None
         try:
             if callback.limit.exhausted:
                 raise FunctionTimedOut("it hangs in every thread that it may have")

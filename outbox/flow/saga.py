@@ -52,6 +52,7 @@ from outbox.database.execute import Row, execute
 from outbox.database.session import check_function
 from outbox.errors import InvalidHandler
 from outbox.flow import sql
+from outbox.message.answer import FUNCTION, finished
 from outbox.message.content import Codecs, check_group, check_seconds
 from outbox.message.model import (
     Delivery,
@@ -536,7 +537,7 @@ class _Advance:
             options["correlation"] = self._done_by(step.name)
         if delay:
             options["delay"] = delay
-        body = flow.body if step.body is None else step.body(flow)
+        body = flow.body if step.body is None else finished("body", step.body(flow))
         self.saga._outbox.current.send(self.session, topic, body, **options)
         command = SagaCommand(message_id, len(flow.commands) + 1, step.name, kind)
         flow.commands.append(command)
@@ -582,8 +583,9 @@ class _Advance:
         at_commit(self.connection, sql.change(self._schema, **change))
         # What had to undo a step after its end has told its end before.
         again = any(each.answer is CommandAnswer.DONE and each.reason is not None for each in flow.commands)
-        if ended and not again and self.saga._when_ended is not None:
-            self.saga._when_ended(flow, self.session)
+        function = self.saga._when_ended
+        if ended and not again and function and (refusal := FUNCTION.refusal(function(flow, self.session))):
+            raise InvalidHandler(f"saga {flow.name!r}: at its end, {refusal}")
 
     def _note(
         self, command: SagaCommand, answer: CommandAnswer, reason: str | None, kind: str | None, raw: bytes | None

@@ -27,6 +27,7 @@ from outbox.database.execute import execute
 from outbox.database.session import check_function, is_async, wait_for
 from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow import sql
+from outbox.message.answer import FUNCTION
 from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
 
 if TYPE_CHECKING:
@@ -203,14 +204,16 @@ class Participant(Generic[T]):
                 f"participant {self.name!r} has nothing that is called to be {state.value}: declare all three functions"
             )
         if not is_async(function):
-            function(branch, getattr(carrier, "sync_session", carrier))
+            returned = function(branch, getattr(carrier, "sync_session", carrier))
         elif hasattr(carrier, "sync_session"):
-            wait_for(function(branch, carrier))
+            returned = wait_for(function(branch, carrier))
         else:
             raise InvalidHandler(
                 f"participant {self.name!r}: what is called to be {state.value} is async, so call it with an "
                 f"AsyncSession, not with {type(carrier).__name__}"
             )
+        if refusal := FUNCTION.refusal(returned):
+            raise InvalidHandler(f"participant {self.name!r}, to be {state.value}: {refusal}")
 
     def _state(self, session: Session, key: dict[str, Any]) -> BranchState | None:
         # Only read where the call took no effect: whose effect that was has ended by now, and the row stays.

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.errors import InvalidHandler, InvalidMessage, pip_install
-from outbox.text import why_invalid
+from outbox.text import named, why_invalid
 
 MAX_TOPIC = 127
 MAX_GROUP = 120
@@ -598,7 +598,7 @@ class Codec:
         except Exception as error:
             raise InvalidMessage(
                 f"the body of type {type(body).__name__} can't be encoded by the codec of {self.content_type!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{named(error)}"
             ) from error
         if not isinstance(raw, _BYTES):
             raise InvalidMessage(f"the codec of {self.content_type!r} must make bytes, not {type(raw).__name__}")
@@ -614,7 +614,7 @@ class Codec:
             return self.decode(raw)
         except Exception as error:
             raise InvalidMessage(
-                f"the body can't be read by the codec of {self.content_type!r}: {type(error).__name__}: {error}"
+                f"the body can't be read by the codec of {self.content_type!r}: {named(error)}"
             ) from error
 
 
@@ -683,7 +683,7 @@ class Codecs(dict[str, Codec]):
         except Exception as error:
             raise InvalidMessage(
                 f"what the codec of {content_type!r} reads can't be shown as JSON; give it show=, a function that "
-                f"makes a dict of it: {type(error).__name__}: {error}"
+                f"makes a dict of it: {named(error)}"
             ) from error
 
 

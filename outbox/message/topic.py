@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from outbox.errors import InvalidHandler, InvalidMessage, VersionUnknown
 from outbox.message import content
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.text import why_invalid
+from outbox.text import named, why_invalid
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -164,7 +164,7 @@ class Topic(Generic[T]):
             except Exception as error:
                 raise InvalidMessage(
                     f"the body of version {version} of topic {self.name!r} can't be brought from version {step} to "
-                    f"{step + 1}: {type(error).__name__}: {error}"
+                    f"{step + 1}: {named(error)}"
                 ) from error
         # As JSON once more: the model reads a date or a set from JSON by other rules than from Python.
         return content.decode(content.encode(body)[0], content.JSON, self.model)  # type: ignore[no-any-return]  # as above

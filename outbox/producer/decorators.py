@@ -11,7 +11,7 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -23,13 +23,14 @@ from outbox.database.execute import execute
 from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
+from outbox.message.answer import finished
 from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for
-from outbox.text import error_text, function_name, kind_of_error
+from outbox.text import error_text, function_name, kind_of_error, message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -134,16 +135,19 @@ def _decorated(function: F, run: Callable[..., Any]) -> F:
     ``run`` is plain code. For an async function it runs inside a greenlet, as all of SQLAlchemy's own asyncio does:
     there ``call`` waits for the coroutine, which runs in the caller's task.
     """
-    if not inspect.iscoroutinefunction(function):
+    is_async = inspect.iscoroutinefunction(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = wait_for(function(*args, **kwargs)) if is_async else function(*args, **kwargs)
+        return finished(function.__qualname__, result)  # it would run when its transaction is over
+
+    if not is_async:
 
         @functools.wraps(function)
         def plain(*args: Any, **kwargs: Any) -> Any:
-            return run(function, *args, **kwargs)
+            return run(call, *args, **kwargs)
 
         return cast("F", plain)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wait_for(function(*args, **kwargs))
 
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -385,7 +389,10 @@ class _HalfOfCall:
 
     def _note(self, error: BaseException, failure: Exception) -> None:
         """Tell that the half couldn't be rolled back, by the exception that reaches the caller."""
-        error.add_note(f"half message {self._half_id} was not rolled back ({failure}); the check will decide it")
+        with suppress(BaseException):  # it may keep something else by the name of its notes
+            error.add_note(
+                f"half message {self._half_id} was not rolled back ({message_of(failure)}); the check will decide it"
+            )
         with work_for(self._producer.middlewares):
             emit(RollbackFailed(half_id=self._half_id, error=failure))
 
@@ -406,7 +413,7 @@ class _HalfOfCall:
 
     def _learn(self, error: Exception) -> bool:
         """Note the decision that came first, if the error tells of one about this half and no other; tell whether."""
-        if not isinstance(error, AlreadyDecided) or error.half_id != self._half_id:
+        if not issubclass(type(error), AlreadyDecided) or error.half_id != self._half_id:  # type: ignore[attr-defined]
             return False
         is_committed = isinstance(error, AlreadyCommitted)
         self._outcome.resolution = Resolution.COMMIT if is_committed else Resolution.ROLLBACK

@@ -40,7 +40,7 @@ from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
 from outbox.reconcile.rows import SCHEMAS, fixed_ids
-from outbox.text import summary_of
+from outbox.text import class_name, summary_of
 
 T = TypeVar("T")
 
@@ -411,7 +411,7 @@ def failure_of(error: Exception, access: Access, *, connected: bool = True) -> S
     # Whatever the driver says may quote the URL.
     text = hidden(summary_of(error), access.url)
     state = sqlstate(error)
-    lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
+    lost = UNAVAILABLE.match(state) or (not state and class_name(error) == "OperationalError")
     again = not connected or lost or state == SERIALIZATION_FAILURE
     return (SourceLost if again else SourceError)(f"{described(access.url)} can't be read: {text}")
 

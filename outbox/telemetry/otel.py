@@ -49,6 +49,7 @@ from outbox.telemetry.hooks import (
     add_observer,
     add_send_hook,
 )
+from outbox.text import class_name
 
 try:
     from opentelemetry import context, metrics, propagate, trace
@@ -206,7 +207,7 @@ class _Instrumentation:
                     span.set_attributes(failed)
                     span.set_status(trace.StatusCode.ERROR, call.answer.reason)
         except BaseException as error:
-            failed = {"error.type": type(error).__qualname__}
+            failed = {"error.type": class_name(error)}
             raise
         finally:
             self._processing.record(time.perf_counter() - began, {**labels, **failed})
@@ -241,7 +242,7 @@ class _Instrumentation:
             try:
                 yield span
             except BaseException as error:
-                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_attribute("error.type", class_name(error))
                 raise
 
 

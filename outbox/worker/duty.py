@@ -22,6 +22,7 @@ from outbox.errors import ErrorKind
 from outbox.message.model import Counts
 from outbox.telemetry.events import PassCutOff, PassEnded, PassFailed, PassRecovered
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
+from outbox.text import class_name, named
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 
@@ -242,12 +243,12 @@ class Duty:
         if self._lane.stopping.is_set():
             emit(PassCutOff(duty=self.name, error=error))
             return
-        before, text = self.health, f"{type(error).__name__}: {error}"
+        before, text = self.health, named(error)
         kind, failures = kind_of(error), before.failures + 1
         lost, unusable = kind is ErrorKind.UNAVAILABLE, kind is ErrorKind.SCHEMA
         now = dt.datetime.now(dt.UTC)
         self.health = Health(before.last_success, text, now, failures, connection_lost=lost, unusable=unusable)
-        same = before.failures > 0 and type(error).__name__ == (before.last_error or "").partition(":")[0]
+        same = before.failures > 0 and class_name(error) == (before.last_error or "").partition(":")[0]
         why, of = text.partition("\n")[0], self.name
         emit(PassFailed(duty=of, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error))
 

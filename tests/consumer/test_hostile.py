@@ -1,185 +1,173 @@
-"""Adapters and settings of the application's: what the framework binds and reads means the same with each of them."""
+"""Only a return is a success, and only of an answer: whatever else a handler does is one failed attempt, and no more.
+
+Each engine handles a message for each way to fail, and one that does nothing wrong: in one pass.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+import asyncio
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
-from uuid import UUID
 
-import psycopg
-import psycopg2.extensions
 import pytest
-from psycopg.adapt import Loader
-from psycopg.types.json import JsonbDumper
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import Message, Outbox, Settings, testing
-from outbox.database import migration
-from outbox.operator.model import MessageFilter, PageRequest
-from tests.kit import Tables
+from outbox import Settings
+from outbox.consumer.consumer import Consumer
+from outbox.telemetry.hooks import add_observer
+from tests.consumer.support import Bench
+from tests.kit.hostile import HOSTILE, LEAVING, NO_ANSWERS, VALUES
 
-#: Settings of the server's for a session that has been asked to be different.
-SETTINGS = {
-    "array_nulls": "off",
-    "bytea_output": "escape",
-    "DateStyle": "German",
-    "IntervalStyle": "sql_standard",
-    "TimeZone": "Asia/Kathmandu",
-    "standard_conforming_strings": "off",
-    "extra_float_digits": "-15",
-    "search_path": "pg_temp",
-    "default_transaction_isolation": "serializable",
-    "default_transaction_deferrable": "on",
-    "row_security": "off",
-    "client_encoding": "LATIN1",
-    "enable_hashjoin": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "xmlbinary": "hex",
-    "transform_null_equals": "on",
-    "quote_all_identifiers": "on",
+#: How handlers are called: with which options, and whether they are async.
+ENGINES: dict[str, tuple[dict[str, Any], bool]] = {
+    "in a transaction": ({}, False),
+    "in a transaction, async": ({}, True),
+    "in a batch": ({"batch": 7}, False),
+    "of lists": ({"batch": 7, "takes_batch": True}, False),
+    "by key": ({"ordered": "key"}, False),
+    "outside": ({"transactional": False, "concurrency": 4}, False),
+    "outside, async": ({"transactional": False, "concurrency": 4}, True),
 }
 
 
-class Nonsense(Loader):
-    """Reads everything as the same."""
-
-    def load(self, data: Any) -> str:  # noqa: ARG002 - psycopg's
-        return "nonsense"
-
-
-class NonsenseInBinary(Nonsense):
-    """The same."""
-
-    format = psycopg.pq.Format.BINARY
+def raised_of(message: Any) -> BaseException | None:
+    """Return the exception that a message asks for."""
+    made: Mapping[str, Callable[[], BaseException]] = HOSTILE | LEAVING
+    body = message[0].body if isinstance(message, list) else message.body
+    if isinstance(message, list) and len(message) > 1:
+        return ValueError("one by one, please")
+    return made[body]() if body in made else None
 
 
-# Not those of text and of whole numbers, without which SQLAlchemy itself gets nowhere.
-READ = ("timestamptz", "jsonb", "json", "uuid", "bytea", "float8", "numeric", "interval", 1009, 1016, 2951)
+def consume(bench: Bench, consumer: Consumer, *, is_async: bool) -> None:
+    """Consume what is there, in a thread that isn't the main one: that is Ctrl-C's; async handlers on a loop."""
+    thread = threading.Thread(target=lambda: asyncio.run(_on_loop(bench, consumer)))
+    if not is_async or not consumer.subscription.transactional:
+        thread = threading.Thread(target=bench.consume, args=(consumer,))
+    thread.start()
+    thread.join()
 
 
-def _loaders(adapters: Any) -> None:
-    for name in READ:
-        adapters.register_loader(name, Nonsense)
-        adapters.register_loader(name, NonsenseInBinary)
+async def _on_loop(bench: Bench, consumer: Consumer) -> None:
+    engine = create_async_engine(bench.consumer.url)
+    async with engine.connect() as connection:
+        await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
+    await engine.dispose()
 
 
-def _dumpers(adapters: Any) -> None:
-    for kind in (list, dict, tuple, float, bool, bytes, dt.datetime, UUID):
-        adapters.register_dumper(kind, JsonbDumper)
+@pytest.mark.parametrize("seen", [False, True], ids=["alone", "observed"])
+@pytest.mark.parametrize("engine_name", ENGINES)
+def test_whatever_is_raised(bench: Bench, engine_name: str, seen: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of any class is a failed attempt that is written down and logged; the queue goes on."""
+    options, is_async = ENGINES[engine_name]
+    calls: list[Any] = []
+
+    def handle(message: Any, *_: Any) -> None:
+        calls.append(message)
+        if (error := raised_of(message)) is not None:
+            raise error
+
+    async def handle_later(message: Any, *_: Any) -> None:
+        await asyncio.sleep(0)
+        handle(message)
+
+    names = [*HOSTILE, *(each for each in LEAVING if not is_async or each != "StopIteration"), "well"]
+    caplog.set_level(logging.INFO, "outbox.consumer")
+    consumer = bench.declare(handle_later if is_async else handle, **options)
+    ids = dict(zip(bench_sent(bench, names), names, strict=True))
+    end = add_observer(lambda activity: nullcontext()) if seen else lambda: None
+    try:
+        consume(bench, consumer, is_async=is_async)
+    finally:
+        end()
+    inbox = bench.inbox()
+    assert {ids[id_]: (row.status, row.attempts) for id_, row in inbox.items()} == {
+        name: ("consumed", 1) if name == "well" else ("failed", 1) for name in names
+    }
+    assert all(row.error for id_, row in inbox.items() if ids[id_] != "well")
+    told = [record for record in caplog.records if getattr(record, "outbox_event", "") == "message.failed"]
+    assert len(told) == len(names) - 1
+    assert all(logging.Formatter().format(record) for record in told)
 
 
-#: What is done to a connection of psycopg's.
-ADAPTERS: dict[str, Callable[[Any], None]] = {
-    "lists as JSON": lambda connection: connection.adapters.register_dumper(list, JsonbDumper),
-    "all as JSON": lambda connection: _dumpers(connection.adapters),
-    "loaders": lambda connection: _loaders(connection.adapters),
-    "cursors": lambda connection: setattr(connection, "cursor_factory", psycopg.ClientCursor),
-    "prepares at once": lambda connection: setattr(connection, "prepare_threshold", 0),
-    "prepares never": lambda connection: setattr(connection, "prepare_threshold", None),
-}
+@pytest.mark.parametrize("engine_name", ENGINES)
+def test_whatever_is_returned(bench: Bench, engine_name: str) -> None:
+    """What is no answer is a failed attempt that says so; no coroutine is left behind that was never awaited."""
+    options, is_async = ENGINES[engine_name]
+    mistakes = NO_ANSWERS | VALUES
+
+    def handle(message: Any, *_: Any) -> Any:
+        if isinstance(message, list):
+            if len(message) > 1:
+                raise ValueError("one by one, please")
+            message = message[0]
+        return mistakes[message.body][0]() if message.body in mistakes else None
+
+    async def handle_later(message: Any, *_: Any) -> Any:
+        await asyncio.sleep(0)
+        return handle(message)
+
+    consumer = bench.declare(handle_later if is_async else handle, **options)
+    ids = dict(zip(bench_sent(bench, [*mistakes, "well"]), [*mistakes, "well"], strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        consume(bench, consumer, is_async=is_async)
+    found = {ids[id_]: row for id_, row in bench.inbox().items()}
+    assert {name: (row.status, row.attempts) for name, row in found.items()} == {
+        name: ("consumed", 1) if name == "well" else ("failed", 1) for name in [*mistakes, "well"]
+    }
+    for name, (_, said) in mistakes.items():
+        assert f"the handler {said}" in str(found[name].error)
 
 
-@pytest.fixture
-def hostile(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Engine]:
-    """An engine whose connections have been changed by the application."""
-    options = f"-c {request.param}={SETTINGS[request.param]}" if request.param in SETTINGS else ""
-    changed = create_engine(engine.url, connect_args={"options": options})
-    if request.param in ADAPTERS:
-        event.listen(changed, "connect", lambda connection, _: ADAPTERS[request.param](connection))
-    with ExitStack() as stack:
-        stack.callback(changed.dispose)
-        if request.param == "psycopg2":
-            psycopg2.extensions.register_adapter(list, psycopg2.extensions.QuotedString)
-            stack.callback(psycopg2.extensions.register_adapter, list, psycopg2._psycopg.List)
-        if request.param == "global":
-            own, before = psycopg.adapters, psycopg.adapt.AdaptersMap(psycopg.adapters)
-            stack.callback(own.__dict__.update, before.__dict__)
-            _dumpers(own)
-            _loaders(own)
-        yield changed
+def bench_sent(bench: Bench, bodies: list[str]) -> list[Any]:
+    """Send each body under a key of its own."""
+    return [bench.send(body, key=body)[0] for body in bodies]
 
 
-def _send_raw(app: Outbox, hostile: Engine, engine: Engine, undecided: UUID) -> None:
-    """Send with the driver's own connection."""
-    with ExitStack() as stack:
-        if psycopg2.extensions.adapters[list, psycopg2.extensions.ISQLQuote] is psycopg2.extensions.QuotedString:
-            dsn = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-            raw: Any = stack.enter_context(closing(psycopg2.connect(dsn)))
-        else:
-            raw = stack.enter_context(hostile.connect()).connection.driver_connection
-        app.send(raw, "t", "raw")
-        app.send(raw, "t", "once more", dedupe="x")
-        app.commit(undecided, raw)
-        raw.commit()
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_an_end_that_is_not_said(bench: Bench, monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    """A call of which nothing tells how it ended has failed: a success has to be said."""
+    from outbox.consumer.outside import calls
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("the code that reads outcomes")
+
+    async def handle_later(message: Any) -> None:
+        """Do nothing."""
+
+    consumer = bench.declare(handle_later if is_async else lambda message: None, transactional=False)
+    bench.send("a")
+    monkeypatch.setattr(calls, "failure_of", broken)
+    monkeypatch.setattr(calls, "failure_from", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    bench.consume(consumer)
+    assert bench.statuses() == [("failed", 1)]
+    assert "nothing tells how" in str(next(iter(bench.inbox().values())).error)
 
 
-@pytest.mark.parametrize("hostile", [*SETTINGS, *ADAPTERS, "global", "psycopg2"], indirect=True)
-def test_the_whole_way(hostile: Engine, engine: Engine, settings: Settings) -> None:
-    """Sent in each form, dispatched, consumed, retried, looked at, compensated, and found healthy."""
-    app = Outbox(hostile, settings=settings)
-    got: list[tuple[Any, str | None, str | None, Any]] = []
-    undone: list[Any] = []
-    born: list[dt.datetime] = []
+def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> None:
+    """A task that is cancelled from outside is no attempt, and its message isn't consumed."""
+    reached: list[Any] = []
 
-    @app.consumer("t", group="g", batch=5)
-    def handle(message: Message, session: Session) -> None:
-        if message.attempt == 1 and message.body == "one":
-            raise ValueError("once")
-        got.append((message.body, message.key, message.tag, dict(message.headers)))
-        born.append(message.born_at)
-        app.send(session, "told", {"of": str(message.id)})
+    async def handle(message: Any, session: Any) -> None:
+        reached.append(message.body)
+        await asyncio.Event().wait()
 
-    @app.compensation("t")
-    def undo(message: Message, session: Session) -> None:
-        undone.append(message.body)
+    consumer = bench.declare(handle)
+    bench.send("a")
 
-    app.declare_topic("q", 3)
-    later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
-    with hostile.connect() as connection, connection.begin():
-        app.send(connection, "t", "one", key="ä\\'\"")
-    with Session(hostile) as session, session.begin():
-        app.send(session, "t", b"\x00\\\xff", headers={"a": "\\n{NULL}"})
-        app.send(session, "t", {"n": [None, 0.1 + 0.2]}, tag="NULL")
-        app.send(session, "t", None)
-        app.send(session, "q", 1, queue=2)
-    with Session(hostile) as session, session.begin():
-        first = app.send(session, "t", "once", dedupe="x")
-        assert app.send(session, "t", "twice", dedupe="x") == first
-        delayed = app.send(session, "later", 1, deliver_at=later)
-    with Session(hostile) as session, session.begin():
-        half = app.prepare(session, "t", "prepared")
-        undecided = app.prepare(session, "t", "undecided")
-    decision = app.commit(half)
-    assert decision is not None
-    assert decision.first
-    _send_raw(app, hostile, engine, undecided)
-    testing.drain(app, failed=True)
-    assert sorted(map(str, got)) == sorted(
-        map(
-            str,
-            [
-                ("one", "ä\\'\"", None, {}),
-                (b"\x00\\\xff", None, None, {"a": "\\n{NULL}"}),
-                ({"n": [None, 0.1 + 0.2]}, None, "NULL", {}),
-                (None, None, None, {}),
-                ("once", None, None, {"outbox-dedupe": "x"}),
-                ("prepared", None, None, {}),
-                ("undecided", None, None, {}),
-                ("raw", None, None, {}),
-            ],
-        )
-    )
-    assert all(abs(dt.datetime.now(dt.UTC) - each) < dt.timedelta(hours=1) for each in born)
-    at = Tables(engine)
-    assert at.value("SELECT deliver_at FROM outbox.half_message WHERE id = :id", id=delayed) == later
-    assert at.value("SELECT count(*) FROM outbox.half_message WHERE tag = 'NULL' OR key = 'NULL'") == 1
-    page = app.operator.messages(MessageFilter(topic="t"), PageRequest())
-    assert len(page.items) == 8
-    assert app.operator.message(first).id == first
-    app.operator.compensate([half], by="me", why="test", acknowledge_delivered=True)
-    testing.bulk(app)
-    assert undone == ["prepared"]
-    assert migration.check(hostile) == []
+    async def cancelled() -> None:
+        task = asyncio.create_task(_on_loop(bench, consumer))
+        while not reached:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(cancelled())
+    assert bench.statuses() == []

@@ -233,7 +233,11 @@ def test_a_tenants_answer_goes_out_from_the_tenants_database(
 ) -> None:
     """Also where the Outbox on which the handler was declared has a database of its own."""
     app = Outbox(engine, settings=settings)
-    app.consumer("t", group="g")(lambda message, session: message.reply(session, {}))
+
+    @app.consumer("t", group="g")
+    def answer(message: Message, session: Session) -> None:
+        message.reply(session, {})
+
     own = new_engine()
     tenant = app.bound_to(own)
     with Session(own) as session, session.begin():

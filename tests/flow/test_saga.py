@@ -338,7 +338,11 @@ def test_bodies_of_commands_are_made_of_earlier_answers(engine: Engine, settings
     saga: Saga[int] = Saga(outbox, "sum", model=int)
     saga.step("one", "add", body=lambda flow: flow.body + 1)
     saga.step("two", "add", body=lambda flow: flow.answers["one"] + 1)
-    outbox.consumer("add", group="adder")(lambda message, session: message.reply(session, message.body * 10))
+
+    @outbox.consumer("add", group="adder")
+    def add(message: Message, session: Session) -> None:
+        message.reply(session, message.body * 10)
+
     with Session(engine) as session, session.begin():
         flow_id = saga.start(session, 4)
     drain(outbox)

@@ -114,7 +114,7 @@ class ClaimedQueue:
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
         #: Did what was written last make a message due that had waited for another one of its key?
-        self.released = False
+        self.released: bool = False
 
     @property
     def number(self) -> int:
@@ -366,7 +366,7 @@ class ClaimedQueue:
         return self._began_at + dt.timedelta(seconds=time.monotonic())
 
     def _expire(self, call: Call) -> None:
-        call.attempt, call.too_old = call.attempt - 1, True
+        call.attempt, call.too_old, call.failure = call.attempt - 1, True, None
         self._results.append(call)
 
     def _take_next(self) -> Call | None:

@@ -24,7 +24,7 @@ from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
 from outbox.operator.model import Target
 from outbox.telemetry.events import BulkItemFailed
 from outbox.telemetry.hooks import emit
-from outbox.text import summary_of
+from outbox.text import message_of, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -157,7 +157,7 @@ class _Run:
             why = BUSY if sqlstate(original) in CONTENDED else "it took longer than the server lets it"
             settled = _settled(row, ActOutcome("busy", why, None))
         elif isinstance(error, OutboxError):
-            settled = sql.Settled(row[0], "failed", str(error))
+            settled = sql.Settled(row[0], "failed", message_of(error))
         else:
             emit(BulkItemFailed(bulk_job=self._id, item=row[0], error=error))
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])

@@ -24,7 +24,7 @@ from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
-from outbox.text import database_address
+from outbox.text import class_name, database_address, message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -308,8 +308,8 @@ def _group_states(connection: Connection, database: Database) -> dict[tuple[str 
 
 def why_unreachable(error: BaseException) -> str:
     """Return in one line why a database can't be reached; there is no password in it."""
-    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = message_of(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else class_name(error)
 
 
 def _unreachable(database: Database | AwayDatabase, error: BaseException) -> Diagnosis:
