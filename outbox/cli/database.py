@@ -21,7 +21,7 @@ from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Output, OutputOption, print_as, say, table
 from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
-from outbox.errors import pip_install
+from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
@@ -127,9 +127,21 @@ class AllDatabasesOptions(DatabaseOptions):
 
     @contextmanager
     def opened(
-        self, *, codecs: Codecs = NO_CODECS, topics: Mapping[str, Topic[Any]] | None = None, **more: URL | None
+        self,
+        *,
+        codecs: Codecs = NO_CODECS,
+        topics: Mapping[str, Topic[Any]] | None = None,
+        partly: bool = False,
+        **more: URL | None,
     ) -> Iterator[Operator]:
-        """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end."""
+        """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end.
+
+        ``partly``: also where only some can be reached, for a command that shows what these know.
+
+        Raises:
+            DatabaseUnreached: (at the end) some couldn't be reached, so that not all was shown.
+        """
+        from outbox.operator.databases import Databases  # noqa: PLC0415 - what the other commands needn't import
         from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
@@ -137,7 +149,10 @@ class AllDatabasesOptions(DatabaseOptions):
             engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
             for engine in engines.values():
                 stack.callback(engine.dispose)
-            yield Operator.open(engines, self.settings, codecs=codecs, topics=topics)
+            databases = Databases.open(engines, self.settings, partly=partly)
+            yield Operator(databases, codecs=codecs, topics=topics)
+            if databases.away:
+                raise DatabaseUnreached(list(databases.away))
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""

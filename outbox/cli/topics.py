@@ -154,7 +154,7 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
     Example:
       outbox topics paused
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         print_rows(operator.topic_pauses(databases.only), _PAUSES, form, databases=len(operator.databases) > 1)
 
 

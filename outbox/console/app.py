@@ -88,7 +88,8 @@ class ConsoleOptions(TypedDict, total=False):
     ``trusted_origins`` are other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*``
     is believed. ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``codecs``
     read those of other content types; they default to those of the source. ``metrics`` turns ``/metrics`` on, which is
-    off by default.
+    off by default; ``metrics_rows`` topics, groups and sagas have gauges of their own there, of each gauge those with
+    the highest values, and all others have one together.
     """
 
     databases: Mapping[str, Bind] | None
@@ -101,6 +102,7 @@ class ConsoleOptions(TypedDict, total=False):
     redactor: Redactor | None
     codecs: Codecs | None
     metrics: Metrics
+    metrics_rows: int
 
 
 def create_console_app(
@@ -129,7 +131,8 @@ def create_console_app(
         )
     own = options.get("databases"), options.get("settings"), options.get("redactor"), options.get("codecs")
     operators = OperatorSource(source, *own, read_only=read_only)
-    console = Console(operators, authorizer, trust, read_only=read_only, environment=options.get("environment"))
+    shown = options.get("environment"), options.get("metrics_rows", 500)
+    console = Console(operators, authorizer, trust, read_only, *shown)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -336,6 +339,7 @@ class ConsoleConfig(ConsoleServer):
     session_idle: Seconds = option(3600.0, "How long a session lives without use.", above=0)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
     metrics: Metrics = option("off", "Who may read /metrics.")
+    metrics_rows: int = option(500, "How many topics, and groups, have gauges of their own there.", least=1)
 
     def __post_init__(self) -> None:
         Reader().check(self)
@@ -471,4 +475,5 @@ def app_of(
         redactor=Redactor(config.payload),
         codecs=codecs,
         metrics=config.metrics,
+        metrics_rows=config.metrics_rows,
     )

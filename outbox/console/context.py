@@ -222,6 +222,7 @@ class Console:
     trust: Trust
     read_only: bool = False
     environment: str | None = None
+    metrics_rows: int = 500
     searches: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -266,6 +267,7 @@ class RequestContext(Caller):
         self.by_hand: bool = self.acts or "hx-request" not in headers
         #: The cookie of the session from now on, where the request has used it.
         self.renewed: str | None = None
+        self.is_export: bool = path.startswith(_EXPORTS)
         self.gone: bool = False
         self._searches: bool = False
 
@@ -297,19 +299,13 @@ class RequestContext(Caller):
             self.gone = message.result()["type"] == "http.disconnect"
 
     @property
-    def is_export(self) -> bool:
-        """Whether it requests a file with everything that matches."""
-        return self.path.startswith(_EXPORTS)
-
-    @property
     def operator(self) -> Operator:
         """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
         everything = self.console.source()
-        if self.identity is not None and self.may(REVEAL):
-            return everything
-        masked = MaskedOperator(everything.databases, everything.redactor, everything.codecs, everything.topics)
-        masked.addresses = self.identity is not None and self.identity.may(ADDRESSES)
-        return masked
+        kind = Operator if self.identity is not None and self.may(REVEAL) else MaskedOperator
+        found = kind(everything.databases, everything.redactor, everything.codecs, everything.topics)
+        found.addresses = self.identity is not None and self.identity.may(ADDRESSES)
+        return found
 
     @property
     def reconciliations(self) -> ReconciliationOrders:
@@ -393,11 +389,12 @@ class RequestContext(Caller):
     def set_cookie(self, value: str | None) -> str:
         """Return the header that sets the session's cookie; None takes it away."""
         response, sessions = Response(), self.console.sessions
-        seconds = sessions.seconds if sessions and value else 0
-        where: dict[str, Any] = {"path": self.base or "/", "secure": self.secure}
-        response.set_cookie(
-            self.cookie, value or "", seconds, 0 if value is None else None, httponly=True, samesite="strict", **where
-        )
+        where: dict[str, Any] = {"path": self.base or "/", "secure": self.secure, "samesite": "strict"}
+        if value is None:
+            response.delete_cookie(self.cookie, httponly=True, **where)
+        else:
+            seconds = sessions.seconds if sessions else None
+            response.set_cookie(self.cookie, value, seconds, httponly=True, **where)
         return response.headers["set-cookie"]
 
 

@@ -106,13 +106,25 @@ class Databases(dict[str, Database]):
         return list(self.away) if name is None else []
 
     @classmethod
-    def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
-        """Read which tables each database has.
+    def open(cls, engines: Mapping[str, Engine], settings: Settings, *, partly: bool = False) -> Databases:
+        """Read which tables each database has; ``partly``: those that can't be reached are away.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
+            sqlalchemy.exc.DBAPIError: one can't be reached; ``partly``: none can.
         """
-        return cls([open_database(name, engine, settings) for name, engine in engines.items()])
+        opened: list[Database] = []
+        away: list[AwayDatabase] = []
+        for name, engine in engines.items():
+            try:
+                opened.append(open_database(name, engine, settings))
+            except SQLAlchemyError as error:
+                if not partly or not is_away(error):
+                    raise
+                away.append(AwayDatabase(name, engine, settings, error))
+        if not opened and away:
+            raise away[0].error
+        return cls(opened, away)
 
     def having(self, part: str | None, name: str | None = None) -> list[Database]:
         """Return the databases that have a part (None: any); only the one of this name, if one is given.

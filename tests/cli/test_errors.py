@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
-from outbox import __version__
+from outbox import Outbox, __version__
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
 from tests.cli.conftest import Cli, Result
@@ -49,6 +49,58 @@ def test_unreachable_database(cli: Cli, command: tuple[str, ...]) -> None:
     line = check_failure(cli(*command, "--url", "postgresql+psycopg://me:hunter2@127.0.0.1:1/shop"), Code.UNAVAILABLE)
     assert "the database is unavailable" in line
     assert "Connection refused" in line
+
+
+AWAY = "north=postgresql+psycopg://me:hunter2@127.0.0.1:1/shop"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("messages", "list"), "order-7"),
+        (("messages", "list", "-o", "json"), "order-7"),
+        (("messages", "show", "{id}"), "written"),
+        (("messages", "conversation", "{id}"), "{id}"),
+        (("inbox", "list"), "billing"),
+        (("dead", "groups"), "billing"),
+        (("audit", "list"), "ann"),
+        (("group", "list"), "billing"),
+        (("topics", "paused"), "orders"),
+        (("handlers",), "kind"),
+        (("workers",), "busy"),
+        (("producers",), "name"),
+        (("lock", "list"), "lock"),
+        (("bulk", "list"), "act"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_what_can_be_read_is_shown(cli: Cli, engine: Engine, command: tuple[str, ...], shown: str) -> None:
+    """Of two databases one is away: the other's is shown, it is named, and the exit code says that it isn't all."""
+    outbox = Outbox(engine)
+    with engine.begin() as connection:
+        message_id = str(outbox.send(connection, "orders", {}, key="order-7"))
+        for statement in (
+            "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+            "VALUES ('billing', 'orders', 0, 0, 0)",
+            "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, "
+            "attempts, last_error, error_kind) VALUES ('billing', gen_random_uuid(), 'orders', 0, 1, 'parked', 1, 'E', "
+            "'E')",
+            "INSERT INTO outbox.worker (id, name, version, roles, started_at, seen_at, duties, handlers) "
+            "VALUES (gen_random_uuid(), 'busy', '1', '[]', now(), now(), '{}', '[]')",
+        ):
+            connection.execute(text(statement))
+    outbox.operator.pause_topic("orders", by="ann", why="x")
+    result = cli(*(word.format(id=message_id) for word in command), "--database", AWAY)
+    assert (result.code, shown.format(id=message_id) in result.out) == (Code.UNAVAILABLE, True), result.out + result.err
+    assert "north can't be reached" in result.err
+    assert "hunter2" not in result.out + result.err
+
+
+def test_an_act_needs_all_databases(cli: Cli, engine: Engine) -> None:
+    """What one that is away knows may speak against it; nothing is done."""
+    result = cli("topics", "pause", "orders", "--reason", "x", "--yes", "--database", AWAY)
+    assert (result.code, result.out) == (Code.UNAVAILABLE, "")
+    assert Outbox(engine).operator.topic_pauses() == []
 
 
 def test_no_such_database_and_wrong_password(cli: Cli, url: str) -> None:

@@ -126,7 +126,7 @@ def test_halves_and_scheduled_messages(looking: Http) -> None:
 
 def test_topics_have_backlog_and_lag(looking: Http) -> None:
     """A topic shows what waits at the producer, and each group what it has to do."""
-    (topic,) = looking.get("/topics").json()
+    (topic,) = looking.get("/topics").json()["items"]
     assert (topic["topic"], topic["undecided"], topic["scheduled"]) == (TOPIC, 2, 1)
     (group,) = topic["groups"]
     assert (group["group"], group["lag"], group["parked"], group["failed"]) == (GROUP, 0, 3, 1)

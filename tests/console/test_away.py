@@ -12,6 +12,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox.embedded import ServerLike
+from outbox.operator.acts import ACTS
+from tests.console.reading import Page
 from tests.console.test_api_roles import ask as ask_for
 from tests.console.test_api_roles import routes
 from tests.console.web import API, Http, Shop
@@ -164,6 +166,63 @@ def test_where_databases_are_is_not_for_viewers(museum: Shop, shop: Shop, make_c
             secrets_of_role.update(f"{path}: {secret}" for secret in secrets if secret in answer.text)
     assert found["viewer"] == set()
     assert {each.partition(":")[0] for each in found["operator"]} >= {"/system", f"{API}/system", f"{API}/handlers"}
+
+
+def test_nothing_is_zero_that_is_not_known(shop: Shop, make_console: Callable[..., Http]) -> None:
+    """Each answer of the API names the database that is away, or isn't given; and no number of it is told for all."""
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+                "VALUES ('auditing', 'elsewhere', 0, 7, 0)"
+            )
+        )
+    (message_id,) = shop.orders(1)
+    http = make_console({"south": shop.engine, "north": DEAD}, metrics="authenticated")
+    of_one_database = {f"{API}/bulk-jobs/{{bulk_job_id}}", f"{API}/openapi.json"}
+    for method, path in routes(http):
+        if method == "GET" and path.startswith(API) and path not in of_one_database and "/payload" not in path:
+            answer = ask_for(http, method, path)
+            assert answer.status_code in {422, 503} or "north" in answer.text, (path, answer.text[:300])
+    overview = http.get("/overview").json()
+    assert 0 not in overview["tiles"].values()
+    assert {name for name, value in overview["tiles"].items() if value is not None} == set(overview["capped"])
+    totals = [each for each in overview["series"] if "/" not in each["name"]]
+    assert totals
+    assert {value for each in totals for value in each["values"]} == {None}
+    (topic,) = (each for each in overview["topics"] if each["topic"] == "elsewhere")
+    counts = ("undecided", "undispatched", "messages", "scheduled", "parked", "queues", "committed", "checks")
+    assert [topic[name] for name in counts] == [None] * len(counts)
+    assert topic["groups"][0]["lag"] is None
+    page = Page(http.ask("GET", "/"))
+    assert next(row for row in page.rows if "elsewhere" in row).count("\N{EN DASH}") == 3
+    assert "outbox_pending_messages{" not in "".join(
+        line for line in http.ask("GET", "/metrics").text.splitlines() if "elsewhere" in line
+    )
+    view = http.get(f"/messages/{message_id}").json()
+    of_inbox = [name for name, act in ACTS.items() if act.noun == "inbox"]
+    assert [view["refused"][name] for name in of_inbox] == [
+        "its state in all groups isn't known: north can't be read now"
+    ] * len(of_inbox)
+    (unknown,) = (each for each in http.get("/groups").json()["items"] if each["group"] == "auditing")
+    assert (unknown["lag"], unknown["oldest_lag"]) == (None, None)
+
+
+def test_a_message_whose_groups_are_away(
+    shop: Shop, north: Shop, server: ServerLike, make_console: Callable[..., Http]
+) -> None:
+    """Neither its page nor its next step says that no group has it."""
+    with shop.engine.begin() as connection:
+        message_id = shop.outbox.send(connection, "alone", {})
+    shop.drain()
+    http = make_console({"south": shop.engine, "north": north.engine})
+    assert http.get(f"/messages/{message_id}").json()["next"].endswith("no group of its topic is known here")
+    with away(north, server):
+        view = http.get(f"/messages/{message_id}").json()
+        assert view["next"] == "dispatched; what groups did with it is unknown: north can't be read now"
+        page = http.ask("GET", f"/messages/{message_id}").text
+        assert "No group of this topic" not in page
+        assert "What groups did with it isn" in page
 
 
 def test_badges_count_from_two_on(north: Shop, make_console: Callable[..., Http]) -> None:

@@ -90,7 +90,7 @@ def test_nothing_is_inflated_while_a_connection_is_held(
     held: list[int] = []
 
     def note(*_: object) -> bool:
-        held.append(database.engine.pool.checkedout())  # type: ignore[attr-defined]  # of a pool that has a limit
+        held.append(database.engine.pool.checkedout())
         return False
 
     monkeypatch.setattr(lists, "has_at", note)

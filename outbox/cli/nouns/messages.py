@@ -71,15 +71,15 @@ def show_message(
     """
     message_id, shown, by = as_id(id_), None, _revealing(actor, body=body, reveal=reveal)
     consumer = find_url(consumer_url) if consumer_url else None
-    with databases.opened(codecs=processes.codecs_of(app), consumer=consumer) as operator:
-        if consumer is not None and "consumer" not in operator.databases["consumer"].parts:
+    with databases.opened(partly=True, codecs=processes.codecs_of(app), consumer=consumer) as operator:
+        if "consumer" in operator.databases and consumer and "consumer" not in operator.databases["consumer"].parts:
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
         view = operator.message(message_id, reveal=by)
         if body and view.body is not None:
             raw = operator.body(message_id) if by else None
             shown = output.readable(*raw, operator.codecs) if raw else _masked(view.body)
-    document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
-    output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
+        document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
+        output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
 
 def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
@@ -167,9 +167,9 @@ def show_conversation(
     Example:
       outbox messages conversation 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         found = operator.conversation(as_id(id_))
-    output.print_as(form, dataclasses.asdict(found), *_tables_of_conversation(found))
+        output.print_as(form, dataclasses.asdict(found), *_tables_of_conversation(found))
 
 
 def _tables_of_conversation(found: model.Conversation) -> Iterator[Any]:

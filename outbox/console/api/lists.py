@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import inspect
@@ -9,13 +10,14 @@ import io
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
 from outbox.console.api import requests
@@ -24,12 +26,13 @@ from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_bod
 from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
-from outbox.errors import MessageNotFound
+from outbox.errors import DatabaseUnreached, MessageNotFound, OutboxError
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.health.overview import Overview, TopicLag
+from outbox.operator.databases import Databases, is_away
+from outbox.operator.health.overview import Overview, TopicLag, shortened
 from outbox.operator.health.stats import WINDOWS
-from outbox.operator.look.paging import every_page
+from outbox.operator.look.paging import every_page, listed
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
@@ -42,8 +45,12 @@ Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_ex
 #: The types of the files that there are, by the ends of their names.
 EXPORT_TYPES = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 
+#: How many of its groups are shown with a topic, in a list of them.
+MOST_GROUPS = 20
 #: How long (seconds) the pages of one export are read for.
 EXPORT_SECONDS = 300.0
+
+T = TypeVar("T")
 
 router: APIRouter = APIRouter(prefix=API, responses=problems())
 
@@ -108,16 +115,43 @@ def meta(context: Context) -> Meta:
     )
 
 
+def of_each(
+    operator: Operator, read: Callable[[Operator], Iterable[T]], only: str | None = None
+) -> tuple[list[T], list[str]]:
+    """Return what is read of each database by itself, and the names of those that can't be reached.
+
+    ``only`` limits it to one of them. If none can be reached, the error is raised.
+    """
+    found: list[T] = []
+    unreached, errors = operator.databases.away_for(only), []
+    databases = operator.databases.having(None, only)
+    for database in databases:
+        try:
+            one = copy.copy(operator)
+            one.databases = Databases([database])
+            found += read(one)
+        except (OutboxError, SQLAlchemyError) as error:
+            if not is_away(error):
+                raise
+            unreached.append(database.name)
+            errors.append(error)
+    if len(errors) == len(databases):
+        raise errors[0]
+    return found, unreached
+
+
 @router.get("/overview", tags=["state"])
 def overview(context: Context, window: Window = "1h") -> Overview:
     """Return the state of everything: numbers, problems in sentences, topics with their lag, charts."""
-    return context.operator.overview(window)
+    return shortened(context.operator.overview(window))
 
 
 @router.get("/topics", tags=["state"])
-def topics(context: Context) -> list[TopicLag]:
-    """Return each topic's backlog, and how far each of its groups has come."""
-    return context.operator.overview("1h").topics
+def topics(context: Context, page: model.PageRequest = from_query(PageQuery)) -> model.Page[TopicLag]:
+    """Return a page of the topics: each one's backlog, and how far the groups have come that are furthest behind."""
+    found = context.operator.overview("1h")
+    shown = listed(found.topics, page, lambda topic: (topic.topic, topic.database), found.unreachable)
+    return dataclasses.replace(shown, items=[topic.with_groups(MOST_GROUPS) for topic in shown.items])
 
 
 # --- lists: the operator's call of the same name ----------------------------------------------------------
@@ -126,20 +160,37 @@ def topics(context: Context) -> list[TopicLag]:
 def _add_call(call: str, tag: str) -> None:
     """Add an endpoint that returns what a call does; the call says itself what its filter and its rows are."""
     described, hints = inspect.getdoc(getattr(Operator, call)) or "", types_of(call)
+    key, returned = KEYS.get(call), hints["return"]
     # A call that isn't of a list takes nothing.
     taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
+    if key is not None:
+        taken, returned = from_query(PageQuery), model.Page[get_args(returned)[0]]  # type: ignore[misc]  # what it is
 
     def endpoint(context: Context, query: Any = taken) -> Any:
-        return getattr(context.operator, call)(*query)
+        if key is None:
+            return getattr(context.operator, call)(*query)
+        rows, unreached = of_each(context.operator, getattr(Operator, call))
+        return listed(rows, query, key, unreached)
 
     router.add_api_route(
         f"/{call.replace('_', '-')}",
         endpoint,
         name=call,
         description=described.partition("\n")[0],
-        response_model=hints["return"],
+        response_model=returned,
         tags=[tag],
     )
+
+
+#: The calls that return all there is, and by what their pages are sorted.
+KEYS: Mapping[str, Callable[[Any], tuple[object, ...]]] = {
+    "handlers": lambda row: (row.kind, row.topic, row.group or "", row.name, row.database),
+    "workers": lambda row: (not row.alive, row.name, row.id),
+    "producers": lambda row: (row.producer_group, not row.active, row.name, row.id),
+    "locks": lambda row: (row.lock, row.session, row.database),
+    "topic_pauses": lambda row: (row.topic, row.database),
+    "groups": lambda row: (row.group, row.topic, row.database),
+}
 
 
 def types_of(call: str) -> dict[str, Any]:
@@ -173,6 +224,8 @@ def dead_letters(
 @router.get("/dead/groups", tags=["inbox"])
 def dead_groups(context: Context, query: DeadGroupsQuery = from_query(DeadGroupsQuery)) -> list[model.DeadGroup]:
     """Return dead letters by group, topic and kind of error, the biggest first."""
+    if away := context.operator.databases.away_for(query.database):
+        raise DatabaseUnreached(away)
     return context.operator.dead_groups(**dataclasses.asdict(query))
 
 

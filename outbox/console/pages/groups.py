@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
+from outbox.console.api.lists import of_each
 from outbox.console.context import requires
-from outbox.console.pages.lists import FormPairs, pairs_of, read
-from outbox.console.pages.view import PageView, View, of_each
+from outbox.console.pages.lists import FormPairs, listing_of, pairs_of, read
+from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import (
     DELETE_GROUP,
@@ -27,6 +28,7 @@ from outbox.operator.acts import (
     Declaration,
 )
 from outbox.operator.groups import GroupContents, GroupMove
+from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
 from outbox.reader import option
 
@@ -62,8 +64,9 @@ class GroupForm:
 def groups(view: View) -> Response:
     """Show the groups, and the topics whose dispatch is paused."""
     pauses, unreached = of_each(view.operator, Operator.topic_pauses)
-    shown: dict[str, Any] = {"pauses": pauses, "unreached": unreached, "controls": _CONTROLS}
-    return view.page("groups.html", groups=view.operator.groups(), acts=_ACTS, **shown)
+    found = listing_of(view, "groups", view.operator.groups(), unreached)
+    shown: dict[str, Any] = {"pauses": pauses, "most": MOST_ROWS, "controls": _CONTROLS}
+    return view.page("groups.html", found.status, list=found, acts=_ACTS, **shown)
 
 
 def _question(

@@ -43,7 +43,7 @@ _IN_SAMPLE_OF_GROUP = (
 
 @dataclass(slots=True)
 class TopicStats:
-    """One topic on the producer's side; ages in seconds.
+    """One topic on the producer's side; ages in seconds. None is what isn't known, and of ages also what there isn't.
 
     ``undecided``: halves without a decision; of them ``parked`` are over their checks, the first of them ``parked_id``
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
@@ -57,24 +57,24 @@ class TopicStats:
     """
 
     topic: str
-    undecided: int = 0
-    parked: int = 0
-    orphans: int = 0
-    unasked: int = 0
+    undecided: int | None = 0
+    parked: int | None = 0
+    orphans: int | None = 0
+    unasked: int | None = 0
     oldest_undecided: float | None = None
     oldest_parked: float | None = None
     parked_id: UUID | None = None
-    undispatched: int = 0
+    undispatched: int | None = 0
     oldest_undispatched: float | None = None
-    scheduled: int = 0
+    scheduled: int | None = 0
     next_due: dt.datetime | None = None
-    overdue: int = 0
+    overdue: int | None = 0
     oldest_overdue: float | None = None
-    messages: int = 0
-    committed: int = 0
-    rolled_back: int = 0
-    checks: int = 0
-    exhausted: int = 0
+    messages: int | None = 0
+    committed: int | None = 0
+    rolled_back: int | None = 0
+    checks: int | None = 0
+    exhausted: int | None = 0
     oldest_exhausted: float | None = None
     exhausted_id: UUID | None = None
     exhausted_group: str | None = None
@@ -171,7 +171,8 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
-                topics.setdefault(name, TopicStats(name)).messages += number_of(position)
+                topic = topics.setdefault(name, TopicStats(name))
+                topic.messages = (topic.messages or 0) + number_of(position)
             counts = {
                 "undecided": sql.UNDECIDED.named(undecided),
                 "scheduled": sql.SCHEDULED.named(scheduled),
@@ -370,8 +371,10 @@ def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
     return [dt.datetime.fromtimestamp(last - step * back, dt.UTC) for back in range(seconds // step, -1, -1)]
 
 
-def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> list[Series]:
+def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, whole: bool = True) -> list[Series]:
     """Return the series of a window; ``times`` has one moment more before them.
+
+    Unless the samples are the ``whole``, those of all databases, nothing is known in all.
 
     In all: ``throughput``, ``consumed`` (messages a minute), ``committed``, ``rolled_back`` (halves a minute),
     ``checks`` (a minute), ``backlog``, ``undecided``, ``failed``, ``dead``; of the
@@ -387,7 +390,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
         by_database = [_values(kind, known, name, source_of) for name in known]
         if kind.total:
             total = _sum(_sum(parts.values(), where_known=True) for parts in by_database if parts)
-            found[kind.name] = (kind.unit, total or [None] * len(times))
+            found[kind.name] = (kind.unit, total if whole and total else [None] * len(times))
         if kind.parts:
             names = sorted({part for each in by_database for part in each})
             parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}

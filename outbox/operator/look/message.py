@@ -83,6 +83,11 @@ class MessageFacts(MessageRecord):
         """Its topic, if a database knows it."""
         return self.half["topic"] if self.half else next((row.topic for row in self.inbox), None)
 
+    @property
+    def unread(self) -> str:
+        """Which databases couldn't be read, in words."""
+        return f"{', '.join(self.unseen)} can't be read now"
+
     def limit(self, kind: str, group: str | None, name: str, otherwise: int) -> int:
         """Return a number among the options of a handler of its topic, as living workers report it."""
         values = (each.options.get(name) for each in self.handlers if (each.kind, each.group) == (kind, group))
@@ -133,7 +138,9 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
 
 def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema = database.schema
-    values = {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED}
+    # One byte more shows that there are more.
+    values = {"id": found.id, "timeout": database.settings.check_timeout, "most": (found.largest or 2**30) + 1}
+    values |= {"unanswered": UNANSWERED}
     statements = [each(schema, **values) for each in PRODUCER_SIDE.values()]
     states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
     known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
@@ -243,7 +250,8 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
         if rows[state]:
             yield f"{_IN_INBOX[state]} {_groups(rows[state])}"
     if found.state == "dispatched" and not found.inbox:
-        yield "dispatched; no group of its topic is known here"
+        none = "no group of its topic is known here"
+        yield f"dispatched; {f'what groups did with it is unknown: {found.unread}' if found.unseen else none}"
 
 
 _IN_INBOX = {
@@ -281,13 +289,13 @@ def actions_of(found: MessageFacts) -> tuple[dict[str, list[str]], dict[str, str
         elif groups := sorted({row.group for row, state in states.items() if state in act.from_states}):
             able[name] = groups
         else:
-            refused[name] = _refusal_in_groups(act, states)
+            refused[name] = _refusal_in_groups(act, states, found)
     return able, refused
 
 
 def _refusal(act: Act, found: MessageFacts) -> str | None:
     if found.home is None and found.unseen:
-        return f"its state isn't known: {', '.join(found.unseen)} can't be read now"
+        return f"its state isn't known: {found.unread}"
     state = found.state or "unknown"
     if state not in act.from_states:
         return act.refusal(state)
@@ -299,7 +307,9 @@ def _refusal(act: Act, found: MessageFacts) -> str | None:
     return None
 
 
-def _refusal_in_groups(act: Act, states: dict[InboxRow, str]) -> str:
+def _refusal_in_groups(act: Act, states: dict[InboxRow, str], found: MessageFacts) -> str:
+    if found.unseen:
+        return f"its state in all groups isn't known: {found.unread}"
     reasons: dict[str, list[str]] = {}
     for row, state in states.items():
         reasons.setdefault(act.refusal("unconsumed" if state == "left_out" else state), []).append(row.group)

@@ -7,6 +7,7 @@ also over the filter, tells a token that was cut, changed, or made for another l
 from __future__ import annotations
 
 import base64
+import bisect
 import dataclasses
 import hashlib
 import heapq
@@ -239,6 +240,31 @@ def page_of(
     # What isn't seen can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)
+
+
+def listed(
+    rows: Iterable[T], page: PageRequest, key: Callable[[T], tuple[object, ...]], unreached: Collection[str] = ()
+) -> Page[T]:
+    """Return a page of rows that are all there, in the order of the texts of ``key``; ``unreached`` as in `Page`."""
+    if page.number != 1:
+        return numbered(page, lambda each: listed(rows, each, key, unreached))
+    found: list[tuple[Position, T]] = []
+    for row in sorted(rows, key=lambda row: tuple(map(str, key(row)))):
+        texts = tuple(map(str, key(row)))
+        # Of rows with one key, each has its number.
+        found.append(((*texts, found[-1][0][-1] + 1 if found and found[-1][0][:-1] == texts else 0), row))
+    width = len(found[0][0]) if found else 1
+    order: SortOrder[tuple[Position, T]] = SortOrder(
+        key=lambda pair: pair[0], shape=(*[str] * (width - 1), int), newest_first=False
+    )
+
+    def read(_: str, after: After, limit: int) -> Part[tuple[Position, T]]:
+        begin = 0 if after is None else bisect.bisect_right(found, after, key=order.key)
+        return Part(found[begin : begin + limit])
+
+    part = merged([""], page, "listed", order, read)
+    total = None if unreached else Total(len(found))
+    return Page([row for _, row in part.items], part.next_page_token, total, not unreached, unreached=list(unreached))
 
 
 def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
