@@ -151,13 +151,15 @@ class Outcome(enum.IntEnum):
     UNCOMPENSATED = (
         19, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
     )  # fmt: skip
-    UNDISPATCHED = 20, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
-    RESEND_EXHAUSTED = 21, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
-    MISSING = 22, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
-    UNCONSUMED = 23, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    PARKED = 24, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
-    FAILED = 25, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
-    UNDECIDED = 26, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
+    # Its outcome would depend on how long ago that is.
+    AHEAD_OF_CLOCK = 20, "its time is later than its database's clock, by more than the grace period", Repair.ALERT
+    UNDISPATCHED = 21, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
+    RESEND_EXHAUSTED = 22, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
+    MISSING = 23, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
+    UNCONSUMED = 24, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
+    PARKED = 25, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 26, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 27, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:
@@ -201,6 +203,8 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
     Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
     Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
+    Outcome.AHEAD_OF_CLOCK: "see that the times of a table that isn't ours are in UTC or have a time zone, and that no "
+    "server's clock was set back",
     Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
     Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
     Outcome.MISSING: "send it once more: `outbox messages resend ID`",
