@@ -26,7 +26,7 @@ BODIES: dict[str, Any] = {
     f"{API}/bulk-jobs": TARGETS,
     f"{API}/bulk-jobs/preview": {name: TARGETS[name] for name in ("action", "selector")},
     f"{API}/messages/reSend": {"ids": [str(uuid.uuid4())]},
-    f"{API}/messages/compensate": {"ids": [str(uuid.uuid4())]},
+    f"{API}/messages/rollback": {"ids": [str(uuid.uuid4())]},
     f"{API}/messages/{{message_id}}/compensate/preview": {},
 }
 ID = str(uuid.uuid4())

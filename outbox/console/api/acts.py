@@ -297,6 +297,26 @@ def resend_by_ids(
     return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), job, {}, body.rate)
 
 
+@router.post(
+    "/messages/rollback",
+    status_code=202,
+    dependencies=[requires("rollback"), requires("compensate")],
+    tags=["bulk jobs"],
+)
+def roll_back_by_ids(
+    context: Context, response: Response, key: IdempotencyKey, body: IdsBody = from_body(IdsBody)
+) -> BulkJob:
+    """Order that the local transactions of these ids don't stand: an alias of `POST /bulk-jobs`, without a preview.
+
+    Undecided halves are rolled back; if none of them is undecided, messages are compensated. The answer names the act.
+    """
+    selector, job = SelectorBody(body.ids).selector(), JobBody(database=body.database, reason=body.reason)
+    act, found = ACTS["rollback"], context.operator.preview("rollback", selector, database=body.database)
+    # Asked once more, it is the same act that was ordered before: what was rolled back counts as undecided.
+    is_half = found.eligible or act.refusal("rolled_back") in found.ineligible
+    return _start(context, response, key, act.name if is_half else "compensate", selector, job, {}, body.rate)
+
+
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
 def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""

@@ -148,21 +148,25 @@ _REST_OF_REBASE = (
 )
 _NEWEST = ("true ORDER BY sequence DESC",)
 
-_UNDISPATCHED = """
+_UNDISPATCHED_OPS = """
+-- half_id decided_at
+SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
+ WHERE resolution = 'commit'
+   AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = c.half_id)
+   AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = c.half_id)
+ LIMIT %(limit)s
+"""
+_UNDISPATCHED = f"""
 -- topic undispatched oldest_undispatched
 SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_at))::float8
-  FROM (SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
-         WHERE resolution = 'commit'
-           AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = c.half_id)
-           AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = c.half_id)
-         LIMIT %(limit)s) o
-  JOIN {s}.half_message h ON h.id = o.half_id
+  FROM ({_UNDISPATCHED_OPS.partition("decided_at")[2]}) o
+  JOIN {{s}}.half_message h ON h.id = o.half_id
  GROUP BY h.topic ORDER BY h.topic
 """
 
 
-def undispatched(cursor: Cursor | None) -> Query:
-    """Count committed ops that are no message yet, ``limit`` at most: a part of `TopicStats`.
+def undispatched(cursor: Cursor | None, *, each: bool = False) -> Query:
+    """Count committed ops that are no message yet, ``limit`` at most: a part of `TopicStats`; or find ``each``.
 
     After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
     """
@@ -175,7 +179,7 @@ def undispatched(cursor: Cursor | None) -> Query:
         sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
     ops = "(SELECT half_id, resolution, decided_at FROM {s}.op_message WHERE "
     candidates = " UNION ALL ".join(f"{ops}{source} LIMIT %(limit)s)" for source in sources)
-    return Query(_UNDISPATCHED.replace("{candidates}", candidates))
+    return Query((_UNDISPATCHED_OPS if each else _UNDISPATCHED).replace("{candidates}", candidates))
 
 
 #: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.

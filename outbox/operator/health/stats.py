@@ -241,11 +241,11 @@ def _known(row: object, names: Collection[str]) -> dict[str, Any]:
 _Behind = tuple[str, str, int, int]
 
 
-def undispatched(connection: Connection, schema: str) -> list[dict[str, Any]]:
+def undispatched(connection: Connection, schema: str, *, each: bool = False) -> list[dict[str, Any]]:
     """Return the rows of `sql.undispatched` after the newest cursor."""
     (cursors,) = execute(connection, newest_cursor(schema))
     cursor = Cursor(*cursors[0]) if cursors else None
-    query = sql.undispatched(cursor)
+    query = sql.undispatched(cursor, each=each)
     values = dataclasses.asdict(cursor) if cursor else {}
     return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
