@@ -32,6 +32,7 @@ from outbox.message.content import (
     OPTION_HEADERS,
     REFUSAL_HEADER,
     REPLY_TO_HEADER,
+    SENDER_HEADER,
     Codecs,
     check_topic,
     encode_json,
@@ -155,10 +156,16 @@ class Decision:
     first: bool
 
 
+_SENDER_ALONE = f'{{"{SENDER_HEADER}": "'
+
+
 def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
     """Return the headers of a message as its sender gave them, and how its body is compressed."""
-    # Most messages have none, as PostgreSQL writes that.
-    headers: dict[str, str] = json.loads(text) if text and text != "{}" else {}
+    # Most messages have none, or the sender alone, as PostgreSQL writes that.
+    if not text or text == "{}" or (text.startswith(_SENDER_ALONE) and text.count('"') == _SENDER_ALONE.count('"') + 1):
+        return {}, None
+    headers: dict[str, str] = json.loads(text)
+    headers.pop(SENDER_HEADER, None)
     return headers, headers.pop(ENCODING_HEADER, None)
 
 

@@ -28,7 +28,7 @@ from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
-from outbox.database.decision import already, decide, decide_first, deciding_first
+from outbox.database.decision import decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
@@ -39,6 +39,7 @@ from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content, model
 from outbox.message.compression import compress
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
+from outbox.producer.deciding import decide_now, tell_deciding
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
@@ -183,6 +184,7 @@ def _write(
         if statements:
             execute(connection, *statements)
         for intent in intents:
+            waiting += tell_deciding(intent.sender.middlewares, intent.half_id, intent.resolution)
             decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)
         return [], [], waiting
     return statements, _afterwards(connection, writes) if then_commit else [], waiting
@@ -630,6 +632,7 @@ class Producer:
 
     def _deciding(self, raw: Raw, half_id: UUID, resolution: Resolution) -> Steps[None]:
         yield from self._own.checking(raw.connection)
+        tell_deciding(self.middlewares, half_id, resolution)
         yield from deciding_first(self.schema, half_id, resolution)
 
     def _tell_of_missing(self, error: Exception, statement: Statement) -> None:
@@ -664,10 +667,7 @@ class Producer:
             AlreadyCommitted, AlreadyRolledBack: it was decided otherwise before.
             HalfNotFound: no half message has this id.
         """
-        decision = decide(session.connection(), self.schema, half_id, resolution)
-        if decision.resolution is not resolution:
-            raise already(decision)
-        return decision
+        return decide_now(session.connection(), self.schema, half_id, resolution, self.middlewares)
 
     def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options

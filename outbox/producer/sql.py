@@ -6,11 +6,15 @@ Flow control finds the topics that have reached a limit, at a cost that doesn't 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Sequence
+from functools import cache
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
+from outbox.text import process_name
 
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
@@ -252,8 +256,16 @@ def _plain_values(half: HalfMessage) -> dict[str, object] | None:
     }
 
 
-def _headers(half: HalfMessage) -> str | None:
-    return json.dumps(half.headers, ensure_ascii=False) if half.headers else None
+def _headers(half: HalfMessage) -> str:
+    sender, alone = _sender(os.getpid())
+    return json.dumps({**half.headers, SENDER_HEADER: sender}, ensure_ascii=False) if half.headers else alone
+
+
+@cache
+def _sender(_pid: int) -> tuple[str, str]:
+    """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
+    name = process_name().encode("ascii", "backslashreplace").decode()
+    return name, json.dumps({SENDER_HEADER: name})
 
 
 def queues_of(schema: str, topics: Collection[str]) -> Statement:

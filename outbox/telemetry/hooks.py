@@ -2,7 +2,7 @@
 
 Three kinds of hooks, all of the whole process, as loggers are:
 
-- a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true;
+- a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true, and `HalfDeciding` before a decision's;
 - an `Observer` is around each call of the application's functions: handlers, checkers, compensations;
 - a `SendHook` sees each message when it is sent, and may add headers.
 
