@@ -114,7 +114,7 @@ def test_middlewares_hear_of_the_decisions_of_two_phase(bench: Bench) -> None:
 
     bench.outbox.use(Ears())
 
-    @bench.outbox.two_phase(topic="paid")
+    @bench.outbox.two_phase(topic="paid", rollback_on=(ValueError,))
     def pay(fails: bool, session: Session = INJECTED) -> dict[str, bool]:
         if fails:
             raise ValueError("no")
