@@ -24,7 +24,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": [f"producer_{number:04}" for number in range(1, 19)],
+    "producer": [f"producer_{number:04}" for number in range(1, 21)],
     "consumer": [f"consumer_{number:04}" for number in range(1, 12)],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
