@@ -28,7 +28,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from outbox.database.execute import ASYNCPG, DRIVERS, PSYCOPG, is_lost
 from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.model import Counts
-from outbox.text import database_address
+from outbox.text import class_name, database_address
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -246,7 +246,7 @@ def _connect_as(own: Engine, derived: Engine, arguments: dict[str, Any]) -> None
                     except (derived.dialect.loaded_dbapi.Error, SQLAlchemyError):
                         raise
                     except Exception as error:  # whatever another driver's connection doesn't have
-                        _refuse(own, f"its listener to {name!r}, which failed with {type(error).__name__}", error)
+                        _refuse(own, f"its listener to {name!r}, which failed with {class_name(error)}", error)
 
     carry("connect")
     carry("checkout")

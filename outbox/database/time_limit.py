@@ -24,6 +24,7 @@ from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.telemetry.events import BatchTooLarge
 from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
     from outbox.database.engines import NewRunner, Pass, Runner
@@ -194,7 +195,7 @@ def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt
             lost = isinstance(bind, Connection) and is_lost(bind)
             if not batches.failed(size, error, lost=lost):
                 raise
-            emit(BatchTooLarge(batch=name[0], size=size, reason=str(error).partition("\n")[0], error=error))
+            emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
             if lost:
                 raise
         else:

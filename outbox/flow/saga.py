@@ -54,17 +54,8 @@ from outbox.errors import InvalidHandler
 from outbox.flow import sql
 from outbox.message.answer import FUNCTION, finished
 from outbox.message.content import Codecs, check_group, check_seconds
-from outbox.message.model import (
-    Delivery,
-    DeliveryStatus,
-    Message,
-    Park,
-    Retry,
-    SendOptions,
-    derived_id,
-    followed,
-    uuid7,
-)
+from outbox.message.ids import derived_id, uuid7
+from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions, followed
 from outbox.message.topic import Topic
 from outbox.producer.once import chosen_id, following_id
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable

@@ -17,7 +17,8 @@ from outbox.database.sql import audit, take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
-from outbox.message.model import HalfMessage, Status, uuid7
+from outbox.message.ids import uuid7
+from outbox.message.model import HalfMessage, Status
 from outbox.operator.acts import ACTS, EDIT, STATES
 from outbox.operator.changes import apply, check_audited, lock, requested
 from outbox.operator.look.message import MessageFacts, MessageViews, gather

@@ -21,15 +21,8 @@ from outbox.database.execute import execute
 from outbox.database.session import RunningTransaction
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.content import MAX_KEY_BYTES, check_text
-from outbox.message.model import (
-    FOLLOWING_VERSION,
-    Follows,
-    HalfMessage,
-    OnDuplicate,
-    SendOptions,
-    derived_id,
-    message_id,
-)
+from outbox.message.ids import FOLLOWING_VERSION, derived_id, message_id
+from outbox.message.model import Follows, HalfMessage, OnDuplicate, SendOptions
 from outbox.producer.sql import write_once
 from outbox.telemetry.events import DuplicateIgnored
 

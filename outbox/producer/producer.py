@@ -36,9 +36,10 @@ from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories, hook_holds, unscoped
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
-from outbox.message import content, model
+from outbox.message import content, ids
 from outbox.message.compression import compress
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
+from outbox.message.ids import uuid7
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of
 from outbox.producer.deciding import decide_now, tell_deciding
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
@@ -559,7 +560,7 @@ class Producer:
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
         half = self._half(topic, message, carrier)
-        drawn = _NAMING.isdisjoint(message.options) and half.id.version != model.FOLLOWING_VERSION
+        drawn = _NAMING.isdisjoint(message.options) and half.id.version != ids.FOLLOWING_VERSION
         return self._add(carrier, self._new_write(half, None, None if drawn else once_of(message.options, half.id)))
 
     def prepare(
@@ -689,7 +690,7 @@ class Producer:
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
         headers = headers_of(content.check_headers(headers), options, expires_at)
-        if half_id is None and carrier is not None and (follows := model.followed(options)) is not None:
+        if half_id is None and carrier is not None and (follows := followed(options)) is not None:
             half_id = following_id(carrier, topic, follows, options, (key, raw))
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)

@@ -20,7 +20,7 @@ from uuid import UUID
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import NOW
 from outbox.database.time_limit import by_size
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
 from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly

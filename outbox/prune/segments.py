@@ -44,7 +44,7 @@ from outbox.database.execute import (
 from outbox.database.sql import plan_by_index, try_lock, wait_at_most
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
 from outbox.database.time_limit import CUT_OFF, by_size
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments_sql import Key
 from outbox.telemetry.events import BatchTooLarge

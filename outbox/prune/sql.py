@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import SETTLED
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune.segments_sql import of_segment
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.

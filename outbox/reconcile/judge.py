@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, ProducerState
 from outbox.reconcile.rows import FINDING, FOREIGN_ID, fixed_ids
 

@@ -35,7 +35,7 @@ from outbox.database.execute import (
 )
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits

@@ -29,7 +29,7 @@ SELECT h.topic, count(*)::int FROM outbox.check_history c JOIN outbox.half_messa
 """
 
 
-def counted(bench: Bench, topic: str = "paid") -> tuple[int, int, int]:
+def counted(bench: Bench, topic: str = "paid") -> tuple[int | None, int | None, int | None]:
     """Return what the statistics say was committed, rolled back and checked."""
     with bench.observer.connect() as connection:
         found = stats(connection, bench.settings, ["producer"])

@@ -287,7 +287,7 @@ def test_a_cursor_cannot_end_the_transaction(bench: Bench, end: str, batch: int,
         if message.body == 2 and end.endswith("by the driver"):
             getattr(cursor.connection, end.partition(" ")[0])()
         elif message.body == 2:
-            cursor.execute(end)  # type: ignore[call-overload]
+            cursor.execute(end)
 
     consumer = bench.declare(handler, batch=batch, pipeline=kind == "pipeline")
     ids = bench.send(1, 2, 3)

@@ -66,7 +66,7 @@ def test_comes_back_after_a_pause(ended: Bench) -> None:
     topics = ended.app.operator
     for topic in ("t", "other"):
         ended.send(1, topic=topic)
-        topics.pause_topic(topic, **WHO)
+        topics.pause_topic(topic, by="me", why="test")
     prune(ended)
     operator(ended).delete_topic("t", **WHO)
     assert [row.topic for row in topics.topic_pauses()] == ["other"]

@@ -51,7 +51,7 @@ def cost(engine: Engine, observer: Connection, act: Callable[[Connection], objec
             wal = scalar(observer, WAL)
             connection.detach()
         # Its numbers are told at the end of its process.
-        wait_until(lambda pid=pid: not scalar(observer, ALIVE.format(pid)), "the end of the session")
+        wait_until(lambda pid=pid: not scalar(observer, ALIVE.format(pid)), "it ends")  # type: ignore[misc]
         found.append((int(wal - before[1]), scalar(observer, BLOCKS) - before[0]))
     return min(wal for wal, _ in found), min(blocks for _, blocks in found)
 
@@ -73,6 +73,7 @@ def released(app: Outbox, settings: Settings, connection: Connection) -> None:
 def consumed(app: Outbox, settings: Settings, connection: Connection) -> None:
     """Send a message, dispatch it, and have it consumed."""
     dispatched(app, settings, connection)
+    assert isinstance(app.engine, Engine)
     consumer = declare(app.engine, "t", "g", lambda message, session: None, settings=settings)
     assert consume_all(consumer, connection, connection).taken == 1
 

@@ -19,7 +19,7 @@ from outbox.database.at_commit import announce
 from outbox.database.execute import sqlstate
 from outbox.database.sql import PROBE, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
 from outbox.worker.connections import WorkerDatabase
@@ -130,7 +130,7 @@ def test_a_worker_delivers(engine: Engine) -> None:
     with app.worker() as worker:
         for number in range(5):
             send_each(app, topic, number)
-            wait_until(lambda number=number: number in seen, "the message is handled")
+            wait_until(lambda number=number: number in seen, "the message is handled")  # type: ignore[misc]
         assert [name for name, health in worker.health().items() if health.last_error] == []
 
 

@@ -32,7 +32,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.flow import sql as flow_sql
 from outbox.flow.views import FlowFilter, Sagas
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
@@ -208,7 +208,7 @@ def flow_control(town: Town) -> None:
         app.prepare(connection, "other", "b")
         transaction.rollback()
     with town.at["producer"].begin() as connection:
-        for count in (producer_sql.undecided("outbox", 1), producer_sql.undispatched("outbox", 1)):
+        for count in (producer_sql.undecided("outbox", 1, 1), producer_sql.undispatched("outbox", 1, 1)):
             execute_module.execute(connection, count)
 
 

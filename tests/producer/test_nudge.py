@@ -76,7 +76,8 @@ def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]
     """The events; each message is followed by a nudge, and a report that fails at its own commit."""
     monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
     monkeypatch.setattr(process, "REPORT_EVERY", 0.0)
-    tables, events = Tables(engine), []
+    tables = Tables(engine)
+    events: list[Any] = []
     tables.run(FAILS_LATE)
     remove = add_hook(events.append)
     yield events

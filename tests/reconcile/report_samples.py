@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
 from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Repair, Tier, Window
 from outbox.reconcile.rows import (

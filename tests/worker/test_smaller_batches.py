@@ -158,7 +158,7 @@ def held(shop: Shop) -> None:
     """Have them due while their topic is paused."""
     shop.send(delay=3600)
     dispatch_all(shop.engine, SETTINGS)
-    shop.app.operator.pause_topic("t", **WHO)
+    shop.app.operator.pause_topic("t", by="me", why="test")
     shop.run("UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp()")
 
 
@@ -195,7 +195,7 @@ def ordered(shop: Shop) -> None:
     """Have messages ordered to be sent again."""
     ids = shop.send()
     dispatch_all(shop.engine, SETTINGS)
-    shop.app.operator.start("resend", model.Selector(targets=tuple(model.Target(id_) for id_ in ids)), **WHO)
+    shop.app.operator.start("resend", model.Selector(targets=tuple(model.Target(id_) for id_ in ids)), by="me", why="test")
 
 
 Act = Callable[[Shop, Connection], int]
