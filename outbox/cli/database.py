@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
-_EXAMPLE = "postgresql+psycopg://user:password@host:5432/database"
+_EXAMPLE = "postgresql+psycopg://user:***@host:5432/database"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 _URL_HELP = (

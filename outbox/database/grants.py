@@ -188,6 +188,7 @@ DUTIES = (
         "prune",
         "producer",
         half_message="SELECT(id) DELETE",
+        half_check="SELECT(half_id parked_at) DELETE",
         op_message="SELECT UPDATE DELETE",
         message="SELECT DELETE",
         check_history="SELECT(half_id) DELETE",

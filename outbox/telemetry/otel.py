@@ -130,7 +130,11 @@ class _Instrumentation:
 
     def hear(self, event: TelemetryEvent) -> None:
         """Count an event."""
-        names: dict[str, Any] = {"outbox.event": event.code, _TOPIC: getattr(event, "topic", ""), _GROUP: getattr(event, "group", "")}
+        names: dict[str, Any] = {
+            "outbox.event": event.code,
+            _TOPIC: getattr(event, "topic", ""),
+            _GROUP: getattr(event, "group", ""),
+        }
         self._events.add(1, {name: value for name, value in names.items() if value})
         match event:
             case MessagesSent(prepared=False):

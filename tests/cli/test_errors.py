@@ -89,7 +89,7 @@ def test_what_can_be_read_is_shown(cli: Cli, engine: Engine, command: tuple[str,
             "VALUES (gen_random_uuid(), 'busy', '1', '[]', now(), now(), '{}', '[]')",
         ):
             connection.execute(text(statement))
-    outbox.operator.pause_topic("orders", by="ann", why="x")
+    outbox.operator.pause_topic("orders", create=True, by="ann", why="x")
     result = cli(*(word.format(id=message_id) for word in command), "--database", AWAY)
     assert (result.code, shown.format(id=message_id) in result.out) == (Code.UNAVAILABLE, True), result.out + result.err
     assert "north can't be reached" in result.err
@@ -125,7 +125,7 @@ def test_bad_url(cli: Cli, command: tuple[str, ...], url: str, hint: str) -> Non
     """A URL that can't work: 78, with the form that does."""
     line = check_failure(cli(*command, "--url", url), Code.CONFIG)
     assert hint in line
-    assert "postgresql+psycopg://user:password@host:5432/database" in line
+    assert "postgresql+psycopg://user:***@host:5432/database" in line
 
 
 def test_no_url(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_not_permitted(cli: Cli, url: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nonsense",), ("db", "nonsense"), ("stats", "--watch", "0"), ("db", "upgrade", "--part", "both"), ("run",)],
+    [("nonsense",), ("db", "nonsense"), ("stats", "--watch", "0"), ("db", "upgrade", "--part", "both")],
 )
 def test_wrong_usage(cli: Cli, arguments: tuple[str, ...]) -> None:
     """What the command line doesn't know: 2, with the usage."""

@@ -284,7 +284,9 @@ def test_a_survey_that_takes_longer_than_the_server_lets_it(yard: Yard, monkeypa
     assert len(yard.left()) == before
     yard.connection.execute(text("SET statement_timeout = 0"))
     yard.connection.commit()
-    monkeypatch.setattr(segments_sql, "survey", lambda *_: Statement("DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$"))
+    monkeypatch.setattr(
+        segments_sql, "survey", lambda *_: Statement("DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$")
+    )
     gone = yard.empty(by_row=True)
     assert gone == before - len(yard.left()) > 0
 

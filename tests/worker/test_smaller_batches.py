@@ -195,7 +195,9 @@ def ordered(shop: Shop) -> None:
     """Have messages ordered to be sent again."""
     ids = shop.send()
     dispatch_all(shop.engine, SETTINGS)
-    shop.app.operator.start("resend", model.Selector(targets=tuple(model.Target(id_) for id_ in ids)), by="me", why="test")
+    shop.app.operator.start(
+        "resend", model.Selector(targets=tuple(model.Target(id_) for id_ in ids)), by="me", why="test"
+    )
 
 
 Act = Callable[[Shop, Connection], int]
