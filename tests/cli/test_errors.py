@@ -114,7 +114,7 @@ def test_no_such_database_and_wrong_password(cli: Cli, url: str) -> None:
     ("url", "hint"),
     [
         ("garbage", "'garbage' can't be read"),
-        ("postgresql://me:hunter2@host:port/shop", "'postgresql://***@host:port/shop' can't be read"),
+        ("postgresql://me:hunter2@host:port/shop", "'postgresql://me:***@host:port/shop' can't be read"),
         ("mysql://me:hunter2@host/shop", "needs PostgreSQL, not 'mysql'"),
         ("postgresql+psycopg2://me:hunter2@host/shop", "needs the driver psycopg (3), not 'psycopg2'"),
         ("postgresql+asyncpg://me:hunter2@host/shop", "not 'asyncpg'; write postgresql+psycopg://"),

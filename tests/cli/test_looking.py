@@ -361,7 +361,7 @@ def test_show_consumed(cli: Cli, world: World) -> None:
     way = result.json
     assert way["half"]["status"] == "dispatched"
     assert way["half"]["producer_group"] == "shop"
-    assert way["half"]["headers"] == {"trace": "1"}
+    assert way["half"]["headers"] == {"trace": "1", "outbox-sender": way["half"]["headers"]["outbox-sender"]}
     assert way["half"]["body_bytes"] == len('{"do":"nothing"}')
     assert (way["op"]["resolution"], way["op"]["decided_by"]) == ("commit", "producer")
     assert [send["send_number"] for send in way["sends"]] == [1]
