@@ -23,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from tests.kit import wait_until
+from tests.kit import tries, wait_until
 from tests.kit.databases import Databases
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
 
 # No example fails because the machine is busy.
-hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile(
+    "busy", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("busy")
 
 #: Memory as a folder, on Linux; and how much of it the databases of a run may need (bytes).

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from tests.check import test_peer_rules, test_peer_rules_asking, test_peer_rules_crashes
 
 ROOT = Path(__file__).parents[2]
@@ -62,21 +60,20 @@ def test_every_rule_is_in_the_table_once() -> None:
     assert sorted(row.test for row in OURS) == sorted(TESTS)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.test.rpartition("::")[2])
-def test_row_names_a_test(row: Row) -> None:
+def test_each_row_names_a_test() -> None:
     """The test exists and has a sentence; the row says whether the rule is the same or better, and how."""
-    assert re.fullmatch(r"(tests/[\w/]+\.py::)?test_\w+", row.test)
-    assert docstring(row.test)
-    assert re.fullmatch(r"same(: .+)?|better: .+", row.verdict)
-    assert re.fullmatch(r"[A-Z]\w+(, [A-Z]\w+)*", row.classes)
+    for row in TABLE:
+        assert re.fullmatch(r"(tests/[\w/]+\.py::)?test_\w+", row.test), row
+        assert docstring(row.test), row
+        assert re.fullmatch(r"same(: .+)?|better: .+", row.verdict), row
+        assert re.fullmatch(r"[A-Z]\w+(, [A-Z]\w+)*", row.classes), row
 
 
-@pytest.mark.parametrize("row", OURS, ids=lambda row: row.test)
-def test_row_says_what_the_test_says(row: Row) -> None:
+def test_each_row_says_what_the_test_says() -> None:
     """The test names the same class of RocketMQ, and says the same or better as the table does."""
-    said = docstring(row.test)
-    for name in row.classes.split(", "):
-        assert name in said
-    verdict = re.search(r"\b(Same|Better)\b", said)
-    assert verdict
-    assert verdict[1].lower() == row.verdict.partition(":")[0]
+    for row in OURS:
+        said = docstring(row.test)
+        assert [name for name in row.classes.split(", ") if name not in said] == [], row
+        verdict = re.search(r"\b(Same|Better)\b", said)
+        assert verdict, row
+        assert verdict[1].lower() == row.verdict.partition(":")[0], row

@@ -26,6 +26,7 @@ from tests.check.stateful_model import EXT, LONE, Half
 from tests.check.stateful_script import COMMIT, ROLLBACK
 from tests.check.stateful_world import DOOM, GROUP, WHO, State, World
 from tests.check.stateful_writing import picks, rarely
+from tests.kit import tries
 
 LONG_AGO = "interval '30 days'"
 
@@ -306,7 +307,7 @@ def test_any_order(world: World) -> None:
     run_state_machine_as_test(
         type("Machine", (Machine,), {"world": world}),
         settings=settings(
-            max_examples=25,
+            max_examples=tries(10),
             stateful_step_count=50,
             print_blob=True,
             suppress_health_check=list(HealthCheck),

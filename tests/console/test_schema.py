@@ -29,10 +29,11 @@ from outbox.console import AnyOf, Basic, Principal, create_console_app, create_c
 from outbox.console.api.requests import from_body
 from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Asker, Http, Shop, authorizer, console_of
+from tests.kit import tries
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 #: Making up what doesn't fit takes schemathesis longest.
-EXAMPLES = {GenerationMode.POSITIVE: 6, GenerationMode.NEGATIVE: 3}
+EXAMPLES = {GenerationMode.POSITIVE: tries(3), GenerationMode.NEGATIVE: tries(2)}
 BOUNDED = settings(
     database=None,
     derandomize=True,

@@ -17,12 +17,10 @@ from outbox import Settings
 from outbox.operator.operator import Operator
 from tests.consumer import workers
 from tests.consumer.support import Bench, make_ledger
-from tests.kit import wait_until
+from tests.kit import tries, wait_until
 
 ACCOUNTS = 10
-KILLS = 200
-KIND_KILLS = 20
-KEY_KILLS = 12
+KILLS, KIND_KILLS, KEY_KILLS = tries(20), tries(6), tries(6)
 CREW = 3
 Spawn = Callable[[str, int], Process]
 
@@ -83,8 +81,8 @@ def unfinished(bench: Bench) -> int:
 
 
 @pytest.mark.slow
-def test_two_hundred_kills(banks: Bench, spawn: Spawn) -> None:
-    """Over 200 SIGKILLs at random moments, with copies and failures on the way, every account is exact in the end."""
+def test_every_account_is_exact_under_kills(banks: Bench, spawn: Spawn) -> None:
+    """SIGKILLs at random moments, with copies and failures on the way: every account is exact in the end."""
     _kill_crews(banks, spawn, "money", KILLS)
 
 
@@ -100,7 +98,8 @@ def _kill_crews(banks: Bench, spawn: Spawn, mode: str, most: int) -> None:
     crew = [spawn(mode, seed) for seed in range(CREW)]
     kills = 0
     sent = 0
-    while kills < most:
+    # A run without a copy proves too little; half of the passes that dispatch something resend.
+    while kills < most or not copies(banks):
         with banks.producer.begin() as connection:
             for _ in range(chance.randint(5, 25)):
                 banks.app.send(connection, "t", sent, key=f"k{sent % ACCOUNTS}")
@@ -125,9 +124,12 @@ def _kill_crews(banks: Bench, spawn: Spawn, mode: str, most: int) -> None:
     assert banks.rows(doubles) == []
     assert banks.rows("SELECT count(*) FROM ledger") == [states["consumed"]]
     assert banks.rows("SELECT sum(balance) FROM account") == [states["consumed"]]
-    copies = "SELECT count(*) FROM outbox.message WHERE send_number > 1"
-    with banks.producer.begin() as connection:
-        assert connection.execute(text(copies)).scalar_one() > 0, "nothing was resent: the test has proved too little"
+
+
+def copies(bench: Bench) -> int:
+    """Return how many messages are in the topic's queues once more."""
+    with bench.producer.begin() as connection:
+        return int(connection.scalar(text("SELECT count(*) FROM outbox.message WHERE send_number > 1")) or 0)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -7,7 +7,6 @@ import datetime as dt
 import getpass
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +37,7 @@ from tests.consumer.outside_workers import CONCURRENCY, Effects
 from tests.consumer.support import Bench
 from tests.doctor.relay import relay
 from tests.kit import consume_all, declare, wait_until
+from tests.kit.programs import program
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "ordered": False}
 ID = UUID(int=1)
@@ -231,15 +231,13 @@ def pooler(request: pytest.FixtureRequest, bench: Bench) -> Iterator[URL]:
     server = bench.consumer.url
     with ExitStack() as stack:
         if request.param == "PgBouncer":
-            if (program := shutil.which("pgbouncer")) is None:
-                pytest.skip("PgBouncer isn't installed")
-            yield stack.enter_context(pgbouncer(program, server))
+            yield stack.enter_context(pgbouncer(program("pgbouncer", package="pgbouncer"), server))
         else:
             yield stack.enter_context(relay(server))
 
 
 @contextmanager
-def pgbouncer(program: str, server: URL) -> Iterator[URL]:
+def pgbouncer(path: str, server: URL) -> Iterator[URL]:
     """Run PgBouncer with one server connection for all clients together; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -262,7 +260,7 @@ def pgbouncer(program: str, server: URL) -> Iterator[URL]:
         file.write(textwrap.dedent(ini))
         file.flush()
         Path(file.name).chmod(0o644)
-        process = subprocess.Popen([program, *user, file.name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([path, *user, file.name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def listens() -> bool:
             assert process.poll() is None

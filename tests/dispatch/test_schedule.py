@@ -12,6 +12,7 @@ from sqlalchemy.engine import NestedTransaction
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, flush, messages
+from tests.kit import tries
 
 CONNECTIONS = 4
 KEYS = 3
@@ -132,7 +133,7 @@ def test_any_schedule_dispatches_what_was_committed_in_commit_order(app: Outbox,
     with engine.connect() as dispatcher, ExitStack() as stack:
         writers = [stack.enter_context(engine.connect()) for _ in range(CONNECTIONS)]
 
-        @settings(max_examples=150, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=tries(40), suppress_health_check=list(HealthCheck), database=None)
         @given(steps=STEPS, limit=strategies.integers(1, 5))
         def check(steps: list[tuple[int, str, str, int]], limit: int) -> None:
             with dispatcher.begin():

@@ -13,9 +13,10 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, scalar
+from tests.kit import tries
 
 WRITERS = 6
-EACH = 4_000
+EACH = tries(800)
 KEYS = 20
 LOCK = text("UPDATE counter SET value = value + 1 WHERE key = :key RETURNING value")
 
@@ -59,7 +60,7 @@ def write(app: Outbox, engine: Engine, seed: int) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_messages_in_commit_order(app: Outbox, engine: Engine, settings: Settings) -> None:
+def test_messages_come_in_commit_order(app: Outbox, engine: Engine, settings: Settings) -> None:
     """Six writers with row-locked counters and a running dispatcher: all that committed, in order, no hole, no double.
 
     Some transactions are open through the whole run, and commit after it.
@@ -94,7 +95,7 @@ def test_twenty_thousand_messages_in_commit_order(app: Outbox, engine: Engine, s
         found = messages(connection)
         committed = scalar(connection, "SELECT count(*) FROM outbox.op_message")
     assert committed == len(found) == sum(sent.values()) + len(holder.open)
-    assert len(found) >= 20_000
+    assert len(found) >= WRITERS * EACH
     assert_dense(found)
     keys = by_key(found)
     for key, count in sent.items():

@@ -14,6 +14,7 @@ from tests.interleave.mutant_table import MUTANTS
 from tests.interleave.mutants import ROOT
 from tests.interleave.stepping import SNAPSHOT, Footprint, footprint_of
 from tests.interleave.weaver import Weaver, weaver
+from tests.kit import tries
 
 #: Pairs of which all orders are tried, and each of their kills up to a limit.
 FEW = (
@@ -39,7 +40,7 @@ def one(server: ServerLike) -> Iterator[Weaver]:
 def test_nothing_breaks_in_any_order(one: Weaver, pair: tuple[str, str]) -> None:
     """Of these pairs; of all pairs, and with all kills: ``python -m tests.interleave --kills``."""
     for meeting in meetings_of(*pair):
-        found = one.explore(meeting, kills=True, schedules=25, hurts=15)
+        found = one.explore(meeting, kills=True, schedules=tries(25), hurts=15)
         assert found.violations == []
         assert found.schedules > 1
         assert found.kills == 15

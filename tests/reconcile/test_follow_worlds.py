@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from sqlalchemy import text
 
 from outbox.reconcile.job import Outcome, Pair
+from tests.kit import tries
 from tests.reconcile.following import Watched, followed
 from tests.reconcile.test_oracle import STEPS, World, empty, oracle, worlds
 from tests.reconcile.town import HOUR, Town, ids_at
@@ -28,7 +29,7 @@ def listed(town: Town) -> dict[UUID, Outcome]:
 
 
 @settings(
-    max_examples=6,
+    max_examples=tries(3),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -23,6 +23,7 @@ from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import InboxState, PairResult, ProducerState, Torn
+from tests.kit import tries
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
 NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState
@@ -330,7 +331,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
 
 
 @settings(
-    max_examples=8,
+    max_examples=tries(4),
     # Shrinking runs dozens of comparisons for each row less; the seed and the drawn rows are enough to find a fault.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

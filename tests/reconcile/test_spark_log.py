@@ -20,6 +20,7 @@ import pytest
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.log import register
 from outbox.reconcile.spark.session import session
+from tests.kit import tries
 from tests.reconcile.spark_log_process import stream
 from tests.reconcile.test_topic_log import TOPIC, send
 from tests.reconcile.town import Town, url_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 #: How often the stream's processes are killed.
-KILLS = int(os.environ.get("OUTBOX_TEST_KILLS", "4"))
+KILLS = tries(3)
 
 
 @pytest.fixture(scope="module")

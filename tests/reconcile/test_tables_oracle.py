@@ -18,6 +18,7 @@ from outbox.reconcile.job import Effect, Job, Outcome, Pair, Part, Tier
 from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables import pairing
+from tests.kit import tries
 from tests.reconcile.archiving import empty
 from tests.reconcile.foreign import IDS, foreign_job, tell
 from tests.reconcile.test_oracle import in_sync, odd_fates, oracle
@@ -60,7 +61,7 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
 
 @pytest.mark.parametrize("parts", [("producer",), ("consumer",), ("producer", "consumer")])
 @settings(
-    max_examples=5,
+    max_examples=tries(2),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

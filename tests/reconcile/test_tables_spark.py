@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -212,10 +211,6 @@ def test_an_id_that_is_twice_in_a_lake(village: Town, tmp_path: Path) -> None:
         reconcile(job)
 
 
-@pytest.mark.skipif(
-    not maria.is_there() and not os.environ.get("OUTBOX_TEST_MARIADB_REQUIRED"),
-    reason="no MariaDB and its driver's jar (Debian: mariadb-server, libmariadb-java); see OUTBOX_TEST_MARIADB_ROOT",
-)
 def test_a_legacy_outbox_in_mariadb(village: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer of a service on MariaDB, its consumer one of ours: by JDBC, the password from the environment."""
     ids = village.plant([fate(), fate(), fate(status=InboxState.NONE), fate(state=None), fate(same_body=False)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
@@ -23,6 +21,7 @@ from outbox.telemetry.prometheus import Meter
 from outbox.worker import Worker
 from outbox.worker.probes import DutyGauges, serving
 from tests.kit import wait_until
+from tests.kit.programs import program
 from tests.worker.conftest import Bench
 
 ROOT = Path(__file__).parents[2]
@@ -102,19 +101,9 @@ def test_the_dashboard_is_laid_out() -> None:
         taken |= cells
 
 
-def program(name: str) -> str:
-    """Return the path of a program of Prometheus'; skip where the machine has none and needn't have one."""
-    if path := shutil.which(name):
-        return path
-    what = f"{name} isn't installed (Debian: apt-get install prometheus)"
-    if os.environ.get("OUTBOX_TEST_PROMETHEUS_REQUIRED") == "1":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
 def test_the_rules_fire_as_they_should(tmp_path: Path) -> None:
     """Prometheus' own tests of rules: which alerts come of which series."""
-    promtool = program("promtool")
+    promtool = program("promtool", package="prometheus")
     for path in (ALERTS, Path(__file__).with_name("alerts_test.yml")):
         shutil.copy(path, tmp_path)
     command = [promtool, "test", "rules", "alerts_test.yml"]
@@ -124,7 +113,7 @@ def test_the_rules_fire_as_they_should(tmp_path: Path) -> None:
 
 def test_a_prometheus_scrapes_a_worker(new_bench: Callable[..., Bench], tmp_path: Path) -> None:
     """A parked message becomes an alert that fires in a real Prometheus; of the rules, only the waits are shorter."""
-    prometheus, bench = program("prometheus"), new_bench()
+    prometheus, bench = program("prometheus", package="prometheus"), new_bench()
 
     @bench.outbox.consumer("paid", group="mail")
     def handle(message: Message, session: Any) -> Park:

@@ -25,6 +25,7 @@ from outbox.message.compatibility import (
     unreadable,
 )
 from outbox.message.topic import Topic
+from tests.kit import tries
 
 
 class Color(enum.Enum):
@@ -247,7 +248,7 @@ _TYPES = st.recursive(st.sampled_from(_SCALARS), _deeper, max_leaves=4)
 
 
 @given(data=st.data(), reader=_TYPES, writer=_TYPES)
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(100), suppress_health_check=list(HealthCheck))
 def test_what_is_judged_readable_is_read(data: st.DataObject, reader: Typed, writer: Typed) -> None:
     """Whatever a model writes, the other reads, if its schema was judged to allow it."""
     try:
@@ -261,7 +262,7 @@ def test_what_is_judged_readable_is_read(data: st.DataObject, reader: Typed, wri
 
 
 @given(model=_TYPES)
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(50), suppress_health_check=list(HealthCheck))
 def test_a_model_reads_what_it_writes(model: Typed) -> None:
     """A release that changed nothing is compatible with itself."""
     try:

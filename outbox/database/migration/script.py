@@ -59,12 +59,21 @@ def statements(
     result = [] if before else [f'CREATE SCHEMA IF NOT EXISTS "{schema}"', in_schema(cleandoc(_VERSIONS), schema)]
     reached = set(before)
     for revision in sorted(up or down, key=_order, reverse=bool(down)):
-        declared = _declared(revision)
-        result += _texts(declared["UPGRADE"] if up else declared["DOWNGRADE"], schema)
+        result += upgrade_of(revision, schema) if up else downgrade_of(revision, schema)
         rows = _rows(reached)
         reached ^= {revision}
         result += _writing(rows, _rows(reached), schema)
     return result if after else [*result, in_schema(f"DROP TABLE {{s}}.{chain.VERSION_TABLE}", schema)]
+
+
+def upgrade_of(revision: str, schema: str) -> list[str]:
+    """Return the statements of one revision, without what notes it in the version table."""
+    return _texts(_declared(revision)["UPGRADE"], schema)
+
+
+def downgrade_of(revision: str, schema: str) -> list[str]:
+    """Return the statements that remove one revision, likewise."""
+    return _texts(_declared(revision)["DOWNGRADE"], schema)
 
 
 def run(templates: Collection[str]) -> None:

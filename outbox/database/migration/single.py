@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection
 
-from outbox.database.migration import chain
-from outbox.database.migration.runner import in_turn
+from outbox.database.migration import chain, script
 
 
 def in_order() -> list[str]:
@@ -29,7 +27,7 @@ def upgrade_sql(revision: str, schema: str = "outbox") -> list[str]:
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
         f"CREATE TABLE IF NOT EXISTS {table} "
         "(version_num VARCHAR(32) NOT NULL, CONSTRAINT outbox_version_pkc PRIMARY KEY (version_num))",
-        _rendered(revision, schema, "upgrade"),
+        ";\n".join(script.upgrade_of(revision, schema)),
         *notes,
         f"INSERT INTO {table} (version_num) VALUES ('{revision}')",
     ]
@@ -42,21 +40,7 @@ def downgrade_sql(revision: str, left: Collection[str], schema: str = "outbox") 
     rows = ", ".join(f"('{each}')" for each in sorted(set(left) - covered))
     notes = f"INSERT INTO {table} (version_num) VALUES {rows} ON CONFLICT DO NOTHING" if rows else f"DROP TABLE {table}"
     return [
-        _rendered(revision, schema, "downgrade"),
+        ";\n".join(script.downgrade_of(revision, schema)),
         f"DELETE FROM {table} WHERE version_num = '{revision}'",
         notes,
     ]
-
-
-def _rendered(revision: str, schema: str, direction: str) -> str:
-    from alembic.migration import MigrationContext  # noqa: PLC0415 - slow to import
-    from alembic.operations import Operations  # noqa: PLC0415 - as above
-    from alembic.script import ScriptDirectory  # noqa: PLC0415 - as above
-
-    written = io.StringIO()
-    options = {"as_sql": True, "output_buffer": written, "literal_binds": True, "version_table_schema": schema}
-    context = MigrationContext.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, opts=options)
-    with in_turn(schema) as config, Operations.context(context):
-        script = ScriptDirectory.from_config(config).get_revision(revision)
-        getattr(script.module, direction)()
-    return written.getvalue().strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +18,7 @@ from tests.console.browser.live import serving
 from tests.console.browser.museum import Museum, furnish
 from tests.console.browser.town import Town, a_town
 from tests.console.browser.watch import Watch
+from tests.kit.programs import program
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -44,25 +44,14 @@ _ALONE = (
 )
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-_HOW = "install one (Debian: apt-get install chromium) or name it in OUTBOX_TEST_BROWSER"
-
-
-def _executable() -> str:
-    named = os.environ.get("OUTBOX_TEST_BROWSER")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
-    if found:
-        return found
-    what = f"OUTBOX_TEST_BROWSER={named} can't be run" if named else f"no browser: none of {', '.join(_NAMES)} on PATH"
-    if os.environ.get("OUTBOX_TEST_BROWSER_REQUIRED") == "1":
-        pytest.fail(f"{what}; {_HOW}")
-    pytest.skip(f"{what}; {_HOW}")
 
 
 # Not of the session: while Playwright runs, its event loop is that of the main thread, and other tests want one.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """A Chromium without a window, which asks no proxy."""
-    executable = _executable()
+    named = os.environ.get("OUTBOX_TEST_BROWSER")
+    executable = program(*([named] if named else _NAMES), package="chromium")
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=PATIENCE_MS)
