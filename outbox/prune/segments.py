@@ -513,8 +513,9 @@ def _next(half_id: UUID) -> UUID:
 def shortly(connection: Connection, schema: str, act: str, segment: Segment, side: SegmentedSide) -> Iterator[bool]:
     """Begin a transaction that waits for no lock for long, and say whether the segment is this worker's to act on.
 
-    A lock that can't be had ends it, and is told; the caller goes on after the block.
+    A lock that can't be had, or a statement that is cut off, ends it, and is told; the caller goes on after the block.
     """
+    begun = False
     try:
         with connection.begin():
             limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
@@ -528,6 +529,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
                     mine = segment in found
                 case _:
                     mine = True
+            begun = True
             yield bool(taken[0]) and mine
     except DBAPIError as error:
         if sqlstate(error) not in {*CONTENDED, STATEMENT_CANCELLED, _FAILED_CHECK}:
@@ -540,6 +542,8 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
             error.orig,
             extra={"outbox_event": "segment.busy", "act": act, "table": side.counted, "segment": segment.suffix},
         )
+        if not begun:
+            yield False
 
 
 def _lock_tables(schema: str, side: SegmentedSide, leaves: Iterable[str]) -> Statement:

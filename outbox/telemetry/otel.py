@@ -183,6 +183,8 @@ class _Instrumentation:
                 headers = [] if letter.message is None else [letter.message.headers]
                 with self._linked(f"announce {letter.topic}", attributes, headers):
                     yield
+            case _:
+                yield
 
     @contextmanager
     def _handling(self, call: Handling) -> Iterator[None]:

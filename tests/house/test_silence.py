@@ -83,6 +83,49 @@ def has_reason(lines: list[str], first: int, last: int | None) -> bool:
     return any(re.search(r"(^|\s)# ", line) for line in lines[first - 2 : last])
 
 
+def without_yield(path: Path) -> Iterator[int]:
+    """Yield the lines of context managers that may end without a block: "generator didn't yield" is no failure of ours.
+
+    One that catches what came before its ``yield`` yields in the handler, too, or raises; and a ``match`` has a case for
+    all that is left.
+    """
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not any(ast.unparse(each).endswith("contextmanager") for each in function.decorator_list):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Try) and has_yield(node.body) and not begins_with_yield(node.body):
+                yield from (each.lineno for each in node.handlers if not (has_yield(each.body) or raises(each)))
+            elif isinstance(node, ast.Match) and any(has_yield(case.body) for case in node.cases):
+                last = node.cases[-1]
+                if last.guard is not None or ast.unparse(last.pattern) != "_" or not has_yield(last.body):
+                    yield node.lineno
+
+
+def has_yield(body: list[ast.stmt]) -> bool:
+    """Is there a ``yield`` in it?"""
+    return any(isinstance(node, ast.Yield) for statement in body for node in ast.walk(statement))
+
+
+def begins_with_yield(body: list[ast.stmt]) -> bool:
+    """Is the first statement the ``yield``, before which nothing can fail?"""
+    return isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Yield)
+
+
+def raises(handler: ast.ExceptHandler) -> bool:
+    """Does it always raise?"""
+    return isinstance(handler.body[-1], ast.Raise) and not any(
+        isinstance(node, ast.Return) for statement in handler.body for node in ast.walk(statement)
+    )
+
+
+def test_a_context_manager_always_yields() -> None:
+    """Whatever is caught before: a caller learns it from what the block gets, or from an exception."""
+    paths = sorted((ROOT / "outbox").rglob("*.py"))
+    assert [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in without_yield(path)] == []
+
+
 def test_no_failure_is_swallowed() -> None:
     """Each is raised, told, handed on, or there is a comment that says why it needn't be."""
     paths = sorted((ROOT / "outbox").rglob("*.py"))

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING
-from outbox.database.execute import execute
+from outbox.database.execute import Statement, execute
 from outbox.dispatch.once import release_due_once
 from outbox.message.model import uuid7_at
 from outbox.prune import segments as module
@@ -249,6 +249,27 @@ def test_a_lock_that_cannot_be_had(
         assert [getattr(record, "outbox_event", "") for record in caplog.records] == ["segment.busy"]
         assert yard.empty(by_row=True) == 3
     assert len(yard.left()) == 1
+
+
+@pytest.mark.parametrize("state", ["55P03", "57014"])
+def test_a_transaction_that_is_cut_off_before_its_block(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    """A lock that can't be had, or a time-out, before the first statement of the block: told, and left to the next."""
+    monkeypatch.setattr(module, "WAIT", 0.05)
+    if state == "57014":  # the time-out of statements comes first
+        monkeypatch.setattr(module, "wait_at_most", lambda _: Statement("SELECT 1"))
+    caplog.set_level(logging.DEBUG, "outbox.prune")
+    later = module.segment_of(WIDE.end, uuid7_at(5e9))
+    with yard.observer.begin() as catalog:
+        catalog.execute(text("LOCK TABLE pg_inherits IN ACCESS EXCLUSIVE MODE"))
+        assert not make_segment(yard.connection, YOUNG, later)
+        assert drop_segment(yard.connection, YOUNG, WIDE) is False
+        for name in ("empty", "make way for", "let in"):
+            with module.shortly(yard.connection, "outbox", name, WIDE, module.PRODUCER) as mine:
+                assert not mine
+    assert [record.outbox_event for record in caplog.records] == ["segment.busy"] * 5
+    assert make_segment(yard.connection, YOUNG, later)
 
 
 def test_a_transaction_that_has_sent_holds_nothing_up(yard: Yard) -> None:
