@@ -242,7 +242,11 @@ PartOption = Annotated[
 ]
 LockTimeoutOption = Annotated[
     float,
-    typer.Option(min=0.001, metavar="SECONDS", help="How long to wait for the locks on the tables."),
+    typer.Option(
+        min=0.001,
+        metavar="SECONDS",
+        help="How long to wait for the locks on the tables, beside workers and senders that use them.",
+    ),
 ]
 
 
@@ -258,7 +262,9 @@ def upgrade(database: DatabaseOptions, part: PartOption = None, lock_timeout: Lo
       outbox db upgrade --url postgresql+psycopg://me@localhost/shop
       outbox db upgrade --part consumer
     """
-    done = migration.upgrade(database.engine, part or None, database.settings.schema, lock_timeout=lock_timeout)
+    done = migration.upgrade(
+        database.engine, part or None, database.settings.schema, lock_timeout=lock_timeout, say=say
+    )
     say(f"{_listed('installed', done)} in {database}")
 
 
@@ -275,7 +281,7 @@ def downgrade(
     parts = part or list(SchemaPart)
     what = f"the {' and '.join(parts)} tables in {database}"
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
-    done = migration.downgrade(database.engine, parts, database.settings.schema, lock_timeout=lock_timeout)
+    done = migration.downgrade(database.engine, parts, database.settings.schema, lock_timeout=lock_timeout, say=say)
     say(f"{_listed('removed', done)} in {database}")
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox.database import migration
+from outbox.database.migration import runner
 from outbox.errors import SchemaBusy
 from tests.kit import wait_until
 
 UPGRADE = "import sys; from outbox.database import migration; print(migration.upgrade(sys.argv[1]))"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 ADVISORY = "SELECT pg_advisory_xact_lock(hashtextextended('outbox migration outbox', 0))"
+
+USING = """
+SELECT count(*) FROM pg_locks WHERE relation = 'outbox.topic'::regclass AND mode = 'RowExclusiveLock' AND granted
+"""
 
 
 def start(url: str) -> subprocess.Popen[str]:
@@ -65,3 +71,51 @@ def test_gives_up_on_a_lock_without_a_trace(url: str, engine: Engine) -> None:
             migration.downgrade(url, lock_timeout=0.05)
     assert migration.check(url) == []
     assert migration.downgrade(url)
+
+
+def test_an_upgrade_comes_through_beside_busy_workers(url: str, engine: Engine) -> None:
+    """Their transactions overlap, so that the table is never free for the while of a try; no worker fails for it."""
+    migration.upgrade(url)
+    enough, failed, said = threading.Event(), list[Exception](), list[str]()
+
+    def work(number: int) -> None:
+        transaction = text("LOCK TABLE outbox.topic IN ROW EXCLUSIVE MODE"), text("SELECT pg_sleep(1.2)")
+        try:
+            with engine.begin() as connection:
+                connection.execute(text(f"SELECT pg_sleep({number} * 0.4)"))
+            while not enough.is_set():
+                with engine.begin() as connection:
+                    for statement in transaction:
+                        connection.execute(statement)
+        except Exception as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for each in workers:
+        each.start()
+    try:
+        with engine.connect() as connection:
+            wait_until(lambda: connection.scalar(text(USING)) == 3, "all use the table")
+            connection.rollback()
+            with connection.begin():
+                runner._lock_tables(connection, "outbox", 60.0, said.append)
+                assert connection.scalar(text(USING)) == 0
+    finally:
+        enough.set()
+        for each in workers:
+            each.join()
+    assert failed == []
+    assert "tables were locked, then outbox.topic was in use by pid " in said[0]
+
+
+def test_what_could_not_be_locked_is_named_with_the_option(url: str, engine: Engine) -> None:
+    """The error says how far it came, which table it was, who uses it, and how to wait longer."""
+    migration.upgrade(url)
+    with engine.connect() as worker, worker.begin():
+        worker.execute(text("SET LOCAL application_name = 'till'"))
+        worker.execute(text("LOCK TABLE outbox.topic IN ROW EXCLUSIVE MODE"))
+        pid = worker.scalar(text("SELECT pg_backend_pid()"))
+        with pytest.raises(SchemaBusy) as refused:
+            migration.downgrade(url, lock_timeout=0.05)
+    for named in ("outbox.topic", f"pid {pid} of ", "'till'", "0.05 s", "--lock-timeout", " tables were locked"):
+        assert named in str(refused.value)

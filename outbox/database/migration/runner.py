@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from outbox.database.engines import Bind
 
+logger: logging.Logger = logging.getLogger("outbox.migration")
+
 _TURN_TIMEOUT = 60.0
 _IS_VALID = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 _PARTITIONS = text(
@@ -37,21 +40,33 @@ _TABLES = text(
     "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace(:schema) AND relname = ANY(:names)"
     " AND relkind IN ('r', 'p') ORDER BY 1"
 )
-#: How long (seconds) one try waits for each lock: shorter than PostgreSQL's ``deadlock_timeout``, after which it would
-#: end one of those who wait for each other, and that could be a service.
-_TRY = 0.5
+_HOLDERS = text(
+    "SELECT DISTINCT pid, usename::text, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)"
+    " WHERE relation = to_regclass(:table) AND granted AND pid <> pg_backend_pid() ORDER BY 1 LIMIT 3"
+)
+#: How long (seconds) a try that holds a lock waits for the others: shorter than PostgreSQL's ``deadlock_timeout``, by
+#: which it ends one of those that wait for each other, and that could be a service. And how long one without waits at
+#: most, while all that comes later to the table waits behind it.
+_TRY, _LONGEST_TRY = 0.5, 5.0
+#: Takes sentences about what an upgrade waits for.
+Say = Callable[[str], object]
 # Alembic keeps what it is doing in module globals.
 _one_at_a_time = threading.Lock()
 
 
 def upgrade(
-    bind: Bind, parts: Collection[str] | None = None, schema: str = "outbox", *, lock_timeout: float = 5.0
+    bind: Bind,
+    parts: Collection[str] | None = None,
+    schema: str = "outbox",
+    *,
+    lock_timeout: float = 5.0,
+    say: Say = logger.info,
 ) -> list[str]:
     """Install the tables of these parts, or bring them to the version of this code, in one transaction.
 
     ``parts`` None: those that the database has; both, where it has none. Tables that a newer version has upgraded by
     one revision are left as they are: this code can work on them. Upgrades at the same time wait for each other.
-    ``lock_timeout`` (seconds) bounds how long it waits for its locks on the tables.
+    ``lock_timeout`` (seconds) bounds how long it waits for its locks on the tables; ``say`` is told what it waits for.
 
     Returns:
         The revisions that were run; none when there was nothing to do.
@@ -75,14 +90,19 @@ def upgrade(
         if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         if any(installed[branch] not in {None, chain.head(branch)} for branch in branches):
-            _lock_tables(connection, schema, lock_timeout)
+            _lock_tables(connection, schema, lock_timeout, say)
         for branch in branches:
             _alembic().upgrade(config, f"{branch}@head")
     return done
 
 
 def downgrade(
-    bind: Bind, parts: Collection[str] = chain.PARTS, schema: str = "outbox", *, lock_timeout: float = 5.0
+    bind: Bind,
+    parts: Collection[str] = chain.PARTS,
+    schema: str = "outbox",
+    *,
+    lock_timeout: float = 5.0,
+    say: Say = logger.info,
 ) -> list[str]:
     """Remove the tables of these parts and all that is in them, in one transaction.
 
@@ -99,7 +119,7 @@ def downgrade(
     with _turn(bind, schema, lock_timeout) as (connection, config, done):
         installed = read(connection, schema)
         refuse_newer(connection, installed, schema)
-        _lock_tables(connection, schema, lock_timeout)
+        _lock_tables(connection, schema, lock_timeout, say)
         for part in reversed(parts):
             if installed[part]:
                 _alembic().downgrade(config, f"{part}@base")
@@ -124,32 +144,51 @@ def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
     return written.getvalue()
 
 
-def _lock_tables(connection: Connection, schema: str, patience: float) -> None:
+def _lock_tables(connection: Connection, schema: str, patience: float, say: Say) -> None:
     """Lock all tables that are there, before the first of them is altered.
 
     A revision that has altered one table and waits for the next would meet a service that has the next one and waits
-    for the first. Nobody's order is that of all others, so a try gives back what it has got as soon as it must wait,
-    and those who wait for that go on before the next one.
+    for the first. So each try locks table by table, and gives all back when it has had to wait for `_TRY` seconds with
+    a lock in hand: nothing waits for it longer than that. The next try begins with the table that it waited for: with
+    no lock in hand it may queue there for as long as the transactions before it take.
 
     Raises:
-        DBAPIError: the locks couldn't be had within ``patience`` seconds.
+        SchemaBusy: the locks couldn't be had within ``patience`` seconds.
     """
     names = [table.name for make in METADATA.values() for table in make(schema).tables.values()]
-    there = connection.scalars(_TABLES, {"schema": f'"{schema}"', "names": names}).all()
-    if not there:
-        return
-    tables = ", ".join(f'ONLY "{schema}".{name}' for name in there)
-    lock, gives_up = text(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE"), time.monotonic() + patience
-    set_time_limit(connection, "lock_timeout", min(_TRY, patience))
-    while True:
+    left = list(connection.scalars(_TABLES, {"schema": f'"{schema}"', "names": names}))
+    gives_up, tables, longest = time.monotonic() + patience, len(left), _TRY
+    while left:
+        order, savepoint, until = list(left), connection.begin_nested(), time.monotonic() + longest
         try:
-            with connection.begin_nested():
-                connection.execute(lock)
-            break
+            while left:
+                wait = min(until, gives_up) - time.monotonic()
+                set_time_limit(connection, "lock_timeout", max(wait, 0.001))
+                connection.execute(text(f'LOCK TABLE ONLY "{schema}".{left[0]} IN ACCESS EXCLUSIVE MODE'))
+                until = time.monotonic() + _TRY if left == order else until
+                left.pop(0)
         except DBAPIError as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE or time.monotonic() >= gives_up:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
+            savepoint.rollback()
+            locked, table = len(order) - len(left), f"{schema}.{left[0]}"
+            holders = connection.execute(_HOLDERS, {"table": f'"{schema}".{left[0]}'}).all()
+            by = ", ".join(f"pid {pid} of {user!r}, application {name!r}" for pid, user, name in holders) or "no more"
+            how_far = f"{locked} of {tables} tables were locked, then {table} was in use by {by}"
+            if time.monotonic() >= gives_up:
+                raise _busy(connection, schema, patience, how_far) from error
+            say(f"{how_far}: trying again")
+            longest = _TRY if locked else min(2 * longest, _LONGEST_TRY)
+            left = [left[0], *(name for name in order if name != left[0])]
     set_time_limit(connection, "lock_timeout", patience)
+
+
+def _busy(connection: Connection, schema: str, patience: float, more: str) -> SchemaBusy:
+    return SchemaBusy(
+        f"the outbox tables in {described(connection.engine.url, schema)} can't be changed now: another transaction "
+        f"holds a lock on them ({more}). Nothing was changed; try again when it has ended, or wait longer than "
+        f"{patience:g} s: --lock-timeout SECONDS"
+    )
 
 
 def _before(what: str, branch: str, revision: str) -> list[tuple[str, str]]:
@@ -227,11 +266,8 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
-            raise SchemaBusy(
-                f"the outbox tables in {described(connection.engine.url, schema)} can't be changed now: another "
-                "transaction holds a lock on them (another upgrade, or long work on these tables; see pg_locks). "
-                "Nothing was changed; try again when it has ended"
-            ) from error
+            why = "another upgrade, or long work on these tables; see pg_locks"
+            raise _busy(connection, schema, lock_timeout, why) from error
 
 
 @contextmanager
