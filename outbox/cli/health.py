@@ -315,10 +315,10 @@ def show_handlers(
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
-_LOCKS = RowShape(LockRow, "session lock age state application=application_name client", {}, attrgetter("session"))
+_LOCKS = RowShape(LockRow, "session lock age state user application=application_name client", {}, attrgetter("session"))
 lock_app: typer.Typer = typer.Typer(
     name="lock",
-    help="See which sessions hold the lock of dispatch or of a group's queue, and end one.",
+    help="See which sessions hold the locks of dispatch, of a group or of a queue, and end one.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -326,10 +326,10 @@ lock_app: typer.Typer = typer.Typer(
 
 @command(lock_app, "list")
 def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
-    """List the locks of dispatch and of the groups' queues that are held at this moment, the longest first.
+    """List the locks of dispatch, of groups and of queues that are held at this moment, the longest first.
 
     Most are held for milliseconds. One that isn't let go is that of a handler which takes its time, of a host that has
-    vanished, or of a program that was stopped.
+    vanished, of a program that was stopped, or of an application that uses the same key for itself.
 
     \b
     Example:
@@ -353,8 +353,8 @@ def end_session(
     with databases.opened() as operator:
         held = operator.lock_of(session, databases.only)
         say(
-            f"session {session} (pid {held.pid}, {held.state}, application {held.application_name!r}, client "
-            f"{held.client}) has held the lock of {held.lock} for {held.age:.0f} s"
+            f"session {session} (pid {held.pid}, {held.state}, user {held.user!r}, application "
+            f"{held.application_name!r}, client {held.client}) has held the lock of {held.lock} for {held.age:.0f} s"
         )
         if not acting.dry_run:
             options.confirm(f"{END.consequence} {END.button}?", refusal, yes=acting.yes)

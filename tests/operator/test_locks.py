@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.errors import ActRefused, InvalidRequest
+from outbox.operator.health.examine import examine
 from outbox.operator.health.locks import LockRow
+from outbox.operator.health.rules import Thresholds
 from outbox.operator.model import AuditFilter, AuditRow, PageRequest
 from outbox.operator.operator import Operator
 from tests.kit import dispatch_all, wait_until
@@ -172,3 +174,70 @@ def test_a_role_that_may_not(engine: Engine, operator: Operator) -> None:
             admin.execute(f"DROP OWNED BY {ROLE}".encode())
             admin.execute(f"DROP ROLE {ROLE}".encode())
     assert audited(operator) == []
+
+
+def _for_the_session(connection: psycopg.Connection[Any]) -> str:
+    connection.execute("SELECT pg_advisory_lock(%s)", (dispatch_lock("outbox"),))
+    connection.commit()
+    return "idle, locked for the session"
+
+
+def _shared_for_the_session(connection: psycopg.Connection[Any]) -> str:
+    connection.execute("SELECT pg_advisory_lock_shared(%s)", (dispatch_lock("outbox"),))
+    connection.commit()
+    return "idle, locked for the session"
+
+
+def _shared_for_a_transaction(connection: psycopg.Connection[Any]) -> str:
+    connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", (dispatch_lock("outbox"),))
+    return "idle in transaction"
+
+
+@pytest.mark.parametrize("take", [_for_the_session, _shared_for_the_session, _shared_for_a_transaction])
+def test_another_application_that_holds_a_key_of_ours_is_named_and_ended(
+    engine: Engine, outbox: Outbox, operator: Operator, take: Callable[[psycopg.Connection[Any]], str]
+) -> None:
+    """A pooled connection may keep a lock for as long as it lives, in no transaction: list, doctor and act know it."""
+    with engine.begin() as connection:
+        outbox.send(connection, "orders", {})
+    with session_of(engine, application_name="pool") as holder, engine.connect() as connection:
+        state = take(holder)
+        assert dispatch_once(connection, outbox.settings).done == 0
+        held = held_by(operator, holder)
+        assert (held.lock, held.application_name, held.state) == ("dispatch", "pool", state)
+        assert held.user == holder.info.user
+        thresholds = Thresholds() if state.startswith("idle,") else Thresholds(lock=0.0)
+        report = examine(engine, outbox.settings, thresholds=thresholds)
+        (finding,) = (each for each in report.findings if each.code == "lock.held")
+        for named in (str(held.pid), "'pool'", f"user {held.user!r}", held.client):
+            assert named in finding.sentence
+        operator.end(held.session, by="eve", why="it isn't ours")
+        wait_until(lambda: dispatch_once(connection, outbox.settings).done, "dispatch goes on")
+
+
+def test_keys_of_two_numbers_are_others(engine: Engine, outbox: Outbox, operator: Operator) -> None:
+    """They have a space of their own: what locks the same bits so keeps nothing from us, and isn't named."""
+    key = dispatch_lock("outbox") & (2**64 - 1)
+    halves = [part - 2**32 if part >= 2**31 else part for part in (key >> 32, key & (2**32 - 1))]
+    with engine.begin() as connection:
+        outbox.send(connection, "orders", {})
+    with session_of(engine) as holder, engine.connect() as connection:
+        holder.execute("SELECT pg_advisory_lock(%s::int, %s::int)", halves)
+        assert operator.locks() == []
+        assert dispatch_once(connection, outbox.settings).done == 1
+
+
+def test_a_prepared_transaction_that_holds_a_lock_is_named(engine: Engine, operator: Operator) -> None:
+    """It has no session that could be ended; the refusal says what ends it."""
+    with session_of(engine, autocommit=True) as holder:
+        holder.execute("BEGIN")
+        take_dispatch(holder)
+        holder.execute("PREPARE TRANSACTION 'moving'")
+        try:
+            (held,) = operator.locks()
+            assert (held.session, held.lock, held.pid, held.state) == ("moving", "dispatch", 0, "prepared transaction")
+            with pytest.raises(ActRefused, match="ROLLBACK PREPARED"):
+                operator.end("moving", by="eve", why="it is in the way")
+        finally:
+            holder.execute("ROLLBACK PREPARED 'moving'")
+        assert operator.locks() == []

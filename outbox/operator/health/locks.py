@@ -1,7 +1,8 @@
-"""Who holds the locks of dispatch and of the groups' queues; and the act that ends a holder's session.
+"""Which sessions hold locks of ours; and the act that ends a holder's session.
 
 A lock ends with its transaction, and the server ends a transaction whose client is gone. A lock that is held for long
-is that of a handler which takes its time, of a host that the server has yet to miss, or of a program that was stopped.
+is that of a handler which takes its time, of a host that the server has yet to miss, of a program that was stopped; or
+of an application that uses the same key for itself, perhaps for as long as its session lives.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import Row, Statement, execute, sqlstate
+from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue, audit
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, InvalidRequest
@@ -30,10 +31,10 @@ _NO_PRIVILEGE = "42501"
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """A lock that one transaction, ``age`` seconds old, keeps from all other workers.
+    """A lock that one transaction, ``age`` seconds old, keeps from all other workers; or one session, of that age.
 
     ``session`` is PostgreSQL's name of the session, of its start and its ``pid`` (``%c`` in its log): another session
-    that is given the same pid has another name.
+    that is given the same pid has another name. It is the name of a prepared transaction, which has no session (pid 0).
     """
 
     lock: str
@@ -41,6 +42,7 @@ class HeldLock:
     pid: int
     age: float
     state: str
+    user: str
     application_name: str
     client: str
 
@@ -55,7 +57,7 @@ class LockRow(HeldLock):
 def held_locks(
     read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str], seconds: float
 ) -> list[HeldLock]:
-    """Return who has held the locks of dispatch and of the groups' queues for longer than ``seconds``."""
+    """Return which sessions have held locks of ours for longer than ``seconds``, or hold them outside a transaction."""
     names = _names(read, schema, parts)
     (rows,) = read(sql.LOCK_HOLDERS(schema, keys=list(names), lock=seconds))
     return [HeldLock(names[key], *facts) for key, *facts in rows]
@@ -63,11 +65,15 @@ def held_locks(
 
 def _names(read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str]) -> dict[int, str]:
     """Return what our locks are called, by their keys."""
-    names = {dispatch_lock(schema): DISPATCH} if "producer" in parts else {}
+    names = {lock_key("segments", schema, part): f"the {part}'s segments" for part in parts}
+    if "producer" in parts:
+        names[dispatch_lock(schema)] = DISPATCH
     if "consumer" in parts:
         for group, topic, queue, _ in read(sql.OFFSETS(schema))[0]:
-            lock = GroupQueue(schema, group, topic, queue).lock
-            names[lock] = f"queue {queue} of topic {topic!r} in group {group!r}"
+            of_group = f"topic {topic!r} in group {group!r}"
+            names[lock_key("group", schema, group, topic)] = f"the start of {of_group}"
+            names[lock_key("rate", group, topic, schema)] = f"the rate of {of_group}"
+            names[GroupQueue(schema, group, topic, queue).lock] = f"queue {queue} of {of_group}"
     return names
 
 
@@ -75,7 +81,7 @@ class LockViews(OverDatabases):
     """What an operator sees of the locks that are held, and the act that ends a holder."""
 
     def locks(self, database: str | None = None) -> list[LockRow]:
-        """Return which locks of dispatch and of the groups' queues are held at this moment, and by whom, longest first.
+        """Return which of our locks are held at this moment, and by which sessions, longest first.
 
         Only sessions that the role of this connection may see: its own role's, or with pg_monitor all.
 
@@ -107,7 +113,8 @@ class LockViews(OverDatabases):
         Its transaction rolls back, and another worker goes on. ``session`` is as in `HeldLock`.
 
         Raises:
-            ActRefused: the session holds none of our locks, or not any more; or this role may not end it.
+            ActRefused: the session holds none of our locks, or not any more; this role may not end it; or it is a
+                prepared transaction.
             UnknownDatabase: no database of that name.
             InvalidRequest: no reason, an actor without a name, or what the audit can't record.
         """
@@ -117,6 +124,11 @@ class LockViews(OverDatabases):
         check_audited(actor, why)
         held = self.lock_of(session, database)
         chosen = self.databases[held.database]
+        if not held.pid:
+            raise ActRefused(
+                f"{session!r} is a prepared transaction, without a session: let its owner end it, by COMMIT PREPARED "
+                "or ROLLBACK PREPARED with this name"
+            )
         recorded = audit(
             chosen.schema, actor.name, END.name, session, why.strip(), dataclasses.asdict(held), actor.origin
         )
@@ -139,6 +151,6 @@ class LockViews(OverDatabases):
 
 def _refusal(session: str) -> str:
     return (
-        f"session {session} can't be ended: it holds no lock of dispatch or of a group's queue (any more); see who "
-        "does: outbox lock list"
+        f"session {session} can't be ended: it holds no lock of ours (any more); see which sessions do: "
+        "outbox lock list"
     )

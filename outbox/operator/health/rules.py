@@ -414,9 +414,10 @@ RULES: Mapping[str, Rule] = {
         page="handlers",
     ),
     "lock.held": Rule(
-        "The lock of {lock} has been held for {age:duration} by one transaction (pid {pid}, {state}, application "
-        "{application_name!r}, client {client}): no other worker can go on there.",
-        "outbox lock end {session} --reason … {at}\nthe server rolls back what the transaction did, and others go on",
+        "The lock of {lock} has been held for {age:duration} by one transaction or session (pid {pid}, {state}, user "
+        "{user!r}, application {application_name!r}, client {client}): no other worker can go on there.",
+        "outbox lock end {session} --reason … {at}\nthe server rolls back what the transaction did, and others go on\n"
+        'an application that locks this key for itself: give it other keys, see "Locks" in docs/deploying.md',
         page="locks",
     ),
     "duty.missing/dispatch": Rule(

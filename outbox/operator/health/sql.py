@@ -586,23 +586,33 @@ SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, state, a
  ORDER BY xact_start LIMIT 1
 """)
 
-# PostgreSQL's own name of a session, as in its log (%c): a pid is used again, a pid with its start isn't.
-_SESSION = "to_hex(trunc(extract(epoch FROM a.backend_start))::bigint) || '.' || to_hex(a.pid)"
-
+# PostgreSQL's own name of a session, as in its log (%c): a pid is used again, a pid with its start isn't. A prepared
+# transaction has no session any more, and is called by its name.
+_SESSION = """coalesce(p.gid, to_hex(trunc(extract(epoch FROM a.backend_start))::bigint) || '.' || to_hex(a.pid))"""
+# A session that shows nothing of itself to this role is left out. A prepared transaction also holds the lock of its id.
 _HOLDERS = """
   FROM pg_locks l
   JOIN unnest(%(keys)s::bigint[]) k (key) ON k.key = (l.classid::bigint << 32) | l.objid::bigint
-  JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
-   AND l.database = a.datid AND a.pid <> pg_backend_pid()"""
+  JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid AND a.pid <> pg_backend_pid()
+  LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid'
+                      AND x.virtualtransaction = l.virtualtransaction
+  LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+   AND (p.gid IS NOT NULL OR a.backend_start IS NOT NULL)"""
 
-#: Who has held these advisory locks for longer than ``lock`` seconds. Rows: ``(key, session, pid, age of the
-#: transaction in s, state, application name, client)``.
+#: Which sessions have held these advisory locks for longer than ``lock`` seconds, or hold one outside of a transaction:
+#: what takes a lock for a session may keep it for ever. Rows: ``(key, session, pid, age of the transaction or else of
+#: the session in s, state, user, application name, client)``.
 LOCK_HOLDERS = Template(f"""
-SELECT k.key, {_SESSION}, a.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state,
-       a.application_name, coalesce(host(a.client_addr) || ':' || a.client_port, 'this host'){_HOLDERS}
-   AND a.xact_start < clock_timestamp() - make_interval(secs => %(lock)s)
- ORDER BY a.xact_start
+SELECT k.key, {_SESSION}, coalesce(a.pid, 0),
+       extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start, a.backend_start))::float8,
+       CASE WHEN p.gid IS NOT NULL THEN 'prepared transaction'
+            WHEN a.xact_start IS NULL THEN a.state || ', locked for the session' ELSE a.state END,
+       coalesce(p.owner, a.usename)::text, coalesce(a.application_name, ''),
+       coalesce(host(a.client_addr) || ':' || a.client_port, 'this host'){_HOLDERS}
+   AND coalesce(coalesce(p.prepared, a.xact_start) < clock_timestamp() - make_interval(secs => %(lock)s), true)
+ ORDER BY coalesce(p.prepared, a.xact_start, a.backend_start)
 """)
 
 #: End a session if it holds one of these advisory locks. Rows: ``(it was told to,)``, or none.
