@@ -30,7 +30,7 @@ def test_dispatch_is_held(engine: Engine, outbox: Outbox) -> None:
         assert (finding.details["lock"], finding.severity) == ("dispatch", Severity.PROBLEM)
         assert finding.details["pid"] == holder.info.backend_pid
         assert "application 'gone', client 127.0.0.1:" in finding.sentence
-        (line, _) = finding.mend.splitlines()
+        line, *_ = finding.mend.splitlines()
         assert mend_by_command(engine, line.replace("…", "gone"), "--yes").code == 0
         assert "lock.held" not in codes(examine(engine, outbox.settings, thresholds=AT_ONCE))
         assert dispatch_once(connection, outbox.settings).done == 1
