@@ -113,6 +113,8 @@ class ClaimedQueue:
         self._earlier: set[UUID] = set()
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
+        #: Did what was written last make a message due that had waited for another one of its key?
+        self.released = False
 
     @property
     def number(self) -> int:
@@ -492,6 +494,7 @@ class ClaimedQueue:
                 position, message_id = self._offset
                 values = self._names | {"position": position, "id": message_id, "reading": self._reading.number}
                 at_commit(connection, sql.drop_claims(self._queue.schema, **values))
+        self.released = self._subscription.by_key and any(call.retries and not row.holds for call, row in updates)
         if passed:
             self._offset, self._claims = (position, slot.id), claims
         for position, _ in passed:

@@ -208,6 +208,8 @@ class OutsideConsumer(Consumer):
         for queue in list(self._claimed.values()):
             with self._unless_lost(queue):
                 counts += queue.write_results(connection)
+                if queue.released:  # nothing else wakes it, and its key may have many that wait for it
+                    self._next_retries, queue.released = 0.0, False
         self._has_progressed |= bool(counts)
         return counts
 
