@@ -114,7 +114,7 @@ class ClaimedQueue:
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
         #: Did what was written last make a message due that had waited for another one of its key?
-        self.released = False
+        self.released: bool = False
 
     @property
     def number(self) -> int:
