@@ -86,8 +86,8 @@ def has_reason(lines: list[str], first: int, last: int | None) -> bool:
 def without_yield(path: Path) -> Iterator[int]:
     """Yield the lines of context managers that may end without a block: "generator didn't yield" is no failure of ours.
 
-    One that catches what came before its ``yield`` yields in the handler, too, or raises; a ``match`` has a case for all
-    that is left.
+    One that catches what came before its ``yield`` yields in the handler, too, or raises. A ``match`` has a case for
+    all that is left.
     """
     for function in ast.walk(ast.parse(path.read_text())):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -268,7 +268,7 @@ def test_a_transaction_that_is_cut_off_before_its_block(
         for name in ("empty", "make way for", "let in"):
             with module.shortly(yard.connection, "outbox", name, WIDE, module.PRODUCER) as mine:
                 assert not mine
-    assert [record.outbox_event for record in caplog.records] == ["segment.busy"] * 5
+    assert [getattr(record, "outbox_event", None) for record in caplog.records] == ["segment.busy"] * 5
     assert make_segment(yard.connection, YOUNG, later)
 
 
