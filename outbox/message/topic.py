@@ -121,6 +121,7 @@ class Topic(Generic[T]):
             if content.is_json(content_type):
                 raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")
                 self.type_adapter.validate_json(raw)
+                content.check_comes_back(body, raw, of_model=True)
                 return raw, content_type
             plain = self.type_adapter.dump_python(body, mode="json", by_alias=True, warnings="none")
         except (ValueError, RecursionError) as error:

@@ -237,5 +237,5 @@ def test_a_value_without_a_json_form_names_the_mend() -> None:
     """The command says which function is missing."""
     codecs = Codecs()
     codecs.register(Codec(STRUCT, struct_pb2.Struct.SerializeToString, struct_pb2.Struct.FromString))
-    with pytest.raises(InvalidMessage, match="give it show=, a function that makes a dict of it: InvalidMessage"):
+    with pytest.raises(InvalidMessage, match="give it show=, a function that makes a dict of it: TypeError"):
         codecs.as_json(order(number=7).SerializeToString(), STRUCT)
