@@ -47,7 +47,7 @@ def test_numbers_have_names() -> None:
     for name in ("state", "status", "torn"):
         numbers = [getattr(each, name) for each in found]
         assert [row[name] for row in rows] == [None if number is None else number.name.lower() for number in numbers]
-    for name in ("sends", "queue", "position", "at", "effects", "attempts", "changed_at", "consumer_digest"):
+    for name in ("sends", "queue", "position", "at", "effects", "attempts", "changed_at"):
         assert [row[name] for row in rows] == [getattr(each, name) for each in found]
     missing = [(row["action"], row["result"]) for row in rows if row["kind"] == "missing"]
     assert sorted(missing) == [("resend", "done"), ("resend", "healed"), ("resend", "somebody else holds its row")]

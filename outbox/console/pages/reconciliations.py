@@ -32,13 +32,11 @@ _NAMES = {
     "at": "Since",
     "compensated": "Compensated",
     "torn": "Torn",
-    "producer_digest": "Digest of the body",
     "status": "Status",
     "attempts": "Attempts",
     "received_at": "Received",
     "changed_at": "Changed",
     "effects": "Rows in the business table",
-    "consumer_digest": "Digest of the body",
 }
 
 

@@ -205,8 +205,8 @@ class Schedule:
 
 _OUTCOMES = {kind.label: kind for kind in KINDS}
 #: What of a finding the producer said, and what the consumer.
-_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "torn", "producer_digest")
-_CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects", "consumer_digest")
+_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "torn")
+_CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects")
 
 _NEWEST: SortOrder[Run] = SortOrder(key=lambda run: (run.started_at, run.id), shape=(dt.datetime, UUID))
 _BY_NUMBER: SortOrder[FindingRow] = SortOrder(key=lambda row: (row.id,), shape=(int,), newest_first=False)

@@ -17,7 +17,7 @@ from outbox.reader import plain
 from outbox.reconcile.job import Access, Interrupted, Job, Window, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
-from outbox.reconcile.rows import Finding, MeasureResult, PairResult, Repaired, to_findings
+from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import storable, summary_of
 
@@ -252,7 +252,10 @@ def detail_of(finding: Finding) -> dict[str, Any]:
     detail = {
         name: value
         for name, value in plain(finding).items()
-        if name not in {"id", "outcome"} and value is not None and value is not False and value not in {"none", ""}
+        if name not in {"id", "outcome", *DIGESTS}
+        and value is not None
+        and value is not False
+        and value not in {"none", ""}
     }
     # Of another origin than PostgreSQL, it may have in it what PostgreSQL refuses.
     return detail | {name: storable(value) for name, value in detail.items() if name == "foreign_id"}

@@ -15,8 +15,8 @@
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
       lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
                                                 seconds; a percentile is the bound below it, null beyond the last one
-       findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn, producer_digest,
-                    status, attempts, received_at, changed_at, effects, consumer_digest, foreign_id}
+       findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn,
+                    status, attempts, received_at, changed_at, effects, foreign_id}
       findings_left_out                         how many a limit, or max_findings, kept out of ``findings``
       left_out                                  how many max_findings kept out of findings, record and repairs
       backlog     {queue: number}               messages beyond the group's offset
@@ -50,6 +50,7 @@ import pyarrow as pa
 from outbox.reader import plain
 from outbox.reconcile.job import DONE, HEALED, Outcome, Repair
 from outbox.reconcile.rows import (
+    DIGESTS,
     EXACT,
     ComparisonPlan,
     Estimate,
@@ -72,10 +73,7 @@ def sentence_of(finding: Finding, now: dt.datetime) -> str:
     """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
     parts = [_producer(finding, now), _consumer(finding, now)]
     if finding.outcome is Outcome.DIGEST_MISMATCH:
-        theirs, ours = (
-            each.hex()[:8] if each else "(none)" for each in (finding.producer_digest, finding.consumer_digest)
-        )
-        parts.append(f"digest {theirs} there, {ours} here")
+        parts.append("the bodies differ")
     return "; ".join(parts)
 
 
@@ -415,7 +413,8 @@ def _lag(lag: Lag | None) -> dict[str, Any] | None:
 
 def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
     # Shallow, and not dataclasses.asdict, which would copy each value of each of perhaps a hundred thousand.
-    fields = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
+    names = (field.name for field in dataclasses.fields(finding) if field.name not in DIGESTS)
+    fields = {name: getattr(finding, name) for name in names}
     kind, id_ = fields.pop("outcome"), fields.pop("id")
     return {"id": id_, "kind": kind, "sentence": sentence_of(finding, now), "since": finding.since, **fields}
 

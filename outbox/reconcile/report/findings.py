@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from outbox.reader import plain
 from outbox.reconcile.archive.files import whole
 from outbox.reconcile.job import KINDS, Outcome
-from outbox.reconcile.rows import FINDING, InboxState, JobResult, PairResult, ProducerState, Torn, to_uuids
+from outbox.reconcile.rows import DIGESTS, FINDING, InboxState, JobResult, PairResult, ProducerState, Torn, to_uuids
 
 #: What of a finding isn't as `rows.FINDING` has it: numbers stand for names there.
 _NAMES: dict[str, type[enum.IntEnum]] = {"state": ProducerState, "torn": Torn, "status": InboxState}
@@ -42,7 +42,7 @@ FINDINGS: pa.Schema = pa.schema(
         *(
             pa.field(field.name, pa.string() if field.name in _NAMES else field.type)
             for field in FINDING
-            if field.name not in {"id", "outcome", "foreign_id"}
+            if field.name not in {"id", "outcome", "foreign_id", *DIGESTS}
         ),
     ]
 )
