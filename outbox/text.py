@@ -123,6 +123,11 @@ def function_name(function: Callable[..., object]) -> str:
     return f"{named.__module__}.{named.__qualname__}" if named.__module__ else named.__qualname__
 
 
+def sql_list(words: Iterable[str]) -> str:
+    """Return words of ours as what ``IN`` takes in SQL: ``('a', 'b')``."""
+    return "({})".format(", ".join(map("'{}'".format, words)))
+
+
 def counted(count: int, one: str, several: str | None = None) -> str:
     """Return a number with its noun, whose plural has an s by default: ``no rows``, ``1 half``, ``1,200 halves``."""
     return f"{f'{count:,}' if count else 'no'} {one if count == 1 else several or f'{one}s'}"

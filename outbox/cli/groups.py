@@ -29,7 +29,18 @@ from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, 
 from outbox.errors import DatabaseUnreached
 from outbox.operator.acts import ACTS, Act
 from outbox.operator.look.paging import every, pages_before
-from outbox.operator.model import MAX_IDS, MAX_PAGE, BulkItem, BulkJob, Page, PageRequest, Preview, Selector, Target
+from outbox.operator.model import (
+    MAX_IDS,
+    MAX_PAGE,
+    BulkItem,
+    BulkItemState,
+    BulkJob,
+    Page,
+    PageRequest,
+    Preview,
+    Selector,
+    Target,
+)
 from outbox.reader import option, shape_of
 from outbox.text import counted
 
@@ -378,7 +389,7 @@ def summary(job: BulkJob) -> str:
     """Return how far a bulk job has come, in words."""
     counts = [
         f"{count} {word}"
-        for word in ("done", "skipped", "failed", "cancelled", "pending")
+        for word in sorted(BulkItemState, key=lambda state: state is BulkItemState.PENDING)
         if (count := getattr(job, word)) or word == "done"
     ]
     if job.started_at and job.finished_at:

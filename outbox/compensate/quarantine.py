@@ -162,8 +162,7 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
         taken = {
             group: status
             for group, status, by, _ in there
-            if status in {Status.FAILED, Status.WAITING, Status.PARKED}
-            or (status == Status.QUARANTINED and (by is None or by in order.former))
+            if Status(status).open or (status == Status.QUARANTINED and (by is None or by in order.former))
         }
         was |= {group: status for group, status in taken.items() if status != Status.QUARANTINED}
         take = sql.take(schema, id=order.message_id, groups=list(taken), bulk_job=order.bulk_job_id)

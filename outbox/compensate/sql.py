@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import GROUP_QUEUES, TOOK_EFFECT
+from outbox.database.sql import GROUP_QUEUES, OPEN, TOOK_EFFECT
 
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "
@@ -297,13 +297,13 @@ SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
 
 #: Release quarantines over failed messages, which are due now, and over waiting and parked ones.
 #: Rows: ``(group, status)``.
-give_back: Template = Template("""
-UPDATE {s}.consumer_message
+give_back: Template = Template(f"""
+UPDATE {{s}}.consumer_message
    SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
        quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])
-   AND quarantined_from IN ('failed', 'waiting', 'parked')
+   AND quarantined_from IN {OPEN}
 RETURNING consumer_group, status
 """)
 

@@ -27,7 +27,7 @@ from uuid import UUID
 from outbox.consumer.sql import HOLDS_KEY, MARKED_TRANSACTION, keep_earlier, last_turn, of_earlier_reading
 from outbox.database.execute import Row, Statement, Template, execute
 from outbox.database.session import begin
-from outbox.database.sql import GroupQueue, plan_by_index
+from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
 from outbox.telemetry.events import MessageParked
 from outbox.telemetry.hooks import emit
 
@@ -66,7 +66,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
        reading = excluded.reading, order_key = excluded.order_key, turn = excluded.turn, follows = true,
        changed_at = clock_timestamp()
  WHERE c.message_id = ANY (%(again)s::uuid[]) AND c.reading < excluded.reading
-   AND c.status IN ('consumed', 'failed', 'waiting', 'parked') AND c.discarded_at IS NULL
+   AND c.status IN {REREAD} AND c.discarded_at IS NULL
 """)
 
 # Jumps from key to key in the index: of a key that is held long, thousands may wait.
@@ -94,13 +94,13 @@ WITH first AS MATERIALIZED (
 )"""
 
 # The conditions are asked again of a row that somebody else changed meanwhile.
-_RELEASE = """
-UPDATE {s}.consumer_message m
+_RELEASE = f"""
+UPDATE {{s}}.consumer_message m
    SET status = 'failed', next_attempt_at = clock_timestamp(), attempts = 0, claims = 0, follows = false,
        last_error = NULL, error_kind = NULL, changed_at = clock_timestamp()
   FROM first
  WHERE m.consumer_group = %(group)s AND m.message_id = first.message_id AND first.follows
-   AND m.follows AND m.status IN ('waiting', 'parked') AND m.discarded_at IS NULL
+   AND m.follows AND m.status IN {OPEN} AND m.discarded_at IS NULL
 """
 _RELEASE_ALL = Template(_FIRST_OF_EACH_KEY + _RELEASE)
 _RELEASE_NEXT = Template(_FIRST_OF_KEY + _RELEASE)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from outbox.database.sql import GroupQueue
 
-_HANDLED = {Status.CONSUMED, Status.FAILED, Status.WAITING, Status.PARKED}
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -79,7 +77,7 @@ def _is_earlier(row: Row, queue: GroupQueue, reading: Reading) -> bool:
     _, status, _, _, in_queue, position, discarded, number, _ = row
     return (
         number < reading.number
-        and status in _HANDLED
+        and Status(status).reread
         and not discarded
         and in_queue == queue.queue
         and position > reading.began

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, sqlstate
-from outbox.database.sql import GroupQueue, number, try_lock
+from outbox.database.sql import OPEN, REREAD, TRIED, GroupQueue, number, try_lock
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -334,11 +334,8 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
  WHERE {MARKED_TRANSACTION}
 """)
 
-# What a later reading handles again: what was handled, or tried, or waits, and that nobody has set aside for ever.
-_REREAD = "status IN ('consumed', 'failed', 'waiting', 'parked') AND discarded_at IS NULL"
-
 #: The condition that a row of the inbox holds back the later messages of its key: the partial index has it.
-HOLDS_KEY = "order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL"
+HOLDS_KEY = f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"
 
 
 def of_earlier_reading(row: str) -> str:
@@ -390,8 +387,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
        reading = greatest(c.reading, excluded.reading),
        error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed' AND c.attempts <= excluded.attempts
-    OR (c.reading < excluded.reading AND c.status IN ('consumed', 'failed', 'waiting', 'parked')
-        AND c.discarded_at IS NULL)
+    OR (c.reading < excluded.reading AND c.status IN {REREAD} AND c.discarded_at IS NULL)
 """,
     lossy=("error", "kind"),
 )
@@ -408,7 +404,8 @@ SELECT position FROM {s}.consumer_reading WHERE consumer_group = %s AND topic = 
 lock_earlier: Template = Template(f"""
 SELECT c.message_id FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id FROM {{s}}.consumer_message
-     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s AND {_REREAD}
+     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s
+       AND status IN {REREAD} AND discarded_at IS NULL
        FOR UPDATE SKIP LOCKED) c
  ORDER BY 1
 """)
@@ -431,8 +428,8 @@ SELECT c.* FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT consumer_group, message_id, reading, topic, queue, position, status, attempts, body_digest, last_error,
            error_kind, received_at, changed_at
       FROM {{s}}.consumer_message
-     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s AND {_REREAD}
-       AND status <> 'waiting' OFFSET 0) c
+     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s
+       AND status IN {REREAD} AND discarded_at IS NULL AND status IN {TRIED} OFFSET 0) c
 ON CONFLICT DO NOTHING
 """)
 
@@ -531,7 +528,7 @@ retry_resent: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
    SET {RETRY}, queue = %(queue)s, position = %(position)s, changed_at = clock_timestamp()
   FROM (SELECT message_id FROM {{s}}.consumer_message
-         WHERE consumer_group = %(group)s AND message_id = %(id)s AND status IN ('parked', 'failed')
+         WHERE consumer_group = %(group)s AND message_id = %(id)s AND status IN {OPEN} AND status IN {TRIED}
            AND discarded_at IS NULL FOR UPDATE SKIP LOCKED) f
  WHERE m.consumer_group = %(group)s AND m.message_id = f.message_id
 RETURNING m.message_id

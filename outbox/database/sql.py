@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, lock_key
-from outbox.message.model import NUMBERS
+from outbox.message.model import NUMBERS, Status
+from outbox.text import sql_list
 
 # Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
 # all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
@@ -108,6 +109,26 @@ SKIPPED = """skipped AS (
 TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e
                    WHERE e.consumer_group = c.consumer_group AND e.message_id = c.message_id
                      AND e.status = 'consumed')"""
+
+#: The statuses of the inbox that have a property (`Status`), as ``IN`` takes them.
+OPEN, TRIED, ALONE, REREAD = (
+    sql_list(each for each in Status if getattr(each, name)) for name in ("open", "tried", "alone", "reread")
+)
+SETTLED: str = sql_list(each for each in Status if not each.open)
+
+_BY_INDEX = {Status.WAITING: "order_key IS NOT NULL AND discarded_at IS NULL"}
+
+
+def open_rows(where: str) -> str:
+    """Return the SQL of the ids of a group's open messages in a topic ``c``, each status by its index, with a tail."""
+    return " UNION ALL ".join(
+        f"""(SELECT c.message_id FROM {{s}}.consumer_message c
+         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = '{each}'
+           AND {_BY_INDEX.get(each, "true")} AND {where})"""
+        for each in Status
+        if each.open
+    )
+
 
 #: Write down that a bulk job, by its id, has begun.
 begin_bulk_job: Template = Template(

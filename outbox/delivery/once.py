@@ -247,7 +247,7 @@ def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None
     if inbox is not None:
         settled = inbox.status in {Status.CONSUMED, Status.EXPIRED} or (send is not None and send.compensated)
         # What was consumed at last may have an error of before.
-        reason = inbox.reason if inbox.status in {Status.FAILED, Status.PARKED} else None
+        reason = inbox.reason if inbox.status.open else None
         if inbox.status is Status.EXPIRED:
             reason = "it was too old when the group came to it"
         return Fate(DeliveryStatus(inbox.status), settled, reason)

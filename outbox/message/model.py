@@ -59,18 +59,37 @@ Start = Literal["first", "now"] | dt.datetime | int | Mapping[int, int]
 
 
 class Status(enum.StrEnum):
-    """Status of an inbox row.
+    """Status of an inbox row, and what that means: the one place where it is said.
 
     ``waiting``: an earlier message of its key is to be settled first. ``expired``: when the group came to the message,
     it was too old to be handled.
+
+    ``open``: the group isn't done with the message, unless it was discarded. ``tried``: a call of the handler leaves
+    it. ``alone``: the group will handle it without an operator.
     """
 
-    CONSUMED = "consumed"
-    FAILED = "failed"
-    WAITING = "waiting"
-    PARKED = "parked"
+    open: bool
+    tried: bool
+    alone: bool
+
+    def __new__(cls, value: str, *properties: str) -> Status:
+        """Make a member."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.open, member.tried, member.alone = (name in properties for name in ("open", "tried", "alone"))
+        return member
+
+    CONSUMED = "consumed", "tried"
+    FAILED = "failed", "open", "tried", "alone"
+    WAITING = "waiting", "open", "alone"
+    PARKED = "parked", "open", "tried"
     QUARANTINED = "quarantined"
     EXPIRED = "expired"
+
+    @property
+    def reread(self) -> bool:
+        """Does a later reading handle it again? Not what was set aside for ever, or is too old."""
+        return self.open or self.tried
 
 
 class DeliveryStatus(enum.StrEnum):
@@ -86,9 +105,9 @@ class DeliveryStatus(enum.StrEnum):
     FAILED = "failed"
     PARKED = "parked"
     QUARANTINED = "quarantined"
-    EXPIRED = "expired"
     RESEND_EXHAUSTED = "resend_exhausted"
     LEFT_OUT = "left_out"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)

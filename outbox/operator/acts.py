@@ -16,7 +16,7 @@ from typing import Any, Literal
 from outbox.errors import InvalidRequest
 from outbox.operator import changes
 from outbox.operator.changes import Change
-from outbox.operator.model import Target
+from outbox.operator.model import MessageStatus, Target
 
 #: What an act applies to: a message of a producer, an undecided half message, a message in the inbox of a group.
 Noun = Literal["message", "half", "inbox"]
@@ -147,9 +147,10 @@ class Act(Declaration):
             raise InvalidRequest(f"{self.name} is done on the producer's side, which knows no groups", field="group")
 
 
+_COMMITTED = frozenset(each.value for each in MessageStatus if each.committed)
 _DECIDED = {
     **dict.fromkeys(
-        ("committed", "scheduled", "dispatched", "recalled"),
+        _COMMITTED,
         "nothing is left to decide; compensate its local transaction if it must not stand",
     ),
     **dict.fromkeys(("rolled_back", "compensated", "compensating", "replaced"), "it stays so"),
@@ -207,7 +208,7 @@ _TABLE = (
     Act(
         name="compensate",
         noun="message",
-        from_states=frozenset({"committed", "dispatched", "scheduled", "recalled"}),
+        from_states=_COMMITTED,
         change=None,
         as_job=True,
         handler="compensation",

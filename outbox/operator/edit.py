@@ -245,7 +245,7 @@ def _check_states(found: MessageFacts, edit: _Edit) -> None:
     _check_state(found.id, found.state or "unknown", edit)
     if (consumed := [row.group for row in found.inbox if row.status == Status.CONSUMED]) and not edit.acknowledged:
         raise _took_effect(found.id, consumed)
-    open_in = sorted(row.group for row in found.inbox if row.status in {Status.FAILED, Status.WAITING, "unconsumed"})
+    open_in = sorted(row.group for row in found.inbox if row.status == "unconsumed" or Status(row.status).alone)
     if edit.original == "discard" and open_in:
         raise ActRefused(
             f"{Target(found.id)} can't be edited and discarded: it may still take effect in {', '.join(open_in)}; have "

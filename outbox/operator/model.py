@@ -114,6 +114,11 @@ class MessageStatus(enum.StrEnum):
     SCHEDULED = "scheduled"
     RECALLED = "recalled"
 
+    @property
+    def committed(self) -> bool:
+        """Was its local transaction committed?"""
+        return self not in {MessageStatus.UNDECIDED, MessageStatus.ROLLED_BACK}
+
 
 class MessageFate(enum.StrEnum):
     """What became of a dispatched message in the groups that its producer knows (`Outbox.known_group`).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.database.sql import SETTLED
 from outbox.message.model import FIRST_BUSINESS_ID
 from outbox.prune.segments_sql import of_segment
 
@@ -88,7 +89,7 @@ RETURNING 1
 """)
 
 # Settled is what nobody waits for any more; what was discarded is, from then on.
-_SETTLED = """(status IN ('consumed', 'quarantined', 'expired') OR discarded_at IS NOT NULL)
+_SETTLED = f"""(status IN {SETTLED} OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
 #: Read the next inbox rows after an id and before another one. Rows: ``(id, settled and old)``.

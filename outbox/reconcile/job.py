@@ -21,6 +21,7 @@ from sqlalchemy import make_url
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
+from outbox.message.model import Status
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.tables.declare import ForeignTable, wrong_tables
@@ -40,6 +41,49 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+
+
+class ProducerState(enum.IntEnum):
+    """How far a message has come in the producer's tables; the names are those of `message_status`."""
+
+    UNDECIDED = 0
+    ROLLED_BACK = 1
+    COMMITTED = 2
+    SCHEDULED = 3
+    RECALLED = 4
+    DISPATCHED = 5
+
+    @property
+    def withdrawn(self) -> bool:
+        """Was it taken back before it became a message?"""
+        return self in {ProducerState.ROLLED_BACK, ProducerState.RECALLED}
+
+    @property
+    def open(self) -> bool:
+        """Does it become something else by itself?"""
+        return not self.withdrawn and self is not ProducerState.DISPATCHED
+
+
+class InboxState(enum.IntEnum):
+    """What the consumer's inbox says of a message; 0 where only the business table has it.
+
+    What has expired counts as consumed by a handler that skipped it.
+    """
+
+    NONE = 0
+    CONSUMED = 1
+    FAILED = 2
+    PARKED = 3
+    QUARANTINED = 4
+
+    @classmethod
+    def of(cls, status: Status) -> InboxState:
+        """Return what a status counts as."""
+        return _COUNTS_AS.get(status) or cls[status.name]
+
+
+#: What waits for an earlier message of its key will be tried again.
+_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
 
 
 class Repair(enum.StrEnum):

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.message.model import FIRST_BUSINESS_ID
-from outbox.reconcile.job import FIRST_ID, Outcome
-from outbox.reconcile.rows import FINDING, FOREIGN_ID, InboxState, ProducerState, fixed_ids
+from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, ProducerState
+from outbox.reconcile.rows import FINDING, FOREIGN_ID, fixed_ids
 
 Array = np.ndarray[Any, Any]
 
@@ -118,14 +118,15 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     queue, position = both.of_producer("queue", 0), both.of_producer("position", 0)
 
     known = state >= 0
-    withdrawn = (state == ProducerState.ROLLED_BACK) | (state == ProducerState.RECALLED) | compensated
+    withdrawn = np.isin(state, [each for each in ProducerState if each.withdrawn]) | compensated
     committed = (state >= ProducerState.COMMITTED) & ~withdrawn
     dispatched = committed & (state == ProducerState.DISPATCHED)
     consumed = status == InboxState.CONSUMED
     waiting = (status == InboxState.FAILED) | (status == InboxState.PARKED)
     quarantined = status == InboxState.QUARANTINED
     unknown = status == InboxState.NONE
-    took = (effects >= 1) | (consumed & ~skipped)
+    again = np.isin(both.ids, np.array(sorted(rules.again), "S16"))
+    took = (effects >= 1) | ((consumed | again) & ~skipped)
     young = at > rules.producer_now - rules.grace
     may_be_pruned = _may_be_pruned(rules, both.ids)
     lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
@@ -135,7 +136,6 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     for_group = both.of_producer("addressed", True)
     unsent = (~unknown | took) & ((state == ProducerState.UNDECIDED) | (state == ProducerState.SCHEDULED))
     lost = np.isin(both.ids, np.array(sorted(rules.lost), "S16")) & ~unknown
-    again = np.isin(both.ids, np.array(sorted(rules.again), "S16"))
 
     cases: list[tuple[Array, int]] = [
         (~known & unknown, -1),  # a row of the business table that is none of ours

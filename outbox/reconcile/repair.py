@@ -23,15 +23,15 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import CONTENDED, Statement, execute, sqlstate, statement
-from outbox.database.sql import audit, plan_by_index, wait_at_most
+from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
 from outbox.operator.acts import ACTS, STATES
 from outbox.operator.changes import ActRequest, ActRun, apply, lock, resend
 from outbox.operator.model import Target
-from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Repair
-from outbox.reconcile.rows import Finding, InboxState, ProducerState, Repaired
+from outbox.reconcile.job import DONE, HEALED, InboxState, Job, Outcome, Pair, Repair
+from outbox.reconcile.rows import Finding, Repaired
 from outbox.text import summary_of
 
 BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
@@ -88,9 +88,9 @@ def repair(
 # One probe for each id in what follows, whatever the statistics say.
 
 # The consumer that runs the handler of a failed message holds its row: it is left alone.
-_LOCK_INBOX = """
+_LOCK_INBOX = f"""
 SELECT c.* FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL (
-    SELECT message_id, status, attempts, changed_at FROM {s}.consumer_message
+    SELECT message_id, status, attempts, changed_at, {TOOK_EFFECT} FROM {{s}}.consumer_message c
      WHERE consumer_group = %(group)s AND message_id = m.id
        FOR UPDATE SKIP LOCKED) c
 """
@@ -190,11 +190,12 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @dataclass(frozen=True, slots=True)
 class LockedRow:
-    """An inbox row as it is now; it is locked."""
+    """An inbox row as it is now; it is locked. ``took_effect``: so it did in an earlier reading of the group."""
 
     status: Status
     attempts: int
     changed_at: dt.datetime
+    took_effect: bool
 
     def result(self, finding: Finding) -> str:
         """Return `DONE`, for what may be done to it, if it is unchanged since the finding; else what it has become."""
@@ -342,7 +343,7 @@ def _result(finding: Finding, row: LockedRow | None) -> str:
         return HEALED
     if row.status is Status.FAILED:
         return row.result(finding)
-    if finding.outcome is Outcome.FAILED:
+    if finding.outcome is Outcome.FAILED and not row.status.open:
         return HEALED  # its retry has succeeded, or was quarantined
     return f"refused: it is {row.status.value}: only what is to be retried can be parked"
 
@@ -463,7 +464,7 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 def truth_of(finding: Finding) -> Status:
     """Return the status that the inbox should have."""
-    withdrawn = finding.compensated or finding.state in {ProducerState.ROLLED_BACK, ProducerState.RECALLED}
+    withdrawn = finding.compensated or (finding.state is not None and finding.state.withdrawn)
     return Status.QUARANTINED if withdrawn else Status.CONSUMED
 
 
@@ -482,6 +483,8 @@ def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None
     truth = truth_of(finding)
     if row is not None and row.status is truth:
         return HEALED
+    if truth is Status.CONSUMED and row is not None and row.took_effect and row.status.reread:
+        return "refused: the group reads it again: it took effect in an earlier reading"
     if truth is Status.CONSUMED and effects != 1:
         return "refused: no business table is named" if effects is None else f"refused: it took effect {effects} times"
     if truth is Status.QUARANTINED and effects:

@@ -21,19 +21,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from outbox.message.model import Status
-from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Part, Repair, Tier, Window
-
-
-class ProducerState(enum.IntEnum):
-    """How far a message has come in the producer's tables."""
-
-    UNDECIDED = 0
-    ROLLED_BACK = 1
-    COMMITTED = 2
-    SCHEDULED = 3
-    RECALLED = 4
-    DISPATCHED = 5
+from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Part, ProducerState, Repair, Tier, Window
 
 
 class Torn(enum.IntEnum):
@@ -46,27 +34,6 @@ class Torn(enum.IntEnum):
     MESSAGE_THOUGH_UNDECIDED = 4
     MESSAGE_IN_OTHER_TOPIC = 5
 
-
-class InboxState(enum.IntEnum):
-    """What the consumer's inbox says of a message; 0 where only the business table has it.
-
-    What has expired counts as consumed by a handler that skipped it.
-    """
-
-    NONE = 0
-    CONSUMED = 1
-    FAILED = 2
-    PARKED = 3
-    QUARANTINED = 4
-
-    @classmethod
-    def of(cls, status: Status) -> InboxState:
-        """Return what a status counts as."""
-        return _COUNTS_AS.get(status) or cls[status.name]
-
-
-#: What waits for an earlier message of its key will be tried again.
-_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
 
 _ID = pa.binary(16)
 _TIME = pa.timestamp("us", tz="UTC")

@@ -15,13 +15,15 @@ from outbox.consumer.sql import MATCHES
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import SERVER_KEEP_ALIVE
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status
+from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status, open_rows
 from outbox.database.tables import SEGMENTED
-from outbox.reconcile.job import FIRST_ID, Effect, Pair, Part, Range
+from outbox.message.model import Status
+from outbox.reconcile.job import FIRST_ID, Effect, InboxState, Pair, Part, ProducerState, Range
 
-# Numbered as `outbox.reconcile.rows.ProducerState`, whose module would load the reconciliation's libraries.
-_NUMBERS = ("undecided", "rolled_back", "committed", "scheduled", "recalled", "dispatched")
-_STATE = message_status(is_message="m.half_id IS NOT NULL", value=lambda status: str(_NUMBERS.index(status)))
+_STATE = message_status(
+    is_message="m.half_id IS NOT NULL", value=lambda status: str(ProducerState[status.upper()].value)
+)
+_STATUS = " ".join(f"WHEN '{each}' THEN {InboxState.of(each).value}" for each in Status)
 
 # How the rows contradict each other, numbered as `outbox.reconcile.rows.Torn`. Older sends are few, and looked up.
 _TORN = """CASE WHEN h.id IS NULL THEN CASE WHEN m.half_id IS NULL THEN 2 ELSE 1 END
@@ -36,7 +38,7 @@ _TORN = """CASE WHEN h.id IS NULL THEN CASE WHEN m.half_id IS NULL THEN 2 ELSE 1
 # what has no half to tell its topic, unless its message tells another one.
 _PRODUCER = f"""
 SELECT p.id,
-       CASE WHEN h.id IS NULL AND m.half_id IS NOT NULL THEN {_NUMBERS.index("dispatched")}
+       CASE WHEN h.id IS NULL AND m.half_id IS NOT NULL THEN {ProducerState.DISPATCHED.value}
             ELSE {_STATE} END::int2 AS state,
        coalesce(m.send_number, 0)::int2 AS sends, coalesce(m.queue, 0) AS queue, coalesce(m.position, 0) AS position,
        coalesce(m.visible_at, d.recalled_at, d.deliver_at, o.decided_at, h.born_at) AS at,
@@ -52,14 +54,13 @@ SELECT p.id,
  WHERE h.topic = %(topic)s OR m.topic = %(topic)s OR h.id IS NULL AND m.half_id IS NULL
 """
 
-_INBOX = """
+_INBOX = f"""
 SELECT c.message_id AS id,
-       CASE c.status WHEN 'consumed' THEN 1 WHEN 'expired' THEN 1 WHEN 'failed' THEN 2 WHEN 'waiting' THEN 2
-                     WHEN 'parked' THEN 3 ELSE 4 END::int2 AS status,
+       CASE c.status {_STATUS} END::int2 AS status,
        c.attempts, c.received_at, c.changed_at, c.body_digest AS digest,
        c.status = 'expired' OR c.status = 'consumed' AND c.last_error IS NOT NULL AS skipped
-  FROM {s}.consumer_message c
- WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {c.message_id}
+  FROM {{s}}.consumer_message c
+ WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {{c.message_id}}
 """
 
 _CONSUMER = f"SELECT i.*, (-1)::int8 AS effects FROM ({_INBOX}) i"
@@ -151,10 +152,7 @@ SELECT queue, max(position) FROM {s}.{table} WHERE consumer_group = %(group)s AN
 
 _SKIPPED = f"WITH {SKIPPED} SELECT queue, former, position FROM skipped WHERE former < position ORDER BY 1, 2, 3"
 
-_AGAIN = f"""
-SELECT c.message_id FROM {{s}}.consumer_message c
- WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND c.status IN ('failed', 'parked') AND {TOOK_EFFECT}
-"""
+_AGAIN = open_rows(TOOK_EFFECT)
 
 _LOST = "SELECT DISTINCT unnest(message_ids) FROM {s}.log_loss WHERE consumer_group = %(group)s AND topic = %(topic)s"
 

@@ -13,18 +13,16 @@ import pyarrow as pa
 
 from outbox.message.model import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
+from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Repair, Tier, Window
 from outbox.reconcile.rows import (
     FINDING,
     ComparisonPlan,
     Estimate,
-    InboxState,
     JobResult,
     Lag,
     MeasureResult,
     MeasureRow,
     PairResult,
-    ProducerState,
     Repaired,
     Torn,
 )

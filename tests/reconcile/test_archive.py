@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.archive import ParquetSide, UnionSide, archives_in, files
 from outbox.reconcile.archive.files import read_manifest
-from outbox.reconcile.job import FIRST_ID, Pair, Range
-from outbox.reconcile.rows import CONSUMER, PRODUCER, InboxState, ProducerState, to_uuids
+from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range
+from outbox.reconcile.rows import CONSUMER, PRODUCER, to_uuids
 from tests.reconcile.archiving import (
     EFFECT,
     EVERYTHING,

@@ -14,9 +14,9 @@ from outbox.message.model import uuid7_at
 from outbox.prune.once import prune_producer_once
 from outbox.reconcile.archive import ParquetSide, UnionSide, complete_from, merged, take_archive, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Side, Task
-from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Window
+from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, Pair, ProducerState, Range, Window
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.rows import InboxState, ProducerState, to_uuids
+from outbox.reconcile.rows import to_uuids
 from tests.reconcile.archiving import (
     EVERYTHING,
     PAIR,

@@ -10,11 +10,11 @@ import pytest
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
 from outbox.reconcile import run
-from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier
+from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Repair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.record.views import FindingFilter, Reconciliations
 from outbox.reconcile.report import as_json
-from outbox.reconcile.rows import InboxState, JobResult, to_findings
+from outbox.reconcile.rows import JobResult, to_findings
 from outbox.reconcile.run import reconcile
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Progress, Town, fate, ids_at
 

@@ -20,8 +20,7 @@ from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.report import fleet_as_json, sentence
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
-from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
-from outbox.reconcile.rows import InboxState
+from outbox.reconcile.job import Access, InboxState, Interrupted, NoProgress, Outcome, Progress, Repair, Window
 from tests.cli.conftest import run_cli
 from tests.reconcile.town import IN_SYNC, Town, fate, kinds, url_of
 

@@ -7,8 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.reconcile.job import Effect, Outcome, Pair
-from outbox.reconcile.rows import InboxState, ProducerState
+from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState
 from tests.reconcile.following import Watched
 from tests.reconcile.town import HOUR, IN_SYNC, Fate, Town, fate, ids_at
 
@@ -149,6 +148,16 @@ def park(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
     return {ids[15]: Outcome.PARKED}
 
 
+def wait(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
+    """Have an inbox row wait for an earlier one of its key, as after a reset."""
+    town.run(
+        """UPDATE {s}.consumer_message SET status = 'waiting', order_key = 'k', turn = 1, follows = true
+            WHERE message_id = :id""",
+        id=ids[15],
+    )
+    return {ids[15]: Outcome.FAILED}
+
+
 def compensation(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
     """Compensate a message that was consumed."""
     town.at_producer(
@@ -176,7 +185,7 @@ def after(id_: UUID) -> UUID:
     "act",
     [
         *(late_commit, old_half_prepared, late_rollback, late_dispatch, ahead_of_the_clock, overdue),
-        *(failure, park, compensation, resend),
+        *(failure, park, wait, compensation, resend),
     ],
 )
 def test_what_is_written_where_all_was_judged_is_found(

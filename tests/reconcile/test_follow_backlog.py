@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from outbox.reconcile.follow import survey
-from outbox.reconcile.job import Outcome
-from outbox.reconcile.rows import InboxState, ProducerState
+from outbox.reconcile.job import InboxState, Outcome, ProducerState
 from tests.reconcile.following import Watched
 from tests.reconcile.test_follow import consume
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Town, fate, ids_at

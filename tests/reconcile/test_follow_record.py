@@ -14,9 +14,8 @@ from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
 from outbox.reconcile.follow import follower as following
 from outbox.reconcile.follow.record import RUN_LASTS
-from outbox.reconcile.job import Outcome, Repair, Window
+from outbox.reconcile.job import InboxState, Outcome, Repair, Window
 from outbox.reconcile.record.views import Reconciliations, RunFilter
-from outbox.reconcile.rows import InboxState
 from outbox.reconcile.run import recheck
 from tests.kit import python, wait_until
 from tests.reconcile.following import NAME, Watched

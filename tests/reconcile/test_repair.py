@@ -9,14 +9,18 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from outbox import Message, Settings
+from outbox.consumer.consumer import Consumer
 from outbox.message.model import uuid7
 from outbox.reconcile import repair as package
-from outbox.reconcile.job import Outcome, Pair, Repair
+from outbox.reconcile.job import Outcome, Pair, ProducerState, Repair
 from outbox.reconcile.repair import repair
-from outbox.reconcile.rows import ProducerState, Repaired
+from outbox.reconcile.rows import Repaired
 from outbox.testing import make_due
+from tests.consumer.support import record
+from tests.consumer.test_reread import reset
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120
@@ -332,6 +336,58 @@ def test_what_was_withdrawn_is_quarantined_off(night: Night, status: str, how: s
     (error,) = set(night.rows("SELECT last_error FROM outbox.consumer_message"))
     assert error.startswith("quarantined by reconciliation ")
     assert error.endswith(": status_mismatch; before: boom")
+
+
+def read_again(night: Night) -> tuple[Consumer, list[UUID]]:
+    """Have a group that is ordered by key consume three messages of one key, go back, and fail at the first one."""
+    night.app.declare_topic("t", 1)
+    ill = [False]
+
+    def handler(message: Message, session: Session) -> None:
+        if ill[0]:
+            raise RuntimeError("boom")
+        record(message, session)
+
+    group = night.group = night.declare(handler, ordered="key", retry_delays=(60.0,))
+    ids = night.consumed(1, 2, 3)
+    reset(night)
+    ill[0] = True
+    night.consume(group)
+    ill[0] = False
+    assert night.status(*ids) == ["failed", "waiting", "waiting"]
+    return group, ids
+
+
+def test_what_a_group_is_to_read_again_isnt_marked(night: Night) -> None:
+    """What took effect in an earlier reading, and waits for its key in this one, stays the handler's."""
+    group, ids = read_again(night)
+    findings = night.found()
+    assert {finding.outcome for finding in findings} == {Outcome.FAILED}
+    by_default = night.job(actions={})
+    assert night.repair(findings, by_default) == {}
+    # As a run finds it that has read the readings before the group came to them, and the inbox after.
+    late = [replace(finding, outcome=Outcome.STATUS_MISMATCH) for finding in findings]
+    refusal = "refused: the group reads it again: it took effect in an earlier reading"
+    assert night.repair(late, by_default) == dict.fromkeys(ids, refusal)
+    for _ in ids:
+        night.retry(group)
+    assert night.ledger() == ["1", "2", "3"] * 2
+    assert night.status(*ids) == ["consumed"] * 3
+
+
+def test_an_effect_of_an_earlier_reading_is_one(night: Night) -> None:
+    """A compensated message that took effect in an earlier reading did, whatever its inbox row says now."""
+    _, ids = read_again(night)
+    night.compensate(*ids)
+    plain = replace(PAIR, effect=None)
+    assert {finding.outcome for finding in night.found(plain)} == {Outcome.CONSUMED_THOUGH_ROLLED_BACK}
+
+
+def test_what_waits_isnt_called_healed(night: Night) -> None:
+    """A message that waits for an earlier one of its key can't be parked, and the result says so."""
+    _, (failed, *waiting) = read_again(night)
+    refusal = "refused: it is waiting: only what is to be retried can be parked"
+    assert night.repair() == {failed: "done", **dict.fromkeys(waiting, refusal)}
 
 
 def test_what_was_compensated_gets_its_quarantine(night: Night, many: int) -> None:

@@ -22,10 +22,10 @@ from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.reconcile.config import job_of, read_mapping
-from outbox.reconcile.job import FIRST_ID, Access, Outcome, Pair, Range, Repair, Tier, Window
+from outbox.reconcile.job import FIRST_ID, Access, InboxState, Outcome, Pair, Range, Repair, Tier, Window
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.write import detail_of
-from outbox.reconcile.rows import FINDING, InboxState, to_findings
+from outbox.reconcile.rows import FINDING, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import connected
 from outbox.reconcile.tables import sql

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Spark, Window
-from outbox.reconcile.rows import InboxState, ProducerState, to_findings
+from outbox.reconcile.job import NO_DATABASE, InboxState, Job, Outcome, Part, ProducerState, Spark, Window
+from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.spark.session import session
 from outbox.reconcile.tables.declare import ForeignTable

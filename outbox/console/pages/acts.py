@@ -19,6 +19,7 @@ from outbox.console.pages.diagram import Diagram
 from outbox.console.pages.lists import MOST_GROUPS, FormPairs, Listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View, of_each
 from outbox.errors import DeadGroupNotFound, InvalidRequest, VersionMismatch
+from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act, act_named
 from outbox.operator.health.workers import HandlerRow
@@ -159,7 +160,7 @@ def badges_of(message: MessageView) -> list[str]:
     """Return the statuses that a message's page begins with: what is wrong with it first, then how far it has come."""
     rows = {row.status for row in message.inbox if not row.discarded_at}
     is_parked = "parked" in rows or bool(message.check and message.check["parked_at"])
-    first = "parked" if is_parked else next((status for status in ("failed", "waiting") if status in rows), None)
+    first = "parked" if is_parked else next((each for each in Status if each.alone and each in rows), None)
     return [status for status in (first, message.status) if status]
 
 

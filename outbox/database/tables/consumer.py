@@ -23,7 +23,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from outbox.database.sql import OPEN, TRIED
 from outbox.database.tables.common import NAME, NOW, TIME, Tables, metadata_of
+from outbox.message.model import DeliveryStatus, Status
+from outbox.text import sql_list
+
+_UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open)])
 
 
 @cache
@@ -59,15 +64,11 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("order_key", NAME),
             Column("turn", BigInteger),
             Column("follows", Boolean, nullable=False, server_default=text("false")),
-            CheckConstraint(
-                "status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')", name="status"
-            ),
+            CheckConstraint(f"status IN {sql_list(Status)}", name="status"),
             CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
             CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
             CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
-            CheckConstraint(
-                "quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')", name="quarantined_from"
-            ),
+            CheckConstraint(f"quarantined_from IN {_UNSETTLED}", name="quarantined_from"),
             CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
             CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
             CheckConstraint("(order_key IS NULL) = (turn IS NULL)", name="turn"),
@@ -89,9 +90,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "turn",
                 "position",
                 "message_id",
-                postgresql_where=text(
-                    "order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL"
-                ),
+                postgresql_where=text(f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"),
             ),
             # Serves operators: what is parked.
             Index(
@@ -131,7 +130,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("seconds", Double),
             Column("error_kind", Text),
             Column("error", Text),
-            CheckConstraint("status IN ('consumed', 'failed', 'parked')", name="status"),
+            CheckConstraint(f"status IN {TRIED}", name="status"),
             CheckConstraint("attempt >= 0", name="attempt"),
             # Serves prune, and the trends of dead letters.
             Index(None, "failed_at"),
@@ -237,7 +236,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("received_at", TIME, nullable=False),
             Column("changed_at", TIME, nullable=False),
             Column("replaced_at", TIME, nullable=False, server_default=NOW),
-            CheckConstraint("status IN ('consumed', 'failed', 'parked')", name="status"),
+            CheckConstraint(f"status IN {TRIED}", name="status"),
             # Serves prune.
             Index(None, "replaced_at"),
         ],

@@ -29,6 +29,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from outbox.database.tables.common import NAME, NOW, PG_SNAPSHOT, TIME, XID8, Tables, metadata_of
+from outbox.message.model import DeliveryStatus, Resolution
+from outbox.text import sql_list
 
 
 @cache
@@ -83,7 +85,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("reason", Text),
             Column("topic", NAME, nullable=False),
             CheckConstraint("check_times >= 0", name="check_times"),
-            CheckConstraint("last_answer IN ('commit', 'rollback', 'unknown')", name="last_answer"),
+            CheckConstraint(f"last_answer IN {sql_list(Resolution)}", name="last_answer"),
             CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),
             # Serves the check pass, which asks topic by topic: halves of a topic without a checker cost others nothing.
             Index(None, "topic", "next_check_at", postgresql_where=text("parked_at IS NULL")),
@@ -101,7 +103,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("seconds", Double),
             Column("error", Text),
             CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
-            CheckConstraint("answer IN ('commit', 'rollback', 'unknown')", name="answer"),
+            CheckConstraint(f"answer IN {sql_list(Resolution)}", name="answer"),
         ],
         # How many checks a claim, or a try of fences, put; the sum of a topic's rows is how many there ever were. Prune
         # makes one row of them.
@@ -240,11 +242,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("reason", Text),
             Column("recorded_at", TIME, nullable=False, server_default=NOW),
             CheckConstraint("number > 0", name="number"),
-            CheckConstraint(
-                "status IN ('consumed', 'unconsumed', 'failed', 'parked', 'quarantined', 'resend_exhausted',"
-                " 'left_out', 'expired')",
-                name="status",
-            ),
+            CheckConstraint(f"status IN {sql_list(DeliveryStatus)}", name="status"),
             CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
             # Serves the confirm pass: what isn't settled yet.
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),

@@ -214,7 +214,7 @@ class BulkJobs(OverDatabases):
             items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
         since, unreached = self._fates_of(database, items)
         found = [fate for each in since for fate in each]
-        errors = Counter(fate.error_kind for fate in found if fate.error_kind and fate.status in {"failed", "parked"})
+        errors = Counter(fate.error_kind for fate in found if fate.error_kind and fate.status != "discarded")
         return model.BulkOutcome(
             model.Total(len(items), "gte" if len(items) == limit else "eq"),
             dict(Counter(fate.status for fate in found).most_common()),

@@ -17,6 +17,8 @@ from outbox.database.sql import BULK_COUNTS
 from outbox.operator.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import GROUPS
+from outbox.operator.model import MessageStatus
+from outbox.text import sql_list
 
 # --- what a bulk job acts on -----------------------------------------------------------------------------
 
@@ -57,7 +59,7 @@ UNDECIDED_HALVES = HALVES.replace("LEFT JOIN {s}.half_check", "JOIN {s}.half_che
 NAMED_HALVES = f"""
     SELECT place, id, consumer_group, topic, kind,
            CASE WHEN id = ANY (%(delivered)s::uuid[])
-                     AND state IN ('committed', 'dispatched', 'scheduled', 'recalled') THEN 'delivered'
+                     AND state IN {sql_list(each for each in MessageStatus if each.committed)} THEN 'delivered'
                 ELSE state END AS state
       FROM (SELECT w.place, w.id, {_HALF_ROW}
               FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY w (id, place)

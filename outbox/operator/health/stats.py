@@ -21,7 +21,7 @@ from outbox.database.execute import Row, execute
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
-from outbox.message.model import behind, number_of
+from outbox.message.model import Status, behind, number_of
 from outbox.operator.health import sql
 from outbox.operator.health.rules import IN_ORDER, LIMIT, Thresholds
 
@@ -206,7 +206,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             groups = [
                 GroupStats(
                     **row | parts_of.get((row["group"], row["topic"]), {}),
-                    capped=[count for count in ("failed", "waiting", "parked") if row[count] >= LIMIT],
+                    capped=[each.value for each in Status if each.open and row[each] >= LIMIT],
                 )
                 for row in sql.FAILURES.named(failed)
             ]

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import GROUP_QUEUES
+from outbox.database.sql import ALONE, GROUP_QUEUES, OPEN, SETTLED
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
@@ -48,7 +48,7 @@ _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 _HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
 
 # The first message of the key, as it is now: the one before it may wait itself.
-_WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN ('waiting', 'parked') AND m.discarded_at IS NULL THEN (
+_WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN {OPEN} AND m.discarded_at IS NULL THEN (
            SELECT h.message_id FROM {{s}}.consumer_message h
             WHERE h.consumer_group = m.consumer_group AND h.topic = m.topic AND h.order_key = m.order_key
               AND {HOLDS_KEY}
@@ -387,31 +387,31 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
 GROUPS_OF_TOPICS = f"{GROUP_QUEUES} SELECT DISTINCT topic, consumer_group FROM place ORDER BY 1, 2"
 
 #: Which of these messages a group is done with, or will try by itself: they failed, or wait. Rows: ``(id,)``.
-met: Template = Template("""
+met: Template = Template(f"""
 SELECT w.id FROM unnest(%(ids)s::uuid[]) w (id)
- CROSS JOIN LATERAL (SELECT status FROM {s}.consumer_message
+ CROSS JOIN LATERAL (SELECT status FROM {{s}}.consumer_message
                       WHERE consumer_group = %(group)s AND message_id = w.id LIMIT 1) m
- WHERE m.status IN ('consumed', 'quarantined', 'expired', 'failed', 'waiting')
+ WHERE m.status IN {ALONE} OR m.status IN {SETTLED}
 """)
 
 #: What became of messages in groups since acts, each at its time.
 #: Rows: ``(number from 0, group, status, changed at, kind of error, first line of the error)``.
 # A retry makes a message due, and so does a resend when its group comes to it: only an attempt since then says that it
 # has failed again. A message that is still parked from before waits for its group to come to the resend.
-since: Template = Template("""
+since: Template = Template(f"""
 SELECT w.number::int - 1, w.consumer_group,
        CASE WHEN m.message_id IS NULL THEN 'unconsumed'
             WHEN m.discarded_at IS NOT NULL THEN 'discarded'
-            WHEN m.status IN ('consumed', 'quarantined', 'expired') THEN m.status
+            WHEN m.status IN {SETTLED} THEN m.status
             WHEN a.failed_at IS NOT NULL THEN m.status
             WHEN m.status = 'parked' AND m.changed_at > w.acted_at THEN 'parked'
             ELSE 'pending' END,
        m.changed_at, m.error_kind, left(split_part(m.last_error, E'\\n', 1), 1000)
   FROM unnest(%(groups)s::text[], %(ids)s::uuid[], %(times)s::timestamptz[]) WITH ORDINALITY
        w (consumer_group, id, acted_at, number)
-  LEFT JOIN LATERAL (SELECT * FROM {s}.consumer_message
+  LEFT JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
                       WHERE consumer_group = w.consumer_group AND message_id = w.id LIMIT 1) m ON true
-  LEFT JOIN LATERAL (SELECT failed_at FROM {s}.attempt_history h
+  LEFT JOIN LATERAL (SELECT failed_at FROM {{s}}.attempt_history h
                       WHERE h.message_id = w.id AND h.consumer_group = w.consumer_group AND h.failed_at > w.acted_at
                       ORDER BY failed_at DESC LIMIT 1) a ON true
  ORDER BY w.number

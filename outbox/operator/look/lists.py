@@ -345,7 +345,7 @@ def _are_few(connection: Connection, schema: str, query: InboxQuery, source: Sou
 RETRIED = frozenset({"retry", "resend"})
 _IN_GROUPS = frozenset({"resend", *(act.name for act in ACTS.values() if act.noun == "inbox")})
 
-_WITH_ERROR = frozenset({"failed", "parked", "discarded"})
+_WITH_ERROR = frozenset({*(each for each in Status if each.open), "discarded"})
 
 
 @dataclass(frozen=True, slots=True)

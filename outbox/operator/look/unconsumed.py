@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 WINDOW = 1_000
 _LAST_POSITION = 2**63 - 1
 #: What an inbox has of messages that are not consumed yet and will be by themselves; each is a part of the list.
-_UNFINISHED = (Status.FAILED, Status.WAITING)
+_UNFINISHED = [each for each in Status if each.alone]
 
 
 @dataclass(frozen=True, slots=True)

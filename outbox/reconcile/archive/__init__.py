@@ -25,13 +25,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings, SourceError
-from outbox.message.model import uuid7_at
+from outbox.message.model import Status, uuid7_at
 from outbox.reconcile import plan
 from outbox.reconcile.archive import files
 from outbox.reconcile.archive.files import ArchivePart, Content, Manifest
 from outbox.reconcile.compare import Side
-from outbox.reconcile.job import FIRST_ID, Access, NoProgress, Pair, Part, Progress, Range, Window
-from outbox.reconcile.rows import InboxState, ProducerState, fixed_ids
+from outbox.reconcile.job import (
+    FIRST_ID,
+    Access,
+    InboxState,
+    NoProgress,
+    Pair,
+    Part,
+    ProducerState,
+    Progress,
+    Range,
+    Window,
+)
+from outbox.reconcile.rows import fixed_ids
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, pruned_below, snapshots_of
 
 
@@ -124,8 +135,8 @@ def _of(folders: Iterable[Path], content: Content) -> list[Manifest]:
 
 #: What becomes something else by itself.
 _UNSETTLED: dict[Part, tuple[str, tuple[int, ...]]] = {
-    "producer": ("state", (ProducerState.UNDECIDED, ProducerState.COMMITTED, ProducerState.SCHEDULED)),
-    "consumer": ("status", (InboxState.FAILED, InboxState.PARKED)),
+    "producer": ("state", tuple(each for each in ProducerState if each.open)),
+    "consumer": ("status", tuple({InboxState.of(each) for each in Status if each.open})),
 }
 
 

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 from outbox.database.execute import execute, statement
 from outbox.errors import OutboxError
 from outbox.reconcile.fleet.members import Member
-from outbox.reconcile.job import Outcome, Range
+from outbox.reconcile.job import InboxState, Outcome, Range
 from outbox.reconcile.judge import Both, judge
 from outbox.reconcile.pairing import rules_now, sources
 from outbox.reconcile.record.write import Record
 from outbox.reconcile.report import gravest
-from outbox.reconcile.rows import FINDING, InboxState, JobResult, PairResult, fixed_ids
+from outbox.reconcile.rows import FINDING, JobResult, PairResult, fixed_ids
 from outbox.reconcile.source import PostgresSide, connected, insist
 from outbox.reconcile.sql import LAST_ID, last_of
 

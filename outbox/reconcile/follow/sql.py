@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template
+from outbox.database.sql import open_rows
 from outbox.reconcile.record.settled import WRITTEN_SINCE
 
 #: So many ids of each kind that the log doesn't tell of are read in a pass.
@@ -30,16 +31,9 @@ unsaid: Template = Template(f"""
   ORDER BY deliver_at LIMIT {MOST})
 """)
 
-#: What a group fails at, or has parked. Rows: ``(message_id,)``.
+#: What a group isn't done with: it fails at it, has parked it, or has it wait for its key. Rows: ``(message_id,)``.
 failing: Template = Template(f"""
-SELECT message_id FROM (
-    (SELECT message_id FROM {{s}}.consumer_message
-      WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed' LIMIT {MOST})
-     UNION ALL
-    (SELECT message_id FROM {{s}}.consumer_message
-      WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked' AND discarded_at IS NULL
-      LIMIT {MOST})) f
- WHERE message_id < %(frontier)s::uuid
+SELECT message_id FROM ({open_rows(f"discarded_at IS NULL LIMIT {MOST}")}) f WHERE message_id < %(frontier)s::uuid
 """)
 
 #: The messages that a group comes to next, of the queues of which positions are given. Rows: ``(half_id,)``.

@@ -26,12 +26,12 @@ from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_
 from outbox.reconcile.follow import sql
 from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
-from outbox.reconcile.job import Job, Outcome, Pair, Range
+from outbox.reconcile.job import Job, Outcome, Pair, ProducerState, Range
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.pairing import in_flight, rules_of
 from outbox.reconcile.plan import cut
 from outbox.reconcile.record import settled
-from outbox.reconcile.rows import FINDING, ProducerState, to_uuids
+from outbox.reconcile.rows import FINDING, to_uuids
 from outbox.reconcile.run import differing, judged
 from outbox.reconcile.source import Snapshots, in_savepoint, reaching
 

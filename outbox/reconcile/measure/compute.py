@@ -30,9 +30,9 @@ from outbox.database.execute import (
 from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError, SourceLost
 from outbox.message import content
 from outbox.message.compression import decompress
-from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
+from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, Sums, sql
-from outbox.reconcile.rows import EXACT, InboxState, MeasureResult, MeasureRow, ProducerState, to_uuids
+from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import last_of, values_of
 from outbox.text import storable
@@ -330,7 +330,7 @@ def _columns(result: Any) -> list[tuple[str, str]]:
 #: How long a statement of a measure may take, in seconds.
 TIMEOUT = 600.0
 
-_COMMITTED = (ProducerState.COMMITTED, ProducerState.SCHEDULED, ProducerState.DISPATCHED)
+_COMMITTED = [each for each in ProducerState if not each.withdrawn and each is not ProducerState.UNDECIDED]
 
 
 @dataclass(frozen=True, slots=True)

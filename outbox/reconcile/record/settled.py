@@ -24,7 +24,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
-from outbox.database.sql import LOG, STORAGE
+from outbox.database.sql import LOG, STORAGE, open_rows
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
 from outbox.reconcile.sql import as_array
@@ -135,19 +135,7 @@ SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
         SELECT half_id FROM {{s}}.compensation) t
 """
 
-# Each of the three has an index of its own.
-_TOUCHED_AT_CONSUMER = """
-SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[])
-  FROM (SELECT message_id FROM {s}.consumer_message
-         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
-         UNION ALL
-        SELECT message_id FROM {s}.consumer_message
-         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'parked'
-         UNION ALL
-        SELECT message_id FROM {s}.consumer_message
-         WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'waiting' AND order_key IS NOT NULL
-           AND discarded_at IS NULL) t
-"""
+_TOUCHED_AT_CONSUMER = f"SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[]) FROM ({open_rows('true')}) t"
 
 
 def pair_statement(template: str, access: Access, pair: Pair, **values: object) -> Statement:

@@ -48,20 +48,18 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.reader import plain
-from outbox.reconcile.job import DONE, HEALED, Outcome, Repair
+from outbox.reconcile.job import DONE, HEALED, InboxState, Outcome, ProducerState, Repair
 from outbox.reconcile.rows import (
     DIGESTS,
     EXACT,
     ComparisonPlan,
     Estimate,
     Finding,
-    InboxState,
     JobResult,
     Lag,
     MeasureResult,
     MeasureRow,
     PairResult,
-    ProducerState,
     Repaired,
     Torn,
     to_findings,

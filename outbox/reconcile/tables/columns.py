@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import Part
-from outbox.reconcile.rows import CONSUMER, FOREIGN_ID, PRODUCER, SCHEMAS, InboxState, ProducerState, fixed_ids
+from outbox.reconcile.job import InboxState, Part, ProducerState
+from outbox.reconcile.rows import CONSUMER, FOREIGN_ID, PRODUCER, SCHEMAS, fixed_ids
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _IDS = ("string", "binary", *INTEGERS)

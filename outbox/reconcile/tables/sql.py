@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from outbox.database.execute import Statement
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import Pair, Part, Range
+from outbox.reconcile.job import InboxState, Pair, Part, ProducerState, Range
 from outbox.reconcile.sql import Mixing, as_array, last_of
 from outbox.reconcile.tables.columns import (
     COLUMNS,
@@ -30,7 +30,8 @@ from outbox.reconcile.tables.declare import ForeignTable
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _TIMES = frozenset({"timestamp with time zone", "timestamp without time zone", "date"})
 
-_DISPATCHED, _WITHDRAWN, _CONSUMED = 5, "(1, 4)", 1
+_DISPATCHED, _CONSUMED = ProducerState.DISPATCHED.value, InboxState.CONSUMED.value
+_WITHDRAWN = "({})".format(", ".join(str(each.value) for each in ProducerState if each.withdrawn))
 
 
 @dataclass(frozen=True, slots=True)
