@@ -370,7 +370,7 @@ class _PairComparison:
 
 def arriving(first: FirstPass) -> list[UUID]:
     """Return the ids of what is on its way as far as measures go: all that lies beyond the offset is."""
-    # What took effect in an earlier reading of the group isn't on its way, whatever becomes of it in this one.
+    # What took effect in an earlier reading of the group isn't on its way, also where this reading fails.
     coming = (each for each in in_transit(first.result.findings) if each.bytes not in first.rules.again)
     return [*coming, *to_uuids(first.backlog.positions)]
 
