@@ -396,9 +396,9 @@ class Declarations(DeliveryDeclarations):
         (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls.
 
         Otherwise the session is in the transaction that also writes the inbox row and the offset, so the effect on this
-        database is exactly once. Returning is success; raising is a failure, and so is returning `Retry`, `Park` or
-        `Skip`, which undo what the handler did. The options are those of `Subscription`; ``rate`` also as "100/s",
-        "30/min" or "5/h".
+        database is exactly once. Returning None is success; raising is a failure, and so is returning `Retry`, `Park`,
+        `Skip`, which undo what the handler did, or anything else, which is no answer. The options are those of
+        `Subscription`; ``rate`` also as "100/s", "30/min" or "5/h".
 
         Raises:
             InvalidHandler: the group has a handler for this topic already, an option that can't work, or a parameter

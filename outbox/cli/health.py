@@ -272,7 +272,7 @@ def show_workers(databases: DatabasesOptions, form: ListFormOption = ListForm.TA
     Example:
       outbox workers
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         rows = [row for row in operator.workers() if databases.only in {None, row.database}]
         output.print_rows(rows, _WORKERS, form, databases=len(operator.databases) > 1)
 
@@ -285,7 +285,7 @@ def show_producers(databases: DatabasesOptions, form: ListFormOption = ListForm.
     Example:
       outbox producers
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         rows = [row for row in operator.producers() if databases.only in {None, row.database}]
         output.print_rows(rows, _PRODUCERS, form, databases=len(operator.databases) > 1)
 
@@ -306,7 +306,7 @@ def show_handlers(
     Example:
       outbox handlers --topic transfer
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         rows = [
             row for row in operator.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
         ]
@@ -335,7 +335,7 @@ def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABL
     Example:
       outbox lock list
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         rows = operator.locks(databases.only)
         output.print_rows(rows, _LOCKS, form, databases=len(operator.databases) > 1)
 

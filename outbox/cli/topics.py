@@ -154,14 +154,19 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
     Example:
       outbox topics paused
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         print_rows(operator.topic_pauses(databases.only), _PAUSES, form, databases=len(operator.databases) > 1)
 
 
 @gathered
-def pause(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
+def pause(
+    topic: TopicArgument,
+    databases: DatabasesOptions,
+    decided: DecidedOptions,
+    create: Annotated[bool, typer.Option("--create", help="Also a topic that has no message so far.")] = False,
+) -> None:
     """Pause a topic."""
-    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
+    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only, "create": create}
     decided.perform(PAUSE_TOPIC, databases, lambda operator: operator.pause_topic(topic, **facts))
 
 

@@ -11,26 +11,35 @@ This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items 
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cache, lru_cache, partial
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
+from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import (
     Row,
     Statement,
     can_chain,
     commit_now,
+    driver_of,
     execute,
     goes_on,
+    in_transaction,
     is_autocommit,
     is_lost,
 )
 from outbox.errors import TransactionRequired
+from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import emit
+from outbox.text import function_name
 
 
 class Writer(Protocol):
@@ -63,11 +72,13 @@ Source = Callable[[Connection], list[Item]]
 class Pending:
     """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
 
-    ``committed`` is called after the COMMIT. ``bytes_sent`` is for who counts what a transaction sends.
+    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for who counts what a transaction
+    sends.
     """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    afterwards: list[Statement] = field(default_factory=list)
     committed: list[Callable[[], None]] = field(default_factory=list)
     bytes_sent: int = 0
 
@@ -78,8 +89,8 @@ _hooked: WeakSet[Engine] = WeakSet()
 _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
-# Transactions that the application's code runs in, which isn't to commit them.
-_uncommittable: WeakSet[RootTransaction] = WeakSet()
+# Transactions that the application's code runs in, which isn't to end them.
+_held: WeakKeyDictionary[RootTransaction, Hold] = WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -125,6 +136,31 @@ def after_commit(connection: Connection, function: Callable[[], None]) -> None:
     pending_of(connection).committed.append(function)
 
 
+def behind_commit(connection: Connection, statement: Statement) -> None:
+    """Have a statement follow this connection's COMMIT in its round trip; it may fail, or be left out.
+
+    It is left out through other drivers than psycopg 3, and where `after_commit` calls nothing.
+    """
+    pending_of(connection).afterwards.append(statement)
+
+
+def announce(connection: Connection, statement: Statement) -> None:
+    """Run a statement in a transaction of its own, which comes after one that is committed; its failure fails nothing.
+
+    ``connection`` is in no transaction.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the connection was lost.
+    """
+    try:
+        with connection.begin():
+            execute(connection, statement, then_commit=True)
+    except DBAPIError as error:
+        if is_lost(connection):
+            raise
+        emit(AfterCommitFailed(reason=str(error.orig), error=error))
+
+
 def write_now(connection: Connection) -> None:
     """Write what was added so far, in a transaction that goes on."""
     _write(connection, then_commit=False)
@@ -168,27 +204,68 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
-def forbid_commit(connection: Connection) -> bool:
-    """Have the running transaction of a connection rolled back by who commits it, until `allow_commit`.
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
-    Who commits it gets TransactionRequired. Return False if that was so already.
+    ``function`` is the one, or its name; ``owner`` says whose the transactions are, and with what they are committed.
+    ``broken``: one has ended all the same. ``left`` takes note of what it leaves behind in the session. Savepoints are
+    the function's own.
     """
-    _listen(connection)
-    transaction = connection.get_transaction()
-    if transaction is None or transaction in _uncommittable:
-        return False
-    _uncommittable.add(transaction)
-    return True
 
+    owner: str
+    function: Any = None
+    left: Left | None = None
+    broken: bool = False
+    _taken: list[tuple[Connection, RootTransaction, Hold | None, Callable[[], None]]] = field(default_factory=list)
+    _used: list[Connection] = field(default_factory=list)
 
-def allow_commit(connection: Connection) -> None:
-    """Let the running transaction of a connection be committed again; free the connection of one that was refused."""
-    transaction = connection.get_transaction()
-    if transaction is None or transaction not in _uncommittable:
-        return
-    _uncommittable.discard(transaction)
-    if not transaction.is_active:
-        transaction.rollback()
+    def add(self, connection: Connection) -> None:
+        """Hold the running transaction of a connection, if there is one, until `release`."""
+        _listen(connection)
+        transaction = connection.get_transaction()
+        if transaction is not None and (earlier := _held.get(transaction)) is not self:
+            _held[transaction] = self
+            self._taken.append(
+                (connection, transaction, earlier, hold_open(driver_of(connection), self.refuse, self.left))
+            )
+
+    def release(self) -> None:
+        """Let the transactions be ended again, or held by what held them before."""
+        while self._taken:
+            _, transaction, earlier, let = self._taken.pop()
+            let()
+            if earlier is None:
+                del _held[transaction]
+            else:
+                _held[transaction] = earlier
+
+    def begins(self, connection: Connection, sql: str) -> None:
+        """Look at a statement before it is sent."""
+        if (ending := ending_in(sql)) is not None:
+            self.refuse(ending)
+        if connection not in self._used:
+            self._used.append(connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
+        return self.broken or any(
+            not transaction.is_active or (connection in self._used and not in_transaction(driver_of(connection)))
+            for connection, transaction, _, _ in self._taken
+        )
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise because of a call that would end the transaction, or has ended it.
+
+        Raises:
+            TransactionRequired: names the function and the call.
+        """
+        name = self.function if isinstance(self.function, str) else function_name(self.function)
+        raise TransactionRequired(
+            f"{call} inside {name}: the transaction is {self.owner}. Remove the call: it is committed when the "
+            "function returns, and rolled back when it raises; session.begin_nested() undoes a part of it"
+        )
 
 
 def items_of(connection: Connection) -> list[Item]:
@@ -241,6 +318,7 @@ def hook(engine: Engine) -> None:
     if engine in _hooked:
         return
     had_events = engine._has_events
+    event.listen(engine, "before_cursor_execute", _before_execute)
     event.listen(engine, "commit", _on_commit)
     event.listen(engine, "commit_twophase", _on_commit_twophase)
     event.listen(engine, "prepare_twophase", _on_prepare_twophase)
@@ -251,35 +329,40 @@ def hook(engine: Engine) -> None:
     _hooked.add(engine)
 
 
+def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
+    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+        hold.begins(connection, sql)
+
+
 def _on_commit(connection: Connection) -> None:
     try:
-        if connection.get_transaction() in _uncommittable:
-            raise TransactionRequired(
-                "the transaction is the worker's, which commits it together with its own rows; it was rolled back: let "
-                "the function return rather than commit its connection"
-            )
+        _refuse_held(connection, "connection.commit()")
         _close(connection)
         _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
         if not is_lost(connection):
+            let_roll_back(driver_of(connection))
             connection.dialect.do_rollback(connection.connection)
         raise
 
 
 def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> None:
     try:
+        _refuse_held(connection, "connection.commit()")
         if not is_prepared:
             _refuse_not_prepared(connection)
             _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
         if not is_lost(connection):
+            let_roll_back(driver_of(connection))
             connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise
 
 
 def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
+    _refuse_held(connection, "prepare()")
     _refuse_not_prepared(connection)
     try:
         _close(connection)
@@ -292,12 +375,19 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
 
 
 def _on_rollback(connection: Connection, *_: Any) -> None:
+    if not is_lost(connection):
+        let_roll_back(driver_of(connection))
     _by_connection.pop(connection, None)
 
 
 def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
     if (pending := _by_connection.get(connection)) is not None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
+
+
+def _refuse_held(connection: Connection, call: str) -> None:
+    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+        hold.refuse(call)
 
 
 def _close(connection: Connection) -> None:
@@ -336,12 +426,13 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
         items += source(connection)
     items.sort(key=lambda item: item.number)
     statements: list[Statement] = []
-    afterwards: list[Statement] = []
+    afterwards = list(pending.afterwards) if then_commit else []
     committed = list(pending.committed)
     for writer in {item.writer: None for item in items if item.writer is not None}:
         values = [item.value for item in items if item.writer is writer]
-        made, afterwards, waiting = writer(connection, values, then_commit=then_commit)
+        made, behind, waiting = writer(connection, values, then_commit=then_commit)
         statements += made
+        afterwards += behind
         committed += waiting
     statements += [item.value for item in items if item.writer is None]
     waited_for = committed if then_commit else []
@@ -356,3 +447,193 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
     for function in waited_for:
         function()
     return rows
+
+
+# --- transactions that the running code isn't to end -----------------------------------------------------------------
+
+# What looks like a statement's begin and is none: comments, texts, names, the body of a function.
+_NO_CODE = re.compile(
+    r"""--[^\n]*|/\*.*?\*/|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|\bbegin\s+atomic\b.*\bend\b""",
+    re.DOTALL | re.IGNORECASE,
+)
+_ENDS = re.compile(
+    r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
+    re.IGNORECASE,
+)
+_MAY_END = re.compile(r"\s*(?:--|/\*|commit|end|abort|rollback|prepare)", re.IGNORECASE)
+# What outlives the transaction. A setting may be for the transaction alone.
+_TEMPORARY = re.compile(
+    r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?!.*\bon\s+commit\s+drop\b)"
+    r"|\bcreate\b.*\bpg_temp\s*\.",
+    re.DOTALL | re.IGNORECASE,
+)
+_LEAVES = re.compile(
+    r"(?:^|;)\s*(?:set\s+(?!local\b|transaction\b|constraints\b)|(?:reset|listen|prepare|deallocate|discard|load)\b)",
+    re.IGNORECASE,
+)
+_LEAVES_BY_CALL = re.compile(
+    r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b", re.IGNORECASE
+)
+# The name of a setting of the application's own, which PostgreSQL lists nowhere.
+_OWN_SETTING = re.compile(r"\bset(?:_config\s*\(\s*'|\s+(?:session\s+)?)(\w+\.\w+)", re.IGNORECASE)
+_IS_OWN_SETTING = re.compile(r"[a-z_]\w*\.\w+", re.IGNORECASE)
+#: From so many characters on, a statement isn't remembered.
+_LONG = 10_000
+#: What a cursor runs statements by.
+_RUNS = ("execute", "executemany", "stream")
+
+#: Note the settings of the session before they are changed.
+_NOTE = """
+SELECT set_config('outbox.before', json_build_object('user', session_user, 'role', current_setting('role'), 'set',
+       (SELECT coalesce(json_object_agg(name, setting), '{}') FROM pg_settings WHERE source = 'session'))::text, true)
+"""
+# A setting that is as it was noted is left alone: it may have been made for this transaction.
+_TIDY_UP = """
+DO $$
+DECLARE
+    each record;
+    before CONSTANT json = nullif(current_setting('outbox.before', true), '');
+BEGIN
+    IF session_user <> before->>'user' THEN
+        PERFORM set_config('session_authorization', before->>'user', false);
+    END IF;
+    IF current_setting('role') <> before->>'role' THEN
+        PERFORM set_config('role', before->>'role', false);
+    END IF;
+    PERFORM set_config(name, wanted, false)
+       FROM (SELECT name, setting, coalesce(before->'set'->>name, reset_val) AS wanted FROM pg_settings
+              WHERE before IS NOT NULL AND context IN ('user', 'superuser') AND name NOT LIKE 'transaction%') s
+      WHERE setting IS DISTINCT FROM wanted;
+    PERFORM set_config(name, '', false) FROM unnest('{own}'::text[]) name WHERE current_setting(name, true) <> '';
+    FOR each IN SELECT name FROM pg_prepared_statements WHERE from_sql LOOP
+        EXECUTE format('DEALLOCATE %I', each.name);
+    END LOOP;
+    FOR each IN SELECT name FROM pg_cursors WHERE is_holdable LOOP
+        EXECUTE format('CLOSE %I', each.name);
+    END LOOP;
+    PERFORM pg_advisory_unlock_all();
+    EXECUTE 'UNLISTEN *';
+    {discard}
+END $$
+"""
+
+#: Raises, because of a call that would end a transaction.
+Refuse = Callable[[str], NoReturn]
+
+
+@dataclass(slots=True, eq=False)
+class Left:
+    """What the code that runs in a transaction leaves behind for whatever runs next in the session."""
+
+    any: bool = False
+    temporary: bool = False
+    own_settings: set[str] = field(default_factory=set)
+
+    def note(self, sql: str, values: Any) -> bool:
+        """Take note of a statement that leaves something behind; return if it is the first one."""
+        first, self.any = not self.any, True
+        self.temporary = self.temporary or _TEMPORARY.search(sql) is not None
+        listed = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
+        self.own_settings.update(_OWN_SETTING.findall(sql))
+        self.own_settings.update(each for each in listed if isinstance(each, str) and _IS_OWN_SETTING.fullmatch(each))
+        return first
+
+    def tidying(self) -> str:
+        """Return the statement that takes it away, in the transaction or in a later one."""
+        discard = "EXECUTE 'DISCARD TEMP';" if self.temporary else ""
+        return _TIDY_UP.replace("{own}", f"{{{','.join(sorted(self.own_settings))}}}").replace("{discard}", discard)
+
+    def forget(self) -> None:
+        """Take note that nothing is left any more."""
+        self.any, self.temporary, self.own_settings = False, False, set()
+
+
+def ending_in(sql: str) -> str | None:
+    """Return the command in a string of statements that would end the transaction; None without one."""
+    if ";" not in sql and not _MAY_END.match(sql):
+        return None
+    found = (_ENDS.match(each) for each in _NO_CODE.sub(" ", sql).split(";"))
+    return next((" ".join(each[0].split()).upper() for each in found if each), None)
+
+
+@lru_cache(maxsize=1000)
+def _effects(sql: str) -> tuple[str | None, bool]:
+    """Return the command that ends the transaction, and whether something is left behind in the session."""
+    # Calls also in texts: these may be the code of a block.
+    leaves = _LEAVES.search(_NO_CODE.sub(" ", sql)) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
+    return ending_in(sql), leaves is not None
+
+
+def hold_open(driver: Any, refuse: Refuse, left: Left | None = None) -> Callable[[], None]:
+    """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
+
+    That is a call of its methods, or a statement of a cursor that is made meanwhile. ``left`` takes note of statements
+    that leave something behind.
+    """
+    if not hasattr(driver, "pgconn"):
+        return lambda: None
+
+    def transaction(*args: Any, **options: Any) -> Any:
+        # On a connection that has yet to begin one, it would be no savepoint.
+        return type(driver).transaction(driver, *args, **options) if in_transaction(driver) else refuse("transaction()")
+
+    held = {name: partial(refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
+        "transaction": transaction,
+        "cursor_factory": refusing(driver.cursor_factory),
+        "row_factory": driver.row_factory,
+        "outbox_held": (refuse, left),
+    }
+    own = vars(driver)
+    before = {name: own[name] for name in held if name in own}
+    own.update(held)
+
+    def let() -> None:
+        for name in held:
+            own.pop(name, None)
+        own.update(before)
+
+    return let
+
+
+def let_roll_back(driver: Any) -> None:
+    """Let SQLAlchemy roll a transaction back that is held open."""
+    getattr(driver, "__dict__", {}).pop("rollback", None)
+
+
+@cache
+def refusing(kind: type) -> type:
+    """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+            send = partial(getattr(super(made, cursor), name), query, *args, **options)
+            refuse, left = getattr(cursor.connection, "outbox_held", (None, None))
+            if refuse is None or query is _NOTE:
+                return send()
+            sql = _text_of(query, cursor)
+            ending, leaves = (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
+            if ending:
+                refuse(ending)
+            values = args[0] if args else options.get("params")
+            if leaves and left is not None and left.note(sql, values) and name != "stream":
+                noted = cursor.connection.cursor().execute(_NOTE)
+                return _after(noted, send) if inspect.isawaitable(noted) else send()
+            return send()
+
+        return run
+
+    made: type = type(kind.__name__, (kind,), {name: wrapped(name) for name in _RUNS})
+    return made
+
+
+async def _after(first: Any, then: Callable[[], Any]) -> Any:
+    await first
+    return await then()
+
+
+def _text_of(query: Any, cursor: Any) -> str:
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode(errors="replace")
+    return str(query.as_string(cursor)) if hasattr(query, "as_string") else "".join(getattr(query, "strings", ()))

@@ -1,4 +1,8 @@
-"""Engines for what names a database (an engine, of an async engine its URL, or a URL), connections of theirs, runners.
+"""Engines for what names a database (an engine or a URL), connections of theirs, runners.
+
+There is one way to open a connection: the application's engine, with all that it has. Passes and acts need psycopg,
+inside of an event loop or outside. Where that isn't what the engine has, another one is derived from it, which asks it
+for its connect arguments each time, and calls its listeners. What can't be carried over is refused.
 
 A checker or a compensation runs on a connection of its own, so that it can be taken away from a function that doesn't
 end.
@@ -7,20 +11,24 @@ end.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import math
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Engine, NullPool, create_engine, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
-from outbox.errors import InvalidSettings, TransactionRequired
+from outbox.database.execute import ASYNCPG, DRIVERS, PSYCOPG, is_lost
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.model import Counts
-from outbox.text import database_address
+from outbox.text import class_name, database_address
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -46,6 +54,7 @@ SERVER_KEEP_ALIVE = {
     "tcp_keepalives_count": f"{KEEP_COUNT}",
     "tcp_user_timeout": f"{KEEP_IDLE + KEEP_COUNT * KEEP_INTERVAL}s",
 }
+DRIVER_NAME = "postgresql+psycopg"
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"
@@ -57,31 +66,91 @@ _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 _OTHERS = frozenset({"postgresql", *(f"postgresql+{driver}" for driver in DRIVERS if driver != PSYCOPG)})
 #: Options of asyncpg's, which libpq doesn't know.
 _OF_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_func")
+#: Arguments that say how a driver works with results and statements, and nothing of the connection.
+_OF_DRIVERS = {
+    *_OF_ASYNCPG,
+    *("command_timeout", "loop", "max_cached_statement_lifetime", "max_cacheable_statement_size", "record_class"),
+    *("statement_cache_size", "cursor_factory", "row_factory"),
+}
+#: Arguments by which a driver, or the application, makes the connection itself.
+_MAKERS = ("async_creator_fn", "connection_class", "connection_factory")
+#: psycopg's own arguments, which libpq doesn't know.
+_OF_PSYCOPG = ("autocommit", "context", _THRESHOLD)
+#: Further engines of the same database, by the one that the application works with: see `know_further`.
+_further: WeakKeyDictionary[Engine, tuple[Engine, ...]] = WeakKeyDictionary()
 
 
 def url_of(bind: Bind) -> URL:
     """Return the URL of a database for psycopg, also where it names no driver, psycopg2 or asyncpg."""
-    url = make_url(bind) if isinstance(bind, str | URL) else bind.url
+    url = parsed_url(bind) if isinstance(bind, str | URL) else bind.url
     if url.drivername not in _OTHERS:
         return url
     if "ssl" in url.query:  # as asyncpg calls it, with libpq's values
         url = url.update_query_dict({"sslmode": url.query["ssl"]}).difference_update_query(["ssl"])
-    return url.set(drivername="postgresql+psycopg").difference_update_query(_OF_ASYNCPG)
+    return url.set(drivername=DRIVER_NAME).difference_update_query(_OF_ASYNCPG)
 
 
-def psycopg_engine(bind: Bind) -> Engine | None:
-    """Return the engine that was given if passes and acts can run on it: a sync one of psycopg 3."""
-    return bind if isinstance(bind, Engine) and bind.dialect.driver == PSYCOPG else None
+def parsed_url(text: str | URL, what: str = "the URL of a database") -> URL:
+    """Return a URL.
+
+    Raises:
+        InvalidSettings: it can't be read as one. Nothing behind this error repeats any of it, as SQLAlchemy's do.
+    """
+    with suppress(ArgumentError, ValueError):
+        return make_url(text)
+    raise InvalidSettings(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
+
+
+def check_database(what: str, value: object) -> None:
+    """Refuse (InvalidHandler) what names no database."""
+    if isinstance(value, str):
+        try:
+            parsed_url(value, what)
+        except InvalidSettings as error:
+            raise InvalidHandler(str(error)) from None
+    # An AsyncEngine has one inside; asking its class would import what may not be installed.
+    elif not isinstance(getattr(value, "sync_engine", value), Engine):
+        raise InvalidHandler(f"{what} must be an engine, an async engine or a URL, not {type(value).__name__}")
+
+
+def sync_engine(bind: Engine | AsyncEngine) -> Engine:
+    """Return the engine, or that inside of an async one."""
+    return bind if isinstance(bind, Engine) else bind.sync_engine
+
+
+def know_further(bind: Engine | AsyncEngine, engines: Collection[Engine | AsyncEngine]) -> None:
+    """Have connections that ``bind`` can't open opened by further engines on its database."""
+    if engines:
+        _further[sync_engine(bind)] = tuple(map(sync_engine, engines))
+
+
+def psycopg_engine(bind: Bind, *, is_async: bool = False) -> Engine | None:
+    """Return the engine of psycopg 3 that was given for a database: a sync one, or one for code inside ``run_sync``."""
+    if isinstance(bind, str | URL):
+        return None
+    own = sync_engine(bind)
+    known = (own, *_further.get(own, ()))
+    return next((e for e in known if e.dialect.driver == PSYCOPG and e.dialect.is_async is is_async), None)
 
 
 def usable_anywhere(engine: Engine) -> Engine:
-    """Return the engine; of an async one, which belongs to an event loop, one of its URL that keeps no connections."""
-    return engine_of(engine.url) if engine.dialect.is_async else engine
+    """Return the engine; of an async one, which belongs to an event loop, one that connects alike and keeps nothing."""
+    return engine_of(engine) if engine.dialect.is_async else engine
 
 
-def address_of(url: URL) -> str:
+def address_of(bind: Bind) -> str:
     """Return what tells two databases apart; no password."""
-    return f"{database_address(url)}?{sorted(url.query.items())}"
+    url = url_of(bind)
+    if isinstance(bind, str | URL):
+        found: Mapping[str, Any] | None = url.get_dialect()().create_connect_args(url)[1]
+    else:
+        found = _arguments(sync_engine(bind))
+    if found is None:
+        return f"{database_address(url)}#{id(bind)}"  # only its creator knows
+    parts = found.get("host") or "local", found.get("port") or 5432, found.get("dbname") or found.get("database")
+    host, port, database = (",".join(map(str, each)) if isinstance(each, list) else each for each in parts)
+    options = url.difference_update_query(["password", "sslpassword"]).query
+    return f"{host}:{port}/{database}?{sorted(options.items())}"
 
 
 def named_url(text: str) -> tuple[str, str]:
@@ -95,15 +164,206 @@ def named_urls(text: str) -> list[tuple[str, str]]:
     return [named_url(word) for word in _BETWEEN.split(text) if word]
 
 
-def engine_of(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, name: str = "outbox", **options: Any) -> Engine:
-    """Return an engine as it is, else one for the URL, with the arguments of `arguments_of`.
+def engine_of(
+    bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, name: str = "outbox", is_async: bool = False, **options: Any
+) -> Engine:
+    """Return an engine of psycopg as it is, else one that connects alike; for a URL by `arguments_of`.
 
-    It keeps no connections, unless ``options`` name another pool.
+    ``is_async``: for code inside ``run_sync``. One that isn't the application's keeps no connections, unless
+    ``options`` name another pool.
+
+    Raises:
+        InvalidSettings: the engine opens its connections in a way that can't be carried over.
     """
-    if (engine := psycopg_engine(bind)) is not None:
-        return engine
+    if (own := psycopg_engine(bind, is_async=is_async)) is not None:
+        return own
     url, arguments = arguments_of(url_of(bind), name, timeout)
-    return create_engine(url, connect_args=arguments, **({"poolclass": NullPool} | options))
+    options = {"poolclass": NullPool, "connect_args": arguments} | options
+    if is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        engine = create_async_engine(url, **options).sync_engine
+    else:
+        engine = create_engine(url, **options)
+    if not isinstance(bind, str | URL):
+        _connect_as(sync_engine(bind), engine, arguments)
+    return engine
+
+
+def apart(engine: Engine) -> Engine:
+    """Return an engine that is the same but for its pool, which is new: for another event loop."""
+    _ = engine.dispatch  # made by the first use, and to be that of both
+    own: Any = copy(engine)
+    if hasattr(own, "_proxied"):  # made by execution_options()
+        own._proxied = apart(own._proxied)
+    else:
+        own.pool = engine.pool.recreate()
+    return own  # type: ignore[no-any-return]
+
+
+def separate_engine(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, **options: Any) -> Engine:
+    """Return an engine whose connections are made as those of ``bind``, but aren't of its pool; it keeps none.
+
+    Unless ``options`` name another pool.
+    """
+    if isinstance(bind, str | URL):
+        return engine_of(bind, timeout, **options)
+    source = engine_of(bind)
+
+    def detached() -> Any:
+        connection = source.raw_connection()
+        connection.detach()
+        driver: Any = connection.dbapi_connection
+        driver.commit()  # what a listener has begun
+        driver.autocommit = False
+        return driver
+
+    return create_engine(
+        url_of(bind).set(drivername=DRIVER_NAME), creator=detached, **{"poolclass": NullPool, **options}
+    )
+
+
+def _connect_as(own: Engine, derived: Engine, arguments: dict[str, Any]) -> None:
+    """Have a derived engine connect as an application's own does, by its connect arguments and its listeners."""
+    if own.dialect.driver == PSYCOPG:
+        del arguments[_THRESHOLD]  # as the application says
+    if (static := _arguments(own)) is None:
+        _refuse(own, "a creator")
+    _as_psycopg(own, static)
+
+    @event.listens_for(derived, "do_connect")
+    def connect_alike(dialect: Any, *_: object) -> Any:
+        return dialect.connect(**{**arguments, **connect_arguments(own)})
+
+    def carry(name: str) -> None:
+        @event.listens_for(derived, name)
+        def carried(*values: Any) -> None:
+            # Those of today: some may have come since. SQLAlchemy's own are of the other dialect.
+            for listener in getattr(own.pool.dispatch, name):
+                if not listener.__module__.startswith("sqlalchemy."):
+                    try:
+                        listener(*values)
+                    except (derived.dialect.loaded_dbapi.Error, SQLAlchemyError):
+                        raise
+                    except Exception as error:  # whatever another driver's connection doesn't have
+                        _refuse(own, f"its listener to {name!r}, which failed with {class_name(error)}", error)
+
+    carry("connect")
+    carry("checkout")
+    # What listens to an engine gets objects of SQLAlchemy's, of whichever driver.
+    like: Any = derived
+    like.dispatch, like._has_events = own.dispatch, own._has_events
+
+
+def connect_arguments(engine: Engine) -> dict[str, Any]:
+    """Return with which arguments psycopg connects as an engine does now, its listeners (a new token, say) heard.
+
+    Raises:
+        InvalidSettings: it opens its connections in a way that can't be carried over.
+    """
+    if not engine.dialect.is_async:
+        return _heard(engine)
+    from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
+    from sqlalchemy.util.concurrency import in_greenlet  # noqa: PLC0415 - needs greenlet
+
+    if in_greenlet() or asyncio._get_running_loop() is not None:
+        return _heard(engine)
+    return asyncio.run(greenlet_spawn(_heard, engine))
+
+
+def _heard(engine: Engine) -> dict[str, Any]:
+    if (arguments := _arguments(engine)) is None:
+        _refuse(engine, "a creator")
+    unnamed: list[Any] = []
+    for listener in engine.dialect.dispatch.do_connect:
+        if (connection := listener(engine.dialect, None, unnamed, arguments)) is not None:
+            with suppress(Exception):  # it isn't used in any case
+                connection.close()
+            _refuse(engine, "a listener to 'do_connect' that makes the connection")
+    if callable(password := arguments.get("password")):
+        arguments["password"] = password()
+    if inspect.isawaitable(password := arguments.get("password")):
+        from sqlalchemy.util import await_only  # noqa: PLC0415 - needs greenlet
+
+        arguments["password"] = await_only(password)
+    return _as_psycopg(engine, arguments)
+
+
+def _arguments(engine: Engine) -> dict[str, Any] | None:
+    """Return the arguments with which an engine connects, before its listeners; None if a creator connects.
+
+    SQLAlchemy has them nowhere but in the function that its pool calls.
+    """
+    creator: Any = engine.pool._creator
+    names = getattr(getattr(creator, "__code__", None), "co_freevars", ())
+    return dict(creator.__closure__[names.index("cparams")].cell_contents) if "cparams" in names else None
+
+
+def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a driver's connect arguments as psycopg's.
+
+    Raises:
+        InvalidSettings: one of them can't be put so.
+    """
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - importing outbox must not pay for the driver
+
+    found = {name: value for name, value in arguments.items() if name not in _OF_DRIVERS and value is not None}
+    if made := sorted(found.keys() & set(_MAKERS)):
+        _refuse(engine, made[0])
+    for name in ("dsn", "conninfo"):
+        if text := found.pop(name, None):
+            found = {**conninfo_to_dict(text), **found}
+    if "database" in found:
+        found["dbname"] = found.pop("database")
+    return _of_asyncpg(engine, found) if engine.dialect.driver == ASYNCPG else found
+
+
+def _of_asyncpg(engine: Engine, found: dict[str, Any]) -> dict[str, Any]:
+    match found.pop("ssl", None):
+        case True:
+            found |= {"sslmode": "verify-full", "sslrootcert": "system"}
+        case False:
+            found["sslmode"] = "disable"
+        case str() as mode:
+            found["sslmode"] = mode
+        case None:
+            pass
+        case other:
+            _refuse(engine, f"ssl={type(other).__name__}(…)")
+    if "timeout" in found:
+        found["connect_timeout"] = math.ceil(found.pop("timeout"))
+    if found.pop("direct_tls", False):
+        found["sslnegotiation"] = "direct"
+    settings = dict(found.pop("server_settings", {}))
+    if "application_name" in settings:
+        found["application_name"] = settings.pop("application_name")
+    if settings:
+        escaped = {name: re.sub(r"([\\\s])", r"\\\1", value) for name, value in settings.items()}
+        found["options"] = " ".join(f"-c {name}={value}" for name, value in escaped.items())
+    lists = {name: ",".join(map(str, value)) for name, value in found.items() if isinstance(value, list | tuple)}
+    return found | lists
+
+
+def connect_url(engine: Engine) -> URL:
+    """Return a URL by which a program connects as an engine does now: with its token, as long as that is good.
+
+    Raises:
+        InvalidSettings: it opens its connections in a way that can't be carried over.
+    """
+    usable = next((e for e in (engine, *_further.get(engine, ())) if _arguments(e) is not None), engine)
+    found = {name: str(value) for name, value in connect_arguments(usable).items() if name not in _OF_PSYCOPG}
+    user, password, database = (found.pop(name, None) for name in ("user", "password", "dbname"))
+    host = None if re.search("[/,]", found.get("host", "/")) else found.pop("host")
+    port = int(found.pop("port")) if host and "port" in found else None
+    return URL.create(DRIVER_NAME, user, password, host, port, database, found)
+
+
+def _refuse(engine: Engine, what: str, error: Exception | None = None) -> NoReturn:
+    raise InvalidSettings(
+        f"{engine!r} connects by {what}, which can't be carried over to psycopg 3: give the Outbox of this engine one "
+        "more on its database, whose connections are made alike: Outbox(engine, engines=[…]), by "
+        "create_engine('postgresql+psycopg://…') for plain code, by create_async_engine() for async handlers"
+    ) from error
 
 
 def arguments_of(url: URL, name: str, timeout: int | None = None) -> tuple[URL, dict[str, Any]]:
@@ -134,7 +394,6 @@ def calling_engine(bind: Engine | AsyncEngine) -> Engine:
     """
     if isinstance(bind, Engine):
         return engine_of(bind)
-    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
     from sqlalchemy.util.concurrency import in_greenlet  # noqa: PLC0415 - needs greenlet
 
     if not in_greenlet():
@@ -142,10 +401,7 @@ def calling_engine(bind: Engine | AsyncEngine) -> Engine:
             "this Outbox is bound to an AsyncEngine: await outbox.run_sync(function, ...), such as "
             "outbox.run_sync(outbox.commit, half_id), or outbox.run_sync(lambda: outbox.operator.resend(...))"
         )
-    if bind.dialect.driver == PSYCOPG:
-        return bind.sync_engine
-    url, arguments = arguments_of(url_of(bind), "outbox")
-    return create_async_engine(url, connect_args=arguments, poolclass=NullPool).sync_engine
+    return engine_of(bind, is_async=True)
 
 
 async def run_from_async(bind: Engine | AsyncEngine, work: Callable[[], T]) -> T:
@@ -171,6 +427,7 @@ def connect(engine: Engine) -> Connection:
 def _connect(engine: Engine) -> Connection:
     connection = engine.connect()
     try:
+        connection.connection.commit()  # what a listener has begun
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         with connection.begin():
             connection.exec_driver_sql("SELECT 1")
@@ -218,7 +475,7 @@ OUTBOX_ENGINE = "outbox.engine"
 def know_engine(connection: Connection, bind: Bind) -> None:
     """Let code that runs on a connection know the engine of the Outbox for which it was opened."""
     if not isinstance(bind, str | URL):
-        connection.info[OUTBOX_ENGINE] = getattr(bind, "sync_engine", bind)
+        connection.info[OUTBOX_ENGINE] = sync_engine(bind)
 
 
 class EngineRunner:
@@ -230,7 +487,8 @@ class EngineRunner:
 
     def run(self, one_pass: Pass) -> Counts:
         """Run a pass on a connection of the pool."""
-        with self._engine.connect() as connection:
+        # Whatever level the application has chosen: a pass reads what others have written until it had its locks.
+        with self._engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
             know_engine(connection, self._bind)
             return one_pass(connection, connection)
 
@@ -265,16 +523,18 @@ class LoopRunner:
         return asyncio.run_coroutine_threadsafe(self._run(one_pass), self._loop).result()
 
     async def _run(self, one_pass: Pass) -> Counts:
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
 
-        def known(connection: Connection) -> Counts:
-            know_engine(connection, self._bind)
-            return one_pass(connection, connection)
+        return await greenlet_spawn(self._inside, one_pass)
 
-        url, arguments = arguments_of(url_of(self._bind), "outbox")
-        engine = create_async_engine(url, connect_args=arguments, poolclass=NullPool)
-        async with engine.connect() as connection:
-            return await connection.run_sync(known)
+    def _inside(self, one_pass: Pass) -> Counts:
+        engine = apart(engine_of(self._bind, is_async=True))
+        try:
+            with engine.connect() as connection:
+                know_engine(connection, self._bind)
+                return one_pass(connection, connection)
+        finally:
+            engine.pool.dispose()
 
     def end(self) -> None:
         """Do nothing: the connection was closed with its pass."""

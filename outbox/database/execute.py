@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -47,12 +48,13 @@ class Statement:
     """One SQL statement with its bound values.
 
     ``lossy`` names values that are texts about a failure: what the database or its client can't hold of them is written
-    out, since recording a failure must never fail.
+    out, since recording a failure must never fail. ``answered`` is called with its rows.
     """
 
     sql: str
     values: Sequence[Any] | Mapping[str, Any] = ()
     lossy: tuple[str, ...] = ()
+    answered: Callable[[list[Row]], None] | None = None
 
 
 class Uuids(list[UUID]):
@@ -201,7 +203,7 @@ def execute(
         SchemaMissing: a table of ours isn't there.
     """
     if connection.dialect.driver != PSYCOPG:
-        return _execute_by_dbapi(connection, statements)
+        return _answered(statements, _execute_by_dbapi(connection, statements))
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     driver = driver_of(connection)
@@ -229,7 +231,14 @@ def execute(
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     first, done = rows[int(begins) : int(begins) + len(statements)], len(rows) - len(following)
-    return first + rows[done:] if following else first
+    return _answered(statements, first) + (rows[done:] if following else [])
+
+
+def _answered(statements: Sequence[Statement], rows: list[list[Row]]) -> list[list[Row]]:
+    for each, found in zip(statements, rows, strict=True):
+        if each.answered is not None:
+            each.answered(found)
+    return rows
 
 
 def goes_on(connection: Connection) -> bool:
@@ -300,10 +309,8 @@ def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | No
 @cache
 def round_trip_kind() -> type[RoundTrip] | None:
     """Return the class of round trips; None where the driver is one that can't be driven so."""
-    try:
-        from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
-    except ImportError:  # a private part of the driver has another name
-        return None
+    from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
+
     return RoundTrip if is_known() else None
 
 
@@ -320,10 +327,12 @@ def _send(
 
 
 def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - importing outbox must not pay for the driver
+
     rows: list[list[Row]] = []
     for sql, values in before:
-        cursor = raw.cursor(binary=True)
-        cursor.execute(sql, values, prepare=sql not in UNPREPARED)
+        cursor = own_cursor(raw)
+        cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:
         with raw.lock:
@@ -332,10 +341,12 @@ def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) ->
 
 
 async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - importing outbox must not pay for the driver
+
     rows: list[list[Row]] = []
     for sql, values in before:
-        cursor = raw.cursor(binary=True)
-        await cursor.execute(sql, values, prepare=sql not in UNPREPARED)
+        cursor = own_cursor(raw)
+        await cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(await cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:
         async with raw.lock:
@@ -459,8 +470,20 @@ def _for_psycopg2(sql: str) -> str:
     return _BINARY.sub(r"%\1s", sql)
 
 
+class _Array(list[Any]):
+    """A list that psycopg2 binds as an array, whatever the application has it do with lists."""
+
+
+@cache
+def _know_arrays() -> None:
+    from psycopg2 import _psycopg, extensions  # noqa: PLC0415 - whoever passes its connection has paid for it
+
+    extensions.register_adapter(_Array, _psycopg.List)
+
+
 def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | dict[str, Any]:
     """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
+    _know_arrays()
     if isinstance(values, Mapping):
         return {name: _without_uuids(value) for name, value in values.items()}
     return [_without_uuids(value) for value in values]
@@ -470,7 +493,7 @@ def _without_uuids(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_without_uuids, value))
+        return (_Array if isinstance(value, list) else tuple)(map(_without_uuids, value))
     return value
 
 
@@ -505,12 +528,16 @@ _LOST = frozenset({"OperationalError", "ConnectionTimeout", "InterfaceError"})
 
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error of SQLAlchemy or of the driver; "" where there is none."""
-    original = getattr(error, "orig", error)
-    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    with suppress(Exception):  # the attributes may be code of an application's exception
+        original = getattr(error, "orig", error)
+        return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+    return ""
 
 
 def kind_of(error: BaseException) -> ErrorKind | None:
     """Return what an error means; None for one that is neither the outbox's nor the database's."""
+    if not issubclass(type(error), (OutboxError, PoolTimeout, DBAPIError, ArgumentError, NoSuchModuleError)):
+        return None  # an application's exception may lie about its class, or fail where it is asked
     match error:
         case OutboxError():
             return error.kind

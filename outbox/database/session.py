@@ -12,26 +12,31 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import event
+from sqlalchemy.exc import InvalidRequestError
 
 from outbox.database.at_commit import (
-    allow_commit,
+    Hold,
+    Left,
     can_begin_ahead,
     commit_and_begin,
-    forbid_commit,
+    refuse_autocommit,
     savepoint,
     write_now,
 )
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import Row, Statement, driver_of, is_lost
-from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
+from outbox.message.answer import CalledKind, is_from_outside
 from outbox.message.model import HANDLED
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 
 def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -71,7 +76,22 @@ class RunningTransaction:
     is_async: bool
     open: Callable[[], Any]
     connection: Connection | None = None
+    #: How often what was sent within the running call.
+    sent: dict[object, int] = field(default_factory=dict)
     _owner: object = field(default_factory=_caller)
+
+    @classmethod
+    def of_carrier(cls, carrier: Any) -> RunningTransaction | None:
+        """Return the transaction that the framework has opened for the calling code, if a carrier is of it.
+
+        Also to a task that was begun inside: what counts is that both commit together.
+        """
+        running = _running.get()
+        if running is None or (own := running.connection) is None:
+            return None
+        target = getattr(carrier, "sync_session", None) or getattr(carrier, "sync_connection", carrier)
+        joins = target is own or getattr(target, "bind", None) is own
+        return running if joins or (is_of_driver(cast("type", type(target))) and target is driver_of(own)) else None
 
     @classmethod
     def of_caller(cls) -> RunningTransaction | None:
@@ -97,6 +117,10 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
+#: Where a connection has what was left behind in its session.
+_LEFT = "outbox.left"
+_WORKERS = "the worker's, which commits it together with its own rows"
+
 
 class JoinedSession:
     """One session, joined to the transaction that runs on a connection; made when it is first asked for.
@@ -119,9 +143,14 @@ class JoinedSession:
         self._cursors: list[Any] = []
         self._in_pipeline = False
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
-        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
+        self._running = RunningTransaction(engine, is_async, self.open, connection)
+        self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
-        self._forbids = forbid_commit(connection)
+        self._left: Left = connection.info.setdefault(_LEFT, Left())
+        if self._left.any:  # by a function that failed: not all of it was rolled back
+            self._tidy_up()
+        self._hold = Hold(_WORKERS, left=self._left)
+        self._hold.add(connection)
 
     def open(self) -> Any:
         """Return the Session or AsyncSession.
@@ -156,12 +185,25 @@ class JoinedSession:
         What is sent from then on, by the function or by what flushes the session, is caused by the argument.
         """
         HANDLED.set(argument)
+        self._hold.function = function
+        self._running.sent.clear()
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
-            return wait_for(result) if self._is_async else result
+            answer = wait_for(result) if self._is_async else result
+            if self._left.any and not (self.rolled_back or self.ended):
+                self.flush()
+                self._tidy_up()
+            return answer
         finally:
             if self._cursors and not self._in_pipeline:  # there, its answers are yet to come
                 self._close_cursors()
+
+    def _tidy_up(self) -> None:
+        """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
+        done = self._driver.cursor().execute(self._left.tidying())
+        if self._is_async:
+            wait_for(done)
+        self._left.forget()
 
     def _other(self) -> Any:
         """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
@@ -226,32 +268,98 @@ class JoinedSession:
         if self._session is not None:
             self._session.commit()
 
-    def accept(self, answer: Any, what: str, failed: type[Exception]) -> None:
-        """Finish after a call whose answer says nothing of success; ``what`` was called.
+    def accept(self, answer: Any, kind: CalledKind, failed: type[Exception]) -> None:
+        """Finish after the call of a function of this kind.
 
         Raises:
-            failed: it has undone or ended its transaction, or has only begun: it is async, and declared otherwise.
+            failed: it has undone or ended its transaction, or returned what is no answer.
         """
         if self.rolled_back:
-            raise failed(f"the {what} rolled its session back; let it raise instead")
+            raise failed(f"the {kind.what} rolled its session back; let it raise instead")
         if self.ended:
-            raise failed(f"the {what} ended its transaction; let it return or raise instead")
-        if inspect.iscoroutine(answer):
-            answer.close()
-            raise failed(f"the {what} returned a coroutine: declare it with 'async def'")
+            raise failed(f"the {kind.what} ended its transaction; let it return or raise instead")
+        if refusal := kind.refusal(answer):
+            raise failed(refusal)
         self.finish()
 
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
         HANDLED.reset(self._handled)
-        if self._forbids:
-            allow_commit(self._connection)
+        self._hold.release()
+        root = self._connection.get_transaction()
+        if root is not None and not root.is_active:  # its COMMIT was refused: the connection is to be free
+            root.rollback()
         self._close_cursors()
         if self._session is not None:
             self._session.close()
             # A task or a thread that still has it would write into whatever runs on the connection next.
             self._session.bind = None
+
+
+#: Where a session has what holds its transaction, and the connections that take part in it.
+_HOLD, _BEGUN = "outbox.hold", "outbox.begun"
+_ENDED = "a rollback, commit or close"
+
+
+def unscoped(carrier: Any) -> Any:
+    """Return a session or connection, of a scoped_session the one of this scope."""
+    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
+
+
+def hook_holds() -> None:
+    """Listen to the events of all sessions, for those whose transaction is held; once per process."""
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
+
+    def on_begin(session: Session, _: Any, connection: Connection) -> None:
+        session.info.setdefault(_BEGUN, {})[connection] = None
+        if (hold := session.info.get(_HOLD)) is not None:
+            refuse_autocommit(connection)
+            hold.add(connection)
+
+    def before_commit(session: Session) -> None:
+        if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+            hold.refuse("session.commit()")
+
+    def on_end(session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            session.info.pop(_BEGUN, None)
+            if (hold := session.info.get(_HOLD)) is not None:
+                hold.broken = True
+
+    event.listen(Session, "after_begin", on_begin)
+    event.listen(Session, "before_commit", before_commit)
+    event.listen(Session, "after_transaction_end", on_end)
+
+
+@contextmanager
+def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
+    """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
+
+    Raises:
+        TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
+    """
+    session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
+    hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
+    earlier, session.info[_HOLD] = session.info.get(_HOLD), hold
+    for connection in session.info.get(_BEGUN, ()):
+        hold.add(connection)
+    try:
+        yield
+        if hold.has_ended or not session.is_active:
+            hold.refuse(_ENDED)
+    except InvalidRequestError as error:
+        # What a closed session says to the statement after its end.
+        if hold.broken and type(error) is InvalidRequestError:
+            hold.refuse(_ENDED)
+        raise
+    finally:
+        session.info[_HOLD] = earlier
+        hold.release()
+        if earlier is not None:
+            earlier.broken |= hold.broken
+            for connection in session.info.get(_BEGUN, ()):
+                earlier.add(connection)
 
 
 def wait_for(awaitable: Any) -> Any:
@@ -347,17 +455,17 @@ class Transactions:
             stack.close()
 
 
-def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Exception | None:
+def attempt(connection: Connection, perform: Callable[[Connection], None]) -> BaseException | None:
     """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
 
     Raises:
-        Exception: the connection was lost: nobody knows what came of it.
+        BaseException: the connection was lost, so that nobody knows what came of it; or the process or the task ends.
     """
     transaction = connection.begin()
     try:
         perform(connection)
-    except Exception as error:
-        if is_lost(connection):
+    except BaseException as error:  # also SystemExit: it ends this call, and not those after it
+        if is_lost(connection) or is_from_outside(error):
             raise
         return error
     finally:
@@ -374,9 +482,9 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     """Return (engine, its sync engine, sync session factory, async session factory).
 
     Raises:
-        TransactionRequired: it isn't an engine or a session factory on one.
+        InvalidSettings: it isn't an engine or a session factory on one.
     """
-    from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+    from sqlalchemy import URL, Engine  # noqa: PLC0415 - importing outbox must not pay for it
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
     if isinstance(bind, Engine):
@@ -384,7 +492,7 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     if isinstance(bind, sessionmaker):
         engine = bind.kw.get("bind")
         if not isinstance(engine, Engine):
-            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
+            raise InvalidSettings(f"the sessionmaker must be bound to an engine, not {engine!r}")
         return engine, engine, bind, None
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
@@ -393,6 +501,7 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     if isinstance(bind, async_sessionmaker):
         engine = bind.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
-            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
+            raise InvalidSettings(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
         return engine, engine.sync_engine, None, bind
-    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")
+    mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
+    raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")

@@ -270,14 +270,19 @@ def read_news(news: str) -> tuple[str, int | None]:
     return topic, int(queue) if queue.isdecimal() and len(queue) < len(str(2**31)) else None
 
 
-def nudge(schema: str) -> Statement:
-    """Wake idle dispatchers, in a transaction of its own that waits for no disk: it may get lost."""
-    return Statement("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)", (channel(schema), OPS))
+_NOTIFY = """
+SELECT pg_notify(%s, payload)
+  FROM unnest(%s::text[]) payload, set_config('synchronous_commit', 'off', true)
+"""
 
 
-def notify(schema: str, payload: str) -> Statement:
-    """Send a notification when the transaction commits."""
-    return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))
+def notify(schema: str, *payloads: str) -> Statement:
+    """Send notifications, in a transaction of its own that waits for no disk: they may get lost.
+
+    Such a COMMIT takes a lock of the whole cluster, waits for all others that notify, and fails while the queue is
+    full, which a session that listens and idles in a transaction is enough for. So it does nothing else.
+    """
+    return Statement(_NOTIFY, (channel(schema), list(payloads)))
 
 
 _IS_MESSAGE = "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id)"

@@ -1,17 +1,42 @@
-"""Functions of the application's that write, and may take so long at most: what takes longer loses its connection."""
+"""What takes too long: a function of the application's loses its connection, and a batch is tried with fewer rows.
+
+A server has its own limits (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), and a batch that is cut
+off by one would be cut off by it for ever. So would one that fails by its size (memory), or by one of its rows, and
+nothing that comes before that row would be done. So a batch that failed as a whole is tried with half of the rows, down
+to one (`by_size`). The next one begins with what went well, and takes an eighth more after each that was full.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
+from sqlalchemy import Connection, Engine
+
+from outbox.database.execute import is_lost, sqlstate
 from outbox.errors import InvalidHandler
+from outbox.message.model import Counts
+from outbox.telemetry.events import BatchTooLarge
+from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
     from outbox.database.engines import NewRunner, Pass, Runner
+
+T = TypeVar("T", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
+
+# What fails with any number of rows: no connection or no server (08, 28, 3D, 57P), a statement that can't be run (0A,
+# 3F, 42), a database that takes no writes.
+_WHATEVER_THE_SIZE = re.compile(r"08|0A|25006|28|3D|3F|42|57P")
+#: The server's own limits of time: a statement that was cancelled, a transaction that was idle, or open, for too long,
+#: and a lock that was waited for.
+CUT_OFF = frozenset({"57014", "25P03", "25P04", "55P03"})
 
 #: In so many threads of a process one function may hang; then it isn't called, until one of them has ended.
 MOST_LEFT_BEHIND = 5
@@ -110,3 +135,69 @@ class LimitedRunners:
         """Close the connections."""
         for runner in self._open.values():
             runner.end()
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """How many rows a batch takes at most; None as long as none has failed."""
+
+    rows: int | None = None
+
+    def at_most(self, most: int) -> int:
+        """Return how many rows to take, of at most so many."""
+        return most if self.rows is None else min(self.rows, most)
+
+    def passed(self, size: int, taken: int) -> None:
+        """Take more the next time, if a batch of this size was full."""
+        if self.rows is not None and taken >= size:
+            self.rows = size + max(size // 8, 1)
+
+    def failed(self, size: int, error: BaseException, *, lost: bool = False) -> bool:
+        """Take half of this size the next time, if that may help; return whether it may.
+
+        ``lost``: the connection was lost, which a batch may be the cause of, although the server said nothing.
+        """
+        state = sqlstate(error) or sqlstate(error.__cause__)
+        late = isinstance(error.__cause__, TimeoutError)
+        if _WHATEVER_THE_SIZE.match(state) or not (state or late or lost):
+            return False
+        self.rows = max(size // 2, 1)
+        return size > 1
+
+
+_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], BatchSize]] = WeakKeyDictionary()
+
+
+def batch_size(engine: Engine, *name: str) -> BatchSize:
+    """Return the size of the batches of this name on a database; it outlives their connections."""
+    return _sizes.setdefault(engine, {}).setdefault(name, BatchSize())
+
+
+def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt: Callable[[int], T]) -> T:
+    """Have a batch done with so many rows at most, and with half of them while it fails, down to one.
+
+    ``attempt`` gets the number of rows. It returns counts, or first how many it took. It works in transactions of its
+    own on ``bind``, and may be called again after any that it has committed. ``name`` begins with what events call it.
+
+    Raises:
+        Exception: what one row alone raised, or any number of them would; or the connection was lost: the next batch is
+            smaller then, if that may help.
+    """
+    batches = batch_size(bind.engine, *name)
+    while True:
+        size = batches.at_most(most)
+        try:
+            result = attempt(size)
+        except Exception as error:
+            lost = isinstance(bind, Connection) and is_lost(bind)
+            if not batches.failed(size, error, lost=lost):
+                raise
+            emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
+            if lost:
+                raise
+        else:
+            batches.passed(size, result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0])
+            return result

@@ -28,6 +28,7 @@ from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
+from outbox.message.answer import FUNCTION
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
 from outbox.operator.model import Target
 from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
@@ -168,7 +169,7 @@ def _call(
     joined = JoinedSession(connection, is_async=callback.is_async)
     try:
         answer = observed(Announcing(letter), joined.call, callback.function, letter)
-        joined.accept(answer, "function", CallbackUndone)
+        joined.accept(answer, FUNCTION, CallbackUndone)
     finally:
         joined.close()
     done = {"function": callback.name, "topic": letter.topic}

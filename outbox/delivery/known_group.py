@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import Engine, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Engine
 
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
+from outbox.database.engines import check_database
 from outbox.database.session import check_function, is_async
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
@@ -73,7 +73,7 @@ class KnownGroup:
         if self.status_url is not None:
             _check_service(what, self.status_url)
         if self.consumer is not None:
-            _check_database(what, self.consumer)
+            check_database(f"{what}: consumer", self.consumer)
 
     @classmethod
     def of(cls, subscription: Subscription) -> KnownGroup:
@@ -97,18 +97,6 @@ def _check_service(what: str, url: str) -> None:
         raise InvalidHandler(f"{what}: status_url must begin with https:// (or http://)")
     if "@" in rest.partition("/")[0]:
         raise InvalidHandler(f"{what}: status_url must name no user or password: the service asks for the token")
-
-
-def _check_database(what: str, value: object) -> None:
-    if isinstance(value, str):
-        try:
-            make_url(value)
-        except ArgumentError:
-            raise InvalidHandler(f"{what}: consumer is no URL of a database; write postgresql://user@host/db") from None
-        return
-    # An AsyncEngine has one inside; asking its class would import what may not be installed.
-    if not isinstance(getattr(value, "sync_engine", value), Engine):
-        raise InvalidHandler(f"{what}: consumer must be an engine or a URL of a database, not {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, channel, number
+from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, number
 from outbox.message.model import NUMBER_BITS
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
@@ -57,14 +57,15 @@ batch AS MATERIALIZED (
 # A full batch may be all there was: then the next one is empty, and ends the cut. The newest op of all bounds what the
 # snapshot adds.
 _CURSOR_OF_FRESH = """, cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
+    INSERT INTO {s}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {s}.dispatch_cursor), 0) + 1,
+           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
            CASE WHEN cut THEN last END,
            CASE WHEN cut THEN (SELECT max(sequence) FROM {s}.op_message) END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
+           %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) = %(limit)s AS cut, max(sequence) AS last FROM batch) b
      WHERE last IS NOT NULL
 )"""
@@ -79,14 +80,15 @@ batch AS MATERIALIZED (
 )"""
 
 _CURSOR_OF_REST = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
            CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
            CASE WHEN NOT done THEN last END,
            CASE WHEN NOT done THEN %(until)s END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
+           %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
      WHERE {_TURN}
 )"""
@@ -107,11 +109,12 @@ old AS MATERIALIZED (
 )"""
 
 _CURSOR_OF_MISSED = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           %(next_xid)s::xid8, %(in_flight)s::xid8[],
            CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
-           %(epoch)s, %(log)s, (SELECT totals FROM counted)
+           %(epoch)s, %(log)s
       FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
      WHERE {_TURN}
 )"""
@@ -125,7 +128,7 @@ _OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {s}.topic t ON t.name = h.topic
+      LEFT JOIN LATERAL (SELECT queues FROM {s}.topic WHERE name = h.topic OFFSET 0) t ON true
      WHERE b.resolution = 'commit'
        AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
 )"""
@@ -139,22 +142,18 @@ _TOPICS = f""", topics AS MATERIALIZED (
       FROM entry WHERE topic IS NOT NULL GROUP BY topic
 )"""
 
-# By topic what was committed and what was rolled back so far, as a cursor carries them on: whoever writes the cursor
-# holds dispatch's lock, comes to each op once, and adds without changing a row that others change.
-_TOTALS = """, counted AS MATERIALIZED (
-    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(committed, rolled_back)), '{}') AS totals
-      FROM (SELECT topic, sum(committed)::int8 AS committed, sum(rolled_back)::int8 AS rolled_back
-              FROM (SELECT topic, entries AS committed, 0 AS rolled_back FROM topics
-                     UNION ALL
-                    SELECT h.topic, 0, 1
-                      FROM batch b
-                     CROSS JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = b.half_id OFFSET 0) h
-                     WHERE b.resolution = 'rollback'
-                     UNION ALL
-                    SELECT t.key, (t.value ->> 0)::int8, (t.value ->> 1)::int8
-                      FROM (SELECT totals FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c
-                     CROSS JOIN LATERAL jsonb_each(c.totals) t) n
-             GROUP BY topic) s
+# What was committed and what was rolled back of each topic of the batch: this statement comes to each op once. Sums of
+# all topics, kept up to date here, would have a message cost more the more topics there are.
+_TOTALS = """, counted AS (
+    INSERT INTO {s}.topic_total (topic, committed, rolled_back)
+    SELECT topic, sum(committed), sum(rolled_back)
+      FROM (SELECT topic, entries AS committed, 0 AS rolled_back FROM topics
+             UNION ALL
+            SELECT h.topic, 0, 1
+              FROM batch b
+             CROSS JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = b.half_id OFFSET 0) h
+             WHERE b.resolution = 'rollback') n
+     GROUP BY topic
 )"""
 
 # Entries without a half, which is gone or can't be seen.
@@ -222,10 +221,9 @@ _APPEND = f""", new_topic AS (
       FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
     RETURNING 1
 ), news AS MATERIALIZED (
-    SELECT text, CASE WHEN %(notify)s THEN pg_notify(%(channel)s, text) END
-      FROM (SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}
-             UNION ALL
-            SELECT DISTINCT topic || '{NEWS_OF_QUEUE}' || queue FROM placed WHERE NOT {_MANY}) n
+    SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}
+     UNION ALL
+    SELECT DISTINCT topic || '{NEWS_OF_QUEUE}' || queue FROM placed WHERE NOT {_MANY}
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
        (SELECT array_agg(text) FROM news), (SELECT half_ids FROM unseen)
@@ -245,10 +243,11 @@ _BEGIN_EPOCH = f"""
 WITH newest AS (
     SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
 ), begun AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                       base_sequence, system_identifier, epoch, log, totals)
-    SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
-           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}, totals
+    INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                       base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+           next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
+           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
       FROM newest, pg_control_system() s WHERE log <> {LOG} AND {{turn}}
     RETURNING epoch, log
 )
@@ -262,23 +261,31 @@ begin_epoch_in_turn: Template = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
 
 # A re-base looks for commits that are no messages, which it counts. Rollbacks of before it are counted here, at the
 # first one; at a later one they were counted.
-_ROLLED_BACK_BEFORE = """
-    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(0, halves)), '{}')
-      FROM (SELECT h.topic, count(*) AS halves
-              FROM {s}.op_message o JOIN {s}.half_message h ON h.id = o.half_id
-             WHERE o.resolution = 'rollback' GROUP BY h.topic) b"""
-
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
 rebase: Template = Template(f"""
-INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
-                                   system_identifier, epoch, log, totals)
-SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
+WITH counted AS (
+    INSERT INTO {{s}}.topic_total (topic, rolled_back)
+    SELECT h.topic, count(*)
+      FROM {{s}}.op_message o JOIN {{s}}.half_message h ON h.id = o.half_id
+     WHERE o.resolution = 'rollback' AND NOT EXISTS (SELECT FROM {{s}}.dispatch_cursor)
+     GROUP BY h.topic
+)
+INSERT INTO {{s}}.dispatch_cursor (id, next_xid, in_flight, after_sequence, until_sequence, base_sequence,
+                                   system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+SELECT coalesce((SELECT max(id) FROM {{s}}.dispatch_cursor), 0) + 1,
+       pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
        (SELECT system_identifier FROM pg_control_system()),
        coalesce((SELECT epoch FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1),
-                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s),
-       coalesce((SELECT totals FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1), ({_ROLLED_BACK_BEFORE}))
+                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s)
   FROM {{s}}.op_message
+""")
+
+#: Where the sequence of ops is, NULL if that can't be seen, and the highest that an op has. Rows: ``(value, highest)``.
+op_sequence: Template = Template("""
+SELECT CASE WHEN has_sequence_privilege('{s}.op_sequence', 'SELECT, USAGE')
+            THEN coalesce(pg_sequence_last_value('{s}.op_sequence'::regclass), 0) END, coalesce(max(sequence), 0)
+  FROM {s}.op_message
 """)
 
 # Of scheduled messages: their topics aren't paused.
@@ -305,22 +312,31 @@ WITH batch AS MATERIALIZED (
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
       LEFT JOIN LATERAL (SELECT sequence FROM {{s}}.op_message WHERE half_id = b.half_id OFFSET 0) o ON true
-      LEFT JOIN {{s}}.topic t ON t.name = h.topic
+      LEFT JOIN LATERAL (SELECT queues FROM {{s}}.topic WHERE name = h.topic OFFSET 0) t ON true
 )"""
     + _MISSING
     + _TOPICS
     + _APPEND
 )
 
-# Else each pass would step over all of them again. A limit isn't needed: each is held once.
-#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn.
+# Else each pass would step over all of them again.
+#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn. Rows: ``(held,)``.
 hold_due: Template = Template(f"""
-UPDATE {{s}}.scheduled_message d
-   SET deliver_at = {HELD_UNTIL}, held_topic = h.topic, held_sequence = o.sequence
-  FROM {{s}}.half_message h, {{s}}.op_message o
- WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp() AND h.id = d.half_id AND o.half_id = d.half_id
-   AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
-   AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+WITH due AS MATERIALIZED (
+    SELECT d.half_id, h.topic, o.sequence
+      FROM {{s}}.scheduled_message d
+      JOIN {{s}}.half_message h ON h.id = d.half_id
+      JOIN {{s}}.op_message o ON o.half_id = d.half_id
+     WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp()
+       AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
+       AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+     ORDER BY d.deliver_at, d.half_id LIMIT %(limit)s
+), held AS (
+    UPDATE {{s}}.scheduled_message d SET deliver_at = {HELD_UNTIL}, held_topic = due.topic, held_sequence = due.sequence
+      FROM due WHERE d.half_id = due.half_id AND d.recalled_at IS NULL
+    RETURNING 1
+)
+SELECT count(*) FROM held
 """)
 
 #: Turn what topics held, and are resumed, into messages, in the order of their ops. As `RELEASE_DUE`.
@@ -343,7 +359,7 @@ WITH batch AS MATERIALIZED (
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {{s}}.topic t ON t.name = h.topic
+      LEFT JOIN LATERAL (SELECT queues FROM {{s}}.topic WHERE name = h.topic OFFSET 0) t ON true
 )"""
     + _MISSING
     + _TOPICS
@@ -384,7 +400,7 @@ WITH batch AS MATERIALIZED (
       FROM batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {s}.topic t ON t.name = h.topic
+      LEFT JOIN LATERAL (SELECT queues FROM {s}.topic WHERE name = h.topic OFFSET 0) t ON true
 )"""
     + _UNSEEN
     + _TOPICS
@@ -506,12 +522,10 @@ class Placement:
     schema: str
     queues: int
     limit: int
-    notify: bool
 
     def statement(self, sql: str, **values: object) -> Statement:
         """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
-        shared = {"queues": self.queues, "limit": self.limit, "notify": self.notify, "channel": channel(self.schema)}
-        return Statement(in_schema(sql, self.schema), {**shared, **values})
+        return Statement(in_schema(sql, self.schema), {"queues": self.queues, "limit": self.limit, **values})
 
 
 def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:

@@ -21,7 +21,8 @@ from outbox.errors import ActRefused, DatabaseUnreached, FlowNotFound, InvalidMe
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
-from outbox.message.model import HalfMessage, uuid7
+from outbox.message.ids import uuid7
+from outbox.message.model import HalfMessage
 from outbox.operator.acts import ANSWER
 from outbox.operator.changes import check_audited
 from outbox.operator.databases import Database, OverDatabases, is_away

@@ -12,8 +12,9 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -21,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.errors import InvalidHandler, InvalidMessage, pip_install
-from outbox.text import why_invalid
+from outbox.text import named, why_invalid
 
 MAX_TOPIC = 127
 MAX_GROUP = 120
@@ -33,6 +34,8 @@ MAX_HEADER_BYTES = 16 * 1024
 
 #: The header that says how a body is compressed; readers take it off.
 ENCODING_HEADER = "outbox-encoding"
+#: The header with the process that wrote the message, as ``host:pid``; readers but an operator's take it off.
+SENDER_HEADER = "outbox-sender"
 #: Headers that tie messages together. The first message of the chain, where that isn't the message itself; the one
 #: whose handler sent this one; the topic that an answer goes to; the message that this one answers.
 CONVERSATION_HEADER = "outbox-conversation"
@@ -141,6 +144,17 @@ def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     if size > MAX_HEADER_BYTES:
         raise InvalidMessage(f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
     return {_exactly(name): _exactly(value) for name, value in headers.items()}
+
+
+def added(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers that a hook or a middleware adds.
+
+    Raises:
+        InvalidMessage: one is among those that options of a send make, or the framework alone.
+    """
+    if own := sorted({*OPTION_HEADERS, ENCODING_HEADER}.intersection(headers)):
+        raise InvalidMessage(f"header {own[0]!r} is made of an option of the send, or by the framework; leave it out")
+    return headers
 
 
 def _utf8(what: str, value: str) -> bytes:
@@ -325,20 +339,101 @@ def _encode_text(body: str) -> bytes:
 
 
 def encode_json(body: Any) -> bytes:
-    """Return a body as JSON.
+    """Return a body as JSON that comes back as it went: equal, but for tuples, sets, and what JSON writes as a text.
 
     Raises:
-        InvalidMessage: it has no JSON form; names the type or the value that has none.
+        InvalidMessage: it has no JSON form, or would come back as something else; names the path and the type.
     """
     try:
-        if type(body) is not dict and hasattr(body, "model_dump_json") and not isinstance(body, type):
-            return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
-        return _ENCODER.encode(body).encode()
+        raw = _to_json(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(
-            f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
+            f"the body of type {type(body).__name__} can't be encoded as JSON{_path_of_error(body)}: {error}; "
             "send a dict, a dataclass, a pydantic model, str or bytes"
         ) from None
+    check_comes_back(body, raw)
+    return raw
+
+
+def _to_json(body: Any) -> bytes:
+    if type(body) is not dict and hasattr(body, "model_dump_json") and not isinstance(body, type):
+        return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
+    return _ENCODER.encode(body).encode()
+
+
+# What has nothing inside, and comes back as it went or as its text.
+_LEAVES = frozenset({str, int, bool, type(None), Decimal, UUID, dt.datetime, dt.date})
+
+
+def check_comes_back(body: Any, raw: bytes, *, of_model: bool = False) -> None:
+    """Raise for a body that its JSON loses something of: a key that isn't text, two keys of one text, NaN as null.
+
+    A model (``of_model``, or inside the body) has the types of its keys, and reads them again: there only two of one
+    text are refused.
+
+    Raises:
+        InvalidMessage: names the path.
+    """
+    writes_nan = getattr(body, "model_config", {}).get("ser_json_inf_nan") == "strings"
+    pending: list[tuple[Any, str, bool]] = [(body, "", of_model)]
+    has_keys = False
+    for value, path, modelled in pending:  # which grows meanwhile
+        is_model = modelled or not isinstance(value, _INSIDE)
+        if isinstance(value, float) and is_model and not (math.isfinite(value) or writes_nan):
+            raise InvalidMessage(f"the body can't be encoded as JSON{_at(path)}: {value!r} would come back as null")
+        if isinstance(value, dict) and (keys := [key for key in value if not isinstance(key, str)]):
+            if not is_model:
+                raise InvalidMessage(
+                    f"the body can't be encoded as JSON{_at(path)}: the key {keys[0]!r} is of type "
+                    f"{type(keys[0]).__name__}, not str, as it would come back"
+                )
+            has_keys = True
+        for key, each in _inside(value):
+            if type(each) not in _LEAVES and (is_model or type(each) is not float):
+                pending.append((each, f"{path}.{key}", is_model))
+    if has_keys:
+        json.loads(raw, object_pairs_hook=_refuse_doubles)
+
+
+_INSIDE = (dict, list, tuple, set, frozenset)
+
+
+def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return what a body, or a part of it, has inside: of a dict, a list, a model or a dataclass."""
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, _INSIDE):
+        return enumerate(value)
+    if isinstance(value, type):
+        return ()
+    if dataclasses.is_dataclass(value):
+        return [(each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+    return {**vars(value), **(value.model_extra or {})}.items() if hasattr(value, "model_dump") else ()
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidMessage(f"the body can't be encoded as JSON: two of its keys would both come back as {twice!r}")
+
+
+def _path_of_error(body: Any) -> str:
+    """Return where in a body the value is that has no JSON form, as deep as a person would look."""
+    path = ""
+    for _ in range(20):
+        for key, each in _inside(body):
+            try:
+                _to_json(each)
+            except (TypeError, ValueError, RecursionError):
+                body, path = each, f"{path}.{key}"
+                break
+        else:
+            break
+    return _at(path)
+
+
+def _at(path: str) -> str:
+    return f" at {path[1:]!r}" if path else ""
 
 
 _AS_TEXT = (Decimal, UUID)
@@ -505,7 +600,7 @@ class Codec:
         except Exception as error:
             raise InvalidMessage(
                 f"the body of type {type(body).__name__} can't be encoded by the codec of {self.content_type!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{named(error)}"
             ) from error
         if not isinstance(raw, _BYTES):
             raise InvalidMessage(f"the codec of {self.content_type!r} must make bytes, not {type(raw).__name__}")
@@ -521,7 +616,7 @@ class Codec:
             return self.decode(raw)
         except Exception as error:
             raise InvalidMessage(
-                f"the body can't be read by the codec of {self.content_type!r}: {type(error).__name__}: {error}"
+                f"the body can't be read by the codec of {self.content_type!r}: {named(error)}"
             ) from error
 
 
@@ -586,11 +681,11 @@ class Codecs(dict[str, Codec]):
             return None
         body = codec.from_bytes(raw)
         try:
-            return encode_json(body if codec.show is None else codec.show(body))
+            return _to_json(body if codec.show is None else codec.show(body))
         except Exception as error:
             raise InvalidMessage(
                 f"what the codec of {content_type!r} reads can't be shown as JSON; give it show=, a function that "
-                f"makes a dict of it: {type(error).__name__}: {error}"
+                f"makes a dict of it: {named(error)}"
             ) from error
 
 

@@ -23,7 +23,9 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
+from outbox.operator.look.budget import CALLER
 from outbox.settings import Settings
+from outbox.text import without_addresses
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -52,7 +54,11 @@ class Database:
 
     @contextmanager
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
-        """Give a connection in a transaction that only reads, with a time limit on each statement."""
+        """Give a connection in a transaction that only reads, with a time limit on each statement.
+
+        Raises as `outbox.operator.look.budget.Caller.check`.
+        """
+        CALLER.get().check()
         with self.engine.connect() as connection, connection.begin():
             execute(connection, read_only(seconds), plan_by_index(), PLAN_FOR_VALUES)
             yield connection
@@ -100,13 +106,25 @@ class Databases(dict[str, Database]):
         return list(self.away) if name is None else []
 
     @classmethod
-    def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
-        """Read which tables each database has.
+    def open(cls, engines: Mapping[str, Engine], settings: Settings, *, partly: bool = False) -> Databases:
+        """Read which tables each database has; ``partly``: those that can't be reached are away.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
+            sqlalchemy.exc.DBAPIError: one can't be reached; ``partly``: none can.
         """
-        return cls([open_database(name, engine, settings) for name, engine in engines.items()])
+        opened: list[Database] = []
+        away: list[AwayDatabase] = []
+        for name, engine in engines.items():
+            try:
+                opened.append(open_database(name, engine, settings))
+            except SQLAlchemyError as error:
+                if not partly or not is_away(error):
+                    raise
+                away.append(AwayDatabase(name, engine, settings, error))
+        if not opened and away:
+            raise away[0].error
+        return cls(opened, away)
 
     def having(self, part: str | None, name: str | None = None) -> list[Database]:
         """Return the databases that have a part (None: any); only the one of this name, if one is given.
@@ -185,10 +203,20 @@ class Query(Template):
 
 
 class OverDatabases:
-    """The base of what an operator sees and does over the registered databases."""
+    """The base of what an operator sees and does over the registered databases.
+
+    Without ``addresses``, nothing shown says where databases are: only their names are.
+    """
+
+    addresses: bool = True
 
     def __init__(self, databases: Databases) -> None:
         self.databases = databases
+
+    def shown(self, value: T) -> T:
+        """Return a value as it may be shown."""
+        found: T = value if self.addresses else without_addresses(value)
+        return found
 
     def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
         """Return the error for a message that no database knows which can be reached."""

@@ -17,7 +17,8 @@ from outbox.database.sql import audit, take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
-from outbox.message.model import HalfMessage, Status, uuid7
+from outbox.message.ids import uuid7
+from outbox.message.model import HalfMessage, Status
 from outbox.operator.acts import ACTS, EDIT, STATES
 from outbox.operator.changes import apply, check_audited, lock, requested
 from outbox.operator.look.message import MessageFacts, MessageViews, gather
@@ -95,7 +96,7 @@ class Edits(MessageViews):
             raise InvalidRequest(f"original {original!r} must be one of: {', '.join(ORIGINALS)}", field="original")
         edit = _Edit(as_actor(by), why.strip(), original, acknowledge_delivered, again)
         check_audited(edit.actor, edit.why)
-        found = gather(self.databases, message_id)
+        found = gather(self.databases, message_id, largest=None)
         if found.unseen:
             raise DatabaseUnreached(list(found.unseen))
         if found.home is None or found.half is None:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
+from outbox.database.execute import LOCK_NOT_AVAILABLE, Template, execute, lock_key, sqlstate
 from outbox.database.sql import NOW, GroupQueue, audit, take_lock
+from outbox.database.time_limit import by_size
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
@@ -37,6 +38,7 @@ from outbox.operator.databases import PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
+from outbox.operator.look.budget import CALLER
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, database_address
@@ -269,11 +271,16 @@ class Groups(HealthViews):
             _lock_group(connection, consumer.schema, group, topic)
             forget = [each(consumer.schema, **pair) for each in sql.forget_group]
             execute(connection, *forget, _record(consumer.schema, DELETE_GROUP, actor, why, pair, contents.inbox))
-        for delete in sql.delete_rows:
-            deleted = _BATCH
-            while deleted == _BATCH:
+        for old in sql.delete_rows:
+
+            def delete(size: int, old: Template = old) -> tuple[int, bool]:
                 with consumer.acting() as connection:
-                    deleted = len(execute(connection, delete(consumer.schema, **pair, limit=_BATCH))[0])
+                    deleted = len(execute(connection, old(consumer.schema, **pair, limit=size))[0])
+                return deleted, deleted == size
+
+            more = True
+            while more:
+                _, more = by_size(consumer.engine, (DELETE_GROUP.name, old.sql), _BATCH, delete)
         for producer in self.databases.having("producer"):
             with producer.acting() as connection:
                 execute(connection, sql.delete_delivery_cursors(producer.schema, **pair))
@@ -325,6 +332,7 @@ class Groups(HealthViews):
         return _Plan(act, consumer, producer, group, topic, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:
+        CALLER.get().search()
         with plan.consumer.reading() as connection:
             (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
         moves = plan.moves(dict(rows))

@@ -34,7 +34,7 @@ from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
-from outbox.operator.look.lists import Lists
+from outbox.operator.look.lists import Lists, check_messages
 from outbox.operator.look.message import gather
 from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
@@ -243,6 +243,7 @@ class MaskedOperator(Operator):
     def _refuse_masked(self, criteria: model.MessageFilter | None) -> None:
         if criteria is None:
             return
+        check_messages(criteria)
         for field, pair, hides in (
             ("header", criteria.header, self.redactor.hides_header),
             ("body", criteria.body, self.redactor.hides_in_body),

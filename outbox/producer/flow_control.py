@@ -1,13 +1,15 @@
 """Flow control: producers of a topic are refused while too much of it waits (RocketMQ: SYSTEM_BUSY).
 
-What waits is counted at most once a second in a process (for each pool of connections), in a transaction that is about
-to commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
-I/O, and where that says that the topic is full, a send is refused on the spot.
+What waits is counted once a second in a process (for each pool of connections), in a transaction that is about to
+commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
+I/O, and where that says that the topic is full, a send is refused on the spot. It is counted earlier where the process
+itself has let so many messages through since the last count that the topic may be full by now; so a limit that is small
+holds, and one that is large (`_SMALL`) is exceeded by a twentieth rather than counted for each message.
 
-So the limits hold approximately. Each process overshoots them by what it writes until its next count, and a transaction
-by all that it writes itself; numbers are estimates where very much waits (`outbox.producer.sql`). That is right for a
-purpose which needs no exactness, and wants no lock that all producers share. (To a SERIALIZABLE transaction a count is
-a read like any other: once a second, one more reason to be asked to try again.)
+The limits hold approximately all the same. A process doesn't know of what others write until its next count, and a
+transaction exceeds them by all that it writes itself; numbers are estimates where very much waits
+(`outbox.producer.sql`). That is right for a purpose which wants no lock that all producers share. (To a SERIALIZABLE
+transaction a count is a read like any other: once a second, one more reason to be asked to try again.)
 
 Only new messages are refused. A decision never is, be it the producer's, a check's or an operator's: it is what halves
 wait for, and a commit that is refused would be a lost one (RocketMQ throttled both alike).
@@ -16,6 +18,7 @@ wait for, and a commit that is refused would be a lost one (RocketMQ throttled b
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,7 +31,7 @@ from outbox.telemetry.events import SendRefused
 from outbox.telemetry.hooks import Middleware, Registry, emit, work_for
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, RootTransaction
     from sqlalchemy.pool import Pool
 
     from outbox.settings import Settings
@@ -39,6 +42,9 @@ INTERVAL = 1.0
 #: become the load.
 PATIENCE = 20.0
 LONGEST = 10.0
+
+#: A limit is small up to here. Of a larger one, a count is of use for this part at least.
+_SMALL = 20
 
 #: A message that is to be written: its topic, and whether it is only prepared.
 Arrival = tuple[str, bool]
@@ -52,24 +58,57 @@ class _Limit:
     setting: str
     what: str
     of_prepared: bool
-    count: Callable[[str, int], Statement]
+    count: Callable[[str, int, int], Statement]
 
 
 @dataclass(slots=True)
 class _Gauge:
-    """What was counted last in one database: full topics, and how long that is believed (by `time.monotonic`)."""
+    """What was counted last in one database, and how long that is believed (by `time.monotonic`).
+
+    ``waiting`` has the topics with `least` messages; ``let`` how many were let through since, and ``open`` those of
+    transactions that may not have ended, which a count doesn't see.
+    """
 
     limit: _Limit
     middlewares: Registry[Middleware]
-    full: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    let: Counter[str] = field(default_factory=Counter)
+    open: list[tuple[RootTransaction, Counter[str]]] = field(default_factory=list)
     until: float = 0.0
+
+    @property
+    def least(self) -> int:
+        """Topics with fewer waiting messages aren't read: those that are half empty, if a limit is large."""
+        return 1 if self.limit.value <= _SMALL else self.limit.value // 2
+
+    def of(self, arrivals: Iterable[Arrival]) -> Counter[str]:
+        """Return how many messages of each topic add to what is limited."""
+        return Counter(topic for topic, prepared in arrivals if prepared is self.limit.of_prepared)
+
+    def is_due(self, topics: Iterable[str], now: float) -> bool:
+        """Tell whether the count is old, or one of the topics may be full by what was let through since."""
+        limit, unread = self.limit.value, self.least - 1
+        return now >= self.until or any(
+            self.let[each] >= max(limit - self.waiting.get(each, unread), limit // _SMALL, 1) for each in topics
+        )
+
+    def let_in(self, transaction: RootTransaction | None, messages: Counter[str]) -> None:
+        """Take note of messages that a transaction is about to write."""
+        self.let += messages
+        self.forget_ended(None)
+        if transaction is not None and messages:
+            self.open.append((transaction, messages))
+
+    def forget_ended(self, own: RootTransaction | None) -> None:
+        """Forget transactions that have ended, and the one that counts itself."""
+        self.open = [each for each in self.open if each[0].is_active and each[0] is not own]
 
     def refuse(self, arrivals: Iterable[Arrival]) -> None:
         """Raise for the first message of a full topic."""
         for topic, prepared in arrivals:
-            if topic in self.full and (prepared or not self.limit.of_prepared):
+            waiting = self.waiting.get(topic, 0)
+            if waiting >= self.limit.value and (prepared or not self.limit.of_prepared):
                 limit = self.limit
-                waiting = self.full[topic]
                 with work_for(self.middlewares):
                     emit(SendRefused(topic=topic, waiting=waiting, setting=limit.setting, limit=limit.value))
                 raise OutboxBusy(topic, limit.what, waiting, limit.value, limit.setting)
@@ -101,7 +140,7 @@ class FlowControl:
                 gauge.refuse([(topic, prepared)])
 
     def admit(self, connection: Connection, arrivals: Collection[Arrival]) -> None:
-        """Count what waits if that was long ago, and let messages be written by the caller's transaction, or not.
+        """Count what waits if that is due, and let messages be written by the caller's transaction, or not.
 
         Raises:
             OutboxBusy: one of the topics is full.
@@ -111,18 +150,23 @@ class FlowControl:
         gauges = self._gauges.setdefault(connection.engine.pool, new)
         concerned = [gauge for gauge in gauges if prepares or not gauge.limit.of_prepared]
         now = time.monotonic()
-        if due := [gauge for gauge in concerned if now >= gauge.until]:
+        if due := [gauge for gauge in concerned if gauge.is_due(gauge.of(arrivals), now)]:
             self._count(connection, due, now)
         for gauge in concerned:
             gauge.refuse(arrivals)
+        for gauge in concerned:
+            gauge.let_in(connection.get_transaction(), gauge.of(arrivals))
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
             # One counts; those who come meanwhile go by the last count.
             gauge.until = now + INTERVAL
-        counts = (gauge.limit.count(self._schema, gauge.limit.value) for gauge in gauges)
+            gauge.forget_ended(connection.get_transaction())
+        known = [(gauge.let.copy(), sum((messages for _, messages in gauge.open), Counter())) for gauge in gauges]
+        counts = (gauge.limit.count(self._schema, gauge.least, gauge.limit.value) for gauge in gauges)
+        plan = sql.plan_by_index_until_back(self._schema, INTERVAL)
         try:
-            planned, *counted, _ = execute(connection, sql.plan_by_index_until_back(INTERVAL), *counts, sql.plan_back())
+            planned, *counted, _ = execute(connection, plan, *counts, sql.plan_back())
         except BaseException:
             for gauge in gauges:
                 gauge.until = 0.0
@@ -130,6 +174,7 @@ class FlowControl:
         *_, sees_the_present = planned[0]
         ended = time.monotonic()
         until = ended + max(INTERVAL, min(PATIENCE * (ended - now), LONGEST)) if sees_the_present else 0.0
-        for gauge, rows in zip(gauges, counted, strict=True):
-            gauge.full = dict(rows) if sees_the_present else {}
+        for gauge, rows, (let, unseen) in zip(gauges, counted, known, strict=True):
+            gauge.waiting = unseen + Counter(dict(rows)) if sees_the_present else {}
+            gauge.let -= let
             gauge.until = until

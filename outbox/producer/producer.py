@@ -28,19 +28,21 @@ from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
-from outbox.database.decision import already, decide, decide_first, deciding_first
+from outbox.database.decision import decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
-from outbox.database.session import RunningTransaction, factories
-from outbox.database.sql import nudge
+from outbox.database.session import RunningTransaction, factories, hook_holds, unscoped
+from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
-from outbox.message import content
+from outbox.message import content, ids
 from outbox.message.compression import compress
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
+from outbox.message.ids import uuid7
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of
+from outbox.producer.deciding import decide_now, tell_deciding
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import Once, chosen_id, once_of, refuse_once, write_firsts
+from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
 from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
 from outbox.telemetry import hooks
@@ -175,7 +177,7 @@ def _write(
             write.refuse_unstorable(narrow)
     for sender in senders:
         if sender.flow is not None:
-            sender.flow.admit(connection, {(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender})
+            sender.flow.admit(connection, [(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender])
     statements, duplicates = _statements(connection, writes)
     waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
@@ -183,6 +185,7 @@ def _write(
         if statements:
             execute(connection, *statements)
         for intent in intents:
+            waiting += tell_deciding(intent.sender.middlewares, intent.half_id, intent.resolution)
             decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)
         return [], [], waiting
     return statements, _afterwards(connection, writes) if then_commit else [], waiting
@@ -204,7 +207,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):
-            duplicates |= write_firsts(connection, schema, of_schema)
+            statements += firsts(connection, schema, of_schema, duplicates)
         else:
             statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
     return statements, duplicates
@@ -214,8 +217,8 @@ def _waiting(
     writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
 ) -> list[Callable[[], None]]:
     """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
-    heard = hooks.listeners.hooks or any(write.sending or write.sender.middlewares.hooks for write in writes)
-    waiting = [partial(_tell_sent, writes, duplicates)] if heard or duplicates else []
+    heard = hooks.listeners.hooks or any(w.sending or w.once or w.sender.middlewares.hooks for w in writes)
+    waiting = [partial(_tell_sent, writes, duplicates)] if heard else []
     reports = {} if afterwards else _due_reports(writes)
     return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
 
@@ -223,14 +226,13 @@ def _waiting(
 def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
     """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
     now = time.monotonic()
-    statements = [nudge(writes[0].sender.schema)] if _is_worth_a_nudge(connection, writes, now) else []
+    statements = [notify(writes[0].sender.schema, OPS)] if _is_worth_a_nudge(connection, writes, now) else []
     return statements + [report.statement() for report in _due_reports(writes)]
 
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     """Return the reports that are due, each with the engine of its Outbox."""
-    now = time.monotonic()
-    return {each.sender.report: each.sender.own.engine for each in writes if each.sender.report.due_at <= now}
+    return {w.sender.report: w.sender.own.engine for w in writes if w.sender.report.due_at <= time.monotonic()}
 
 
 def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnored]) -> None:
@@ -310,9 +312,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         InvalidSettings: its driver is none that messages can be sent through.
         OutboxBusy: the topic is known to be full.
     """
-    unwrapped: Any = carrier
-    if hasattr(unwrapped, "registry") and not isinstance(unwrapped, type):  # a scoped_session
-        unwrapped = unwrapped()
+    unwrapped = unscoped(carrier)
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if _is_foreign(target, engine):
@@ -361,10 +361,9 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and not _is_foreign(used, engine):
             value.refuse_now(engine)
-    root = session.get_transaction()
     if isinstance(value, Write):
         _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
-    level = session.get_nested_transaction() or root
+    level = session.get_nested_transaction() or session.get_transaction()
     sent.entries.append(_Entry(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
@@ -396,6 +395,7 @@ def hook_sessions() -> None:
         return
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
+    hook_holds()
     event.listen(Session, "after_begin", _on_begin)
     event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_commit", _after_commit)
@@ -510,8 +510,7 @@ class Producer:
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
         self._topics = topics
-        limited = settings.max_undecided or settings.max_undispatched
-        self._flow = FlowControl(settings, middlewares) if limited else None
+        self._flow = FlowControl(settings, middlewares) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
@@ -560,8 +559,9 @@ class Producer:
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
-        once = None if _NAMING.isdisjoint(message.options) else once_of(message.options)
-        return self._add(carrier, self._new_write(self._half(topic, message), None, once))
+        half = self._half(topic, message, carrier)
+        drawn = _NAMING.isdisjoint(message.options) and half.id.version != ids.FOLLOWING_VERSION
+        return self._add(carrier, self._new_write(half, None, None if drawn else once_of(message.options, half.id)))
 
     def prepare(
         self,
@@ -584,7 +584,7 @@ class Producer:
         added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()
         for each in added:
             try:
-                half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+                half = replace(half, headers=content.check_headers({**half.headers, **content.added(each.headers)}))
             except InvalidMessage as error:
                 names = tuple(each.headers)
                 with hooks.work_for(self.middlewares):
@@ -633,6 +633,7 @@ class Producer:
 
     def _deciding(self, raw: Raw, half_id: UUID, resolution: Resolution) -> Steps[None]:
         yield from self._own.checking(raw.connection)
+        tell_deciding(self.middlewares, half_id, resolution)
         yield from deciding_first(self.schema, half_id, resolution)
 
     def _tell_of_missing(self, error: Exception, statement: Statement) -> None:
@@ -655,8 +656,7 @@ class Producer:
         Raises:
             TransactionRequired: it is an AsyncEngine, and the code isn't inside ``run_sync``.
         """
-        is_async = self._sessions is None
-        if is_async:
+        if is_async := self._sessions is None:
             calling_engine(self.bind)
         with self.transaction(is_async=is_async) as session:
             yield getattr(session, "sync_session", session)
@@ -668,12 +668,9 @@ class Producer:
             AlreadyCommitted, AlreadyRolledBack: it was decided otherwise before.
             HalfNotFound: no half message has this id.
         """
-        decision = decide(session.connection(), self.schema, half_id, resolution)
-        if decision.resolution is not resolution:
-            raise already(decision)
-        return decision
+        return decide_now(session.connection(), self.schema, half_id, resolution, self.middlewares)
 
-    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
+    def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
@@ -693,8 +690,11 @@ class Producer:
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
         headers = headers_of(content.check_headers(headers), options, expires_at)
+        if half_id is None and carrier is not None and (follows := followed(options)) is not None:
+            half_id = following_id(carrier, topic, follows, options, (key, raw))
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
-        id_ = half_id or uuid7()
-        return HalfMessage(id_, self._group, topic, key, tag, headers, content_type, raw, *delivery, queue)
+        return HalfMessage(
+            half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery, queue
+        )

@@ -6,11 +6,15 @@ Flow control finds the topics that have reached a limit, at a cost that doesn't 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Sequence
+from functools import cache
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
+from outbox.text import process_name
 
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
@@ -110,10 +114,15 @@ FOUND = 10
 # deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
 _PLANNER = ["enable_seqscan", "enable_bitmapscan", "jit"]
 
+# A snapshot shows a table as empty that was truncated since. Its catalog has the file of before, the function the new.
 _PLAN = """
 SELECT set_config('outbox.' || name, current_setting(name), true), set_config(name, 'off', true),
-       current_setting('transaction_isolation') = 'read committed'
-       OR clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
+       CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+            THEN clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
+                 AND NOT EXISTS (SELECT FROM pg_class c
+                                  WHERE relnamespace = '{s}'::regnamespace AND relkind = 'r'
+                                    AND relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid))
+            ELSE true END
   FROM unnest(%(names)s::text[]) name
 """
 
@@ -134,7 +143,7 @@ WITH RECURSIVE known AS (
                     ORDER BY c.next_check_at DESC LIMIT %(limit)s) w) AS waiting
       FROM known WHERE topic IS NOT NULL
 )
-SELECT topic, waiting FROM counted WHERE waiting >= %(limit)s
+SELECT topic, waiting FROM counted WHERE waiting >= %(least)s
 """
 
 # Ops have no topic, but a sequence without large gaps: between the last one that is surely dispatched and the newest,
@@ -165,7 +174,7 @@ WITH cursor AS MATERIALIZED (
       FROM (SELECT coalesce((SELECT until FROM dispatched) + 1,
                             (SELECT sequence FROM {s}.op_message ORDER BY sequence LIMIT 1)) AS first,
                    (SELECT sequence FROM {s}.op_message ORDER BY sequence DESC LIMIT 1) AS last) s
-     WHERE last - first + 1 >= %(limit)s
+     WHERE last - first + 1 >= %(least)s
 ), drawn AS MATERIALIZED (
     SELECT begin + floor(random() * length)::bigint AS sequence
       FROM stretch, generate_series(first, last, length) begin
@@ -182,7 +191,7 @@ SELECT topic, count(*) * length
   FROM waiting, stretch
  WHERE topic IS NOT NULL
  GROUP BY topic, length
-HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
+HAVING count(*) * length >= %(least)s AND (length = 1 OR count(*) >= %(found)s)
 """
 
 
@@ -247,8 +256,16 @@ def _plain_values(half: HalfMessage) -> dict[str, object] | None:
     }
 
 
-def _headers(half: HalfMessage) -> str | None:
-    return json.dumps(half.headers, ensure_ascii=False) if half.headers else None
+def _headers(half: HalfMessage) -> str:
+    sender, alone = _sender(os.getpid())
+    return json.dumps({**half.headers, SENDER_HEADER: sender}, ensure_ascii=False) if half.headers else alone
+
+
+@cache
+def _sender(_pid: int) -> tuple[str, str]:
+    """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
+    name = process_name().encode("ascii", "backslashreplace").decode()
+    return name, json.dumps({SENDER_HEADER: name})
 
 
 def queues_of(schema: str, topics: Collection[str]) -> Statement:
@@ -256,13 +273,13 @@ def queues_of(schema: str, topics: Collection[str]) -> Statement:
     return Statement(in_schema("SELECT name, queues FROM {s}.topic WHERE name = ANY (%s)", schema), (list(topics),))
 
 
-def plan_by_index_until_back(seconds: float) -> Statement:
+def plan_by_index_until_back(schema: str, seconds: float) -> Statement:
     """Have the planner use indexes until `plan_back`.
 
     Rows: ``(…, …, can count)``, all alike; a transaction can't count which sees only what was longer than ``seconds``
-    ago, as a REPEATABLE READ one does.
+    ago, or before a table was truncated, as a REPEATABLE READ one does.
     """
-    return Statement(_PLAN, {"names": _PLANNER, "seconds": seconds})
+    return Statement(in_schema(_PLAN, schema), {"names": _PLANNER, "seconds": seconds})
 
 
 def plan_back() -> Statement:
@@ -270,19 +287,19 @@ def plan_back() -> Statement:
     return Statement(_BACK, (_PLANNER,))
 
 
-def undecided(schema: str, limit: int) -> Statement:
-    """Find topics with so many undecided halves, parked ones aside. Rows: ``(topic, limit)``.
+def undecided(schema: str, least: int, limit: int) -> Statement:
+    """Find topics with so many undecided halves at least, parked ones aside. Rows: ``(topic, halves)``.
 
-    Looks at ``limit`` rows of each topic at most.
+    Counts to ``limit`` in each topic.
     """
-    return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
+    return Statement(in_schema(_UNDECIDED, schema), {"least": least, "limit": limit})
 
 
-def undispatched(schema: str, limit: int) -> Statement:
-    """Find topics with so many committed ops that are no message yet. Rows: ``(topic, ops)``.
+def undispatched(schema: str, least: int, _limit: int) -> Statement:
+    """Find topics with so many committed ops at least that are no message yet. Rows: ``(topic, ops)``.
 
     Looks at `SAMPLED` ops of all topics together at most. While no more than that wait, the numbers are exact, but
     for transactions that were committing at the very moment of a dispatch. Else they are estimates, and a topic is only
     found if it has about ``FOUND / LOOKED_AT`` of the ops that wait.
     """
-    return Statement(in_schema(_UNDISPATCHED, schema), {"limit": limit, "looked_at": SAMPLED, "found": FOUND})
+    return Statement(in_schema(_UNDISPATCHED, schema), {"least": least, "looked_at": SAMPLED, "found": FOUND})

@@ -6,7 +6,9 @@ take while an old snapshot is held somewhere, and each pass would step over them
 
 It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
 and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
-with an older snapshot would find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A caller's may
+decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and doesn't count what
+waits (`outbox.producer.sql`).
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ SELECT * FROM newest""",
 # What was decided is deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
 # So with those that were added up.
-CHECK_TOTALS = Rewritten("check_total", "SELECT * FROM {s}.check_total", size=1 << 19)
+TOTALS = Rewritten("topic_total", "SELECT * FROM {s}.topic_total", size=1 << 19)
 
 
 def holds(firsts: Iterable[UUID]) -> Rewritten:
@@ -125,13 +127,14 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
             return None
-        ((size, rows, counting),) = execute(connection, sizes)[0]
-    if counting > _FEW:
-        return None
-    if rows == counting if rewritten.size is None else size <= rewritten.size:
-        return 0
-    limits = wait_at_most(WAIT), at_most_seconds(WAIT)
+    limits, size = (wait_at_most(WAIT), at_most_seconds(WAIT)), _OVERDUE + 1  # while it isn't known
     try:
+        with connection.begin():
+            ((size, rows, counting),) = execute(connection, sizes)[0]
+        if counting > _FEW:
+            return None
+        if rows == counting if rewritten.size is None else size <= rewritten.size:
+            return 0
         with connection.begin():
             *_, ((_, replaced),), _, _ = execute(connection, *limits, lock, keep, truncate, put_back)
     except DBAPIError as error:

@@ -37,14 +37,18 @@ from outbox.database.execute import (
     Statement,
     execute,
     in_schema,
+    is_lost,
     lock_key,
     sqlstate,
 )
 from outbox.database.sql import plan_by_index, try_lock, wait_at_most
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.database.time_limit import CUT_OFF, by_size
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments_sql import Key
+from outbox.telemetry.events import BatchTooLarge
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -371,9 +375,16 @@ def empty_segment(
         (taken, *_), ((hidden,),) = execute(connection, *locking)
         if not taken[0] or segment not in segments(connection, schema, side) or hidden:
             return 0  # what the role can't see, it can't keep
-    survey = side.survey(connection, settings, segment)
+    survey = None
+    try:
+        survey = side.survey(connection, settings, segment)
+    except DBAPIError as error:
+        if sqlstate(error) not in CUT_OFF or is_lost(connection):
+            raise
+        emit(BatchTooLarge(batch=f"the survey of {side.counted}", size=None, reason=str(error.orig), error=error))
     if survey is None:
-        return 0
+        # Where it takes longer than the server lets it, rows go one by one in time.
+        return side.prune_rows(connection, settings, segment, stopping) if by_row else 0
     done, left = 0, survey.rows > len(survey.keep)
     if left and len(survey.keep) <= FEW:
         done = _compact(connection, schema, segment, side, survey)
@@ -399,8 +410,9 @@ def _compact(connection: Connection, schema: str, segment: Segment, side: Segmen
 
     Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
     partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
-    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot would
-    find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot finds
+    nothing. Those of ours take the lock first (`outbox.reconcile.source`); a caller's that decides a half asks the
+    unique index (`outbox.database.decision`). So it is with rows that move when a segment is made or dropped.
     """
     leaves = {table: _name(schema, name) for table, name in side.leaves(segment).items()}
     with shortly(connection, schema, "empty", segment, side) as mine:
@@ -464,16 +476,19 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
-    deleted, going = 0, True
-    while going and not stopping():
-        halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=batch)
+
+    def delete(size: int) -> tuple[int, int, UUID, bool]:
+        halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
-            full = found == batch
+            full = found == size
             execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
-        after = last
+        return found, gone, last, full and not young
+
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, after, going = by_size(connection, ("prune", "halves", schema), batch, delete)
         deleted += gone
-        going = full and not young
     return deleted
 
 
@@ -487,14 +502,17 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
     xid, after = "0", str(FIRST_BUSINESS_ID)
-    deleted, going = 0, True
-    while going and not stopping():
-        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=batch)
+
+    def delete(size: int) -> tuple[int, int, Any, bool]:
+        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
+        return found, gone, last or (xid, after), found == size and not young
+
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, (xid, after), going = by_size(connection, ("prune", "business halves", schema), batch, delete)
         deleted += gone
-        going = found == batch and not young
-        xid, after = last or (xid, after)
     size = (1 << 124) // _SLICES
     first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():

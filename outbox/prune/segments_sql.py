@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema, statement
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 
 #: What names a row that is kept: its group ("" in a producer's tables) and its message id.
 Key = tuple[str, UUID]

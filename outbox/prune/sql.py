@@ -6,26 +6,37 @@ from collections.abc import Mapping
 
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import SETTLED
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune.segments_sql import of_segment
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
 old_cursors: Template = Template("""
 DELETE FROM {s}.dispatch_cursor
  WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
-                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
+                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %(limit)s))
 RETURNING id
 """)
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
-#: Make one row of the counts of checks of each topic that has several.
-add_up_checks: Template = Template("""
+#: Make one row of the totals of each topic that has several. Rows: one for each.
+add_up_totals: Template = Template("""
 WITH counted AS (
-    DELETE FROM {s}.check_total
-     WHERE topic IN (SELECT topic FROM {s}.check_total GROUP BY topic HAVING count(*) > 1)
-    RETURNING topic, checks
+    DELETE FROM {s}.topic_total
+     WHERE topic IN (SELECT topic FROM {s}.topic_total GROUP BY topic HAVING count(*) > 1 LIMIT %(limit)s)
+    RETURNING topic, committed, rolled_back, checks
 )
-INSERT INTO {s}.check_total (topic, checks) SELECT topic, sum(checks)::int8 FROM counted GROUP BY topic
+INSERT INTO {s}.topic_total (topic, committed, rolled_back, checks)
+SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic RETURNING 1
+""")
+
+#: Delete parked checks of decided halves: no check pass comes to them (see `outbox.check.sql`). Rows: one for each.
+decided_checks: Template = Template("""
+DELETE FROM {s}.half_check
+ WHERE half_id = ANY (ARRAY(
+       SELECT c.half_id FROM {s}.half_check c JOIN {s}.op_message o ON o.half_id = c.half_id
+        WHERE parked_at IS NOT NULL
+        LIMIT %(limit)s))
+RETURNING 1
 """)
 
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
@@ -35,7 +46,7 @@ DELETE FROM {s}.delivery_cursor
        SELECT c.ctid FROM {s}.delivery_cursor c
         WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
                        WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
-        LIMIT %s))
+        LIMIT %(limit)s))
 RETURNING 1
 """)
 
@@ -203,12 +214,15 @@ RETURNING 1
 #: Delete notes that are ``retention`` seconds old about dead letters of a group and topic that there are none of.
 #: Rows: one for each.
 old_notes: Template = Template("""
-DELETE FROM {s}.dead_letter_note n
- WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
-   AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
-   AND NOT EXISTS (SELECT FROM {s}.consumer_message m
-                    WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
-                      AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
+DELETE FROM {s}.dead_letter_note
+ WHERE ctid = ANY (ARRAY(
+       SELECT n.ctid FROM {s}.dead_letter_note n
+        WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
+          AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
+          AND NOT EXISTS (SELECT FROM {s}.consumer_message m
+                           WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
+                             AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
+        LIMIT %(limit)s))
 RETURNING 1
 """)
 

@@ -14,6 +14,7 @@ Spans, by the semantic conventions for messaging (in development, as of 1.44):
 - ``process {topic}`` is around the handler, as a child of the context in the message's headers. A call with several
   messages has a link to each of theirs.
 - ``check {topic}`` and ``compensate {topic}`` have a link to the context of the half or the message.
+- ``commit`` and ``rollback`` are the producer's decision on a half, until its COMMIT.
 - ``dispatch`` is a pass that made messages of ops; there is none for a pass without work.
 
 Counted are ``messaging.client.sent.messages`` after the COMMIT, ``messaging.client.consumed.messages`` with each call
@@ -36,7 +37,7 @@ from outbox import __version__
 from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.events import MessagesSent, PassEnded
+from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
     Activity,
     Announcing,
@@ -49,6 +50,7 @@ from outbox.telemetry.hooks import (
     add_observer,
     add_send_hook,
 )
+from outbox.text import class_name
 
 try:
     from opentelemetry import context, metrics, propagate, trace
@@ -128,22 +130,29 @@ class _Instrumentation:
 
     def hear(self, event: TelemetryEvent) -> None:
         """Count an event."""
-        names = {"outbox.event": event.code, _TOPIC: getattr(event, "topic", ""), _GROUP: getattr(event, "group", "")}
+        names: dict[str, Any] = {
+            "outbox.event": event.code,
+            _TOPIC: getattr(event, "topic", ""),
+            _GROUP: getattr(event, "group", ""),
+        }
         self._events.add(1, {name: value for name, value in names.items() if value})
         match event:
             case MessagesSent(prepared=False):
                 self._sent.add(len(event.message_ids), _messaging("send", "send", event.topic))
+            case HalfDecided():
+                attributes = {_SYSTEM: "outbox", _NAME: event.resolution, _TYPE: "settle", _ID: str(event.half_id)}
+                self._ended(event.resolution, event.seconds, attributes, None)
             case PassEnded():
                 self._passes.record(event.seconds, {"outbox.duty": event.duty})
                 if event.duty in _DISPATCHING and event.done:
-                    self._dispatched(event)
+                    attributes = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
+                    self._ended("dispatch", event.seconds, attributes, context.Context())
 
-    def _dispatched(self, event: PassEnded) -> None:
+    def _ended(self, name: str, seconds: float, attributes: Mapping[str, Any], within: Context | None) -> None:
+        """Make the span of what has ended: within a context, the empty one or (None) that of the running code."""
         now = time.time_ns()
-        attributes: dict[str, Any] = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
-        # The pass has ended: its span is made afterwards, and stands for itself.
-        began = now - int(event.seconds * 1e9)
-        self._tracer.start_span("dispatch", context.Context(), attributes=attributes, start_time=began).end(now)
+        began = now - int(seconds * 1e9)
+        self._tracer.start_span(name, within, attributes=attributes, start_time=began).end(now)
 
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
@@ -206,7 +215,7 @@ class _Instrumentation:
                     span.set_attributes(failed)
                     span.set_status(trace.StatusCode.ERROR, call.answer.reason)
         except BaseException as error:
-            failed = {"error.type": type(error).__qualname__}
+            failed = {"error.type": class_name(error)}
             raise
         finally:
             self._processing.record(time.perf_counter() - began, {**labels, **failed})
@@ -241,7 +250,7 @@ class _Instrumentation:
             try:
                 yield span
             except BaseException as error:
-                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_attribute("error.type", class_name(error))
                 raise
 
 

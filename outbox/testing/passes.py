@@ -6,6 +6,7 @@ event loop of the test, the plain ones in another thread.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
+from outbox.database.migration.state import tables_missing
 from outbox.dead_letter.callback import ParkedCallback
 from outbox.dead_letter.once import announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
@@ -53,6 +55,7 @@ def drain(
 
     Raises:
         NotQuiet: there was still something to do in the last of so many ``rounds``.
+        SchemaMissing: an outbox's database has no tables of it.
         InvalidHandler: an async function or database; await `adrain` for these.
     """
     return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
@@ -155,6 +158,12 @@ class _Round:
 
 def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: int) -> Counts:
     total, last = Counts(), _Round()
+    if not any(outbox.subscriptions for outbox in outboxes):
+        text = "consumes nothing: no consumer is declared; import the modules that register them"
+        warnings.warn(f"{runners.act} {text}", stacklevel=3)
+    for outbox in outboxes:
+        if steps.parts(runners.of(outbox), outbox) == steps.InstalledParts(producer=False, consumer=False):
+            raise tables_missing(outbox.url, f"{runners.act} finds none", (), outbox.settings.schema)
     for _ in range(rounds):
         last = _Round()
         for outbox in outboxes:

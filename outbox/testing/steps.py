@@ -61,7 +61,7 @@ def _dispatch_within(connection: Connection, settings: Settings) -> Counts:
     before it has written anything that both would.
     """
     total = Counts()
-    placement = dispatch_sql.Placement(settings.schema, settings.queues, settings.dispatch_batch, False)
+    placement = dispatch_sql.Placement(settings.schema, settings.queues, settings.dispatch_batch)
     with savepoint(connection):
         lock = dispatch_lock(settings.schema)
         execute(connection, take_lock(lock), dispatch_sql.try_turn(lock))

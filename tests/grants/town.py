@@ -32,7 +32,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.flow import sql as flow_sql
 from outbox.flow.views import FlowFilter, Sagas
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
@@ -185,6 +185,7 @@ def saga(town: Town) -> None:
             flow_sql.start("outbox", id=flow, name="s", content_type="text/plain", body=b""),
             flow_sql.send("outbox", message_id=command, saga_id=flow, number=1, step="a", kind="action"),
             flow_sql.lock("outbox", name="s", command=command),
+            flow_sql.may_come("outbox", ids=[flow], name="s", start="s.start"),
             flow_sql.answer(
                 "outbox", command=command, answer="done", reason=None, result_type="text/plain", result=b""
             ),
@@ -193,6 +194,7 @@ def saga(town: Town) -> None:
             flow_sql.confirm_branch("outbox", **branch),
             flow_sql.cancel_branch("outbox", **branch),
             flow_sql.branch_state("outbox", **branch),
+            flow_sql.branches("outbox", **branch),
         )
 
 
@@ -206,7 +208,7 @@ def flow_control(town: Town) -> None:
         app.prepare(connection, "other", "b")
         transaction.rollback()
     with town.at["producer"].begin() as connection:
-        for count in (producer_sql.undecided("outbox", 1), producer_sql.undispatched("outbox", 1)):
+        for count in (producer_sql.undecided("outbox", 1, 1), producer_sql.undispatched("outbox", 1, 1)):
             execute_module.execute(connection, count)
 
 
@@ -234,7 +236,7 @@ def release(town: Town) -> None:
     town.dispatched(delay=3600)
     make_due(town.app, failed=False, orphans=False)
     owner = Operator.open({"producer": town.owned["producer"]}, town.settings)
-    owner.pause_topic("t", by="ada", why="why")
+    owner.pause_topic("t", by="ada", why="why", create=True)
     with town.at["producer"].connect() as connection:
         assert not release_due_once(connection, town.settings)
         owner.resume_topic("t", by="ada")
@@ -592,7 +594,7 @@ def order(part: Part) -> Callable[[Town], None]:
         else:
             Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
             for _ in range(2):
-                operator.pause_topic("paused", by="ada", why="why")
+                operator.pause_topic("paused", by="ada", why="why", create=True)
                 operator.resume_topic("paused", by="ada")
 
     return act

@@ -36,6 +36,7 @@ WORDS = {str(each) for kind in DECLARATIONS for each in kind} | DERIVED
 BY_HAND = {
     "cli/groups.py: failed skipped": "the items that the end of a bulk job shows",
     "compensate/once.py: cancelled skipped": "how an item ends without its compensation",
+    "database/at_commit.py: commit rollback": "methods of a driver's connection",
     "delivery/once.py: consumed expired": "a quarantine may be released: for the producer it isn't settled",
     "flow/saga.py: compensated completed": "the two ends",
     "operator/acts.py: compensated compensating replaced rolled_back": "words of a refusal",
@@ -47,6 +48,7 @@ BY_HAND = {
     "operator/look/lists_sql.py: consumed left_out": "what all groups have, or don't want",
     "operator/look/lists_sql.py: recalled scheduled": "what one table has",
     "operator/look/message.py: consumed discarded expired left_out quarantined": "in which order they are shown",
+    "operator/model.py: committed scheduled": "the declaration itself",
     "operator/model.py: rolled_back undecided": "the declaration itself",
     "reconcile/job.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",

@@ -25,7 +25,7 @@ from outbox.database.execute import execute
 from outbox.database.sql import wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, MessageNotFound
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.interleave.explore import Act
 from tests.interleave.world import GROUP, KEY, TOPIC, World, confirm_on, drained, take_money

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from outbox import Decision, Outbox, Resolution, Settings
 from outbox.database.decision import decide, decide_first
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, TransactionRequired
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from tests.kit import tries, wait_until
 from tests.producer.bank import (
     KINDS,

@@ -204,7 +204,7 @@ def test_a_role_that_owns_nothing(tables: Rewriting, engine: Engine) -> None:
         tables.send()
     tables.run(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA outbox TO {role}")
     tables.run(f"GRANT SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA outbox TO {role}")
-    tables.run(f"GRANT INSERT ON outbox.check_total TO {role}")
+    tables.run(f"GRANT INSERT ON outbox.topic_total TO {role}")
     try:
         tables.connection.execute(text(f"SET ROLE {role}"))
         tables.connection.commit()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from outbox.errors import InvalidMessage
 from outbox.message.content import BYTES, JSON, TEXT, decode, encode
+from outbox.message.topic import Topic
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 jsonable = st.recursive(
@@ -232,3 +233,87 @@ def test_json_by_any_of_its_names(content_type: str) -> None:
 def test_unknown_content_type_stays_bytes() -> None:
     """What isn't JSON or text is handed over as it is."""
     assert decode(b"\x00\xff", "image/png") == b"\x00\xff"
+
+
+class Measured(pydantic.BaseModel):
+    value: float | None = None
+    by_number: dict[int | str, str] = {}
+
+
+class Counted(pydantic.BaseModel):
+    by_number: dict[int, str]
+
+
+class MeasuredText(pydantic.BaseModel):
+    model_config = {"ser_json_inf_nan": "strings"}
+
+    value: float
+
+
+@dataclasses.dataclass
+class Numbered:
+    lines: dict[Any, str]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({1: "a", "1": "b"}, "the key 1 is of type int, not str, as it would come back"),
+        ({"a": [{"b": {2.5: 0}}]}, " at 'a.0.b': the key 2.5 is of type float"),
+        ({"a": ({None: 0},)}, " at 'a.0': the key None is of type NoneType"),
+        ({"a": {True: 0}}, " at 'a': the key True is of type bool"),
+        ({"a": {Level.HIGH: 0}}, " at 'a': the key <Level.HIGH: 3> is of type Level"),
+        ({"a": {(1, 2): 0}}, " at 'a': keys must be str"),
+        ({"a": [0.5, float("nan")]}, " at 'a.1': Out of range float values"),
+        ({"a": {"b": float("-inf")}}, " at 'a.b': Out of range float values"),
+        ({"a": {"b": "\ud800"}}, " at 'a.b': 'utf-8' codec can't encode"),
+        ({"a": [{"\udfff": 1}]}, " at 'a.0': 'utf-8' codec can't encode"),
+        ({"a": [object()]}, " at 'a.0': object has no JSON form"),
+        ({"a": [1, b"x"]}, " at 'a.1': bytes has no JSON form"),
+        ([10**5000], " at '0': Exceeds the limit"),
+        (Measured(value=float("nan")), " at 'value': nan would come back as null"),
+        ([{"m": Measured(value=float("inf"))}], " at '0': Out of range"),
+        (Measured(by_number={1: "a", "1": "b"}), "two of its keys would both come back as '1'"),
+        (Numbered({1: "a", "1": "b"}), "two of its keys would both come back as '1'"),
+        ({"a": Numbered({1: "a", "1": "b"})}, "two of its keys would both come back as '1'"),
+    ],
+)
+def test_what_would_not_come_back_is_refused(body: Any, said: str) -> None:
+    """With the path to it; a JSON object has texts as its keys, and each once."""
+    with pytest.raises(InvalidMessage) as error:
+        encode(body)
+    assert said in str(error.value)
+
+
+def test_what_a_model_brings_back() -> None:
+    """Its keys have types, and what it writes of a number that isn't one is its own choice; tuples become lists."""
+    numbered = Counted(by_number={1: "a", 2: "c"})
+    assert decode(*encode(numbered), Counted) == numbered
+    assert decode(*encode(Numbered({1: "a", 2: "b"})), dict[str, dict[int, str]]) == {"lines": {1: "a", 2: "b"}}
+    assert encode(MeasuredText(value=float("nan")))[0] == b'{"value":"NaN"}'
+    assert decode(*encode({"a": (1, (2,)), "zero": -0.0, "big": 10**4000})) == {
+        "a": [1, [2]],
+        "zero": -0.0,
+        "big": 10**4000,
+    }
+    assert decode(*encode({Name.ANN: Level.HIGH})) == {"ann": 3}
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
+    assert decode(*encode(deep)) == deep
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (Measured, Measured(value=float("nan"))),
+        (dict[Any, str], {1: "a", "1": "b"}),
+        (Measured, {"by_number": {1: "a", "1": "b"}}),
+    ],
+)
+def test_a_declared_topic_refuses_the_same(model: Any, body: Any) -> None:
+    """Its model writes the JSON."""
+    topic: Topic[Any] = Topic("t", model)
+    with pytest.raises(InvalidMessage, match="come back as"):
+        topic.encode(topic.validated(body))
+    assert topic.encode(topic.validated({}))

@@ -39,6 +39,7 @@ _GROUPS = RowShape(
     "because",
     {
         "rate": lambda row: row.rate_text,
+        "lag": lambda row: "unknown" if row.lag is None else row.lag,
         "oldest_lag": lambda row: age(row.oldest_lag),
         "because": lambda row: first_line(row.because),
     },
@@ -75,7 +76,7 @@ def list_groups(
     Example:
       outbox group list --topic transfer
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         rows = [row for row in operator.groups(databases.only) if topic in {None, row.topic}]
         print_rows(rows, _GROUPS, form, databases=len(operator.databases) > 1)
 

@@ -89,7 +89,7 @@ def show_dead_groups(
     Example:
       outbox dead groups --topic orders
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         found = operator.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
         output.print_rows(found, _DEAD_GROUPS, form, databases=len(operator.databases) > 1)
 

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import json
 import os
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
-from outbox.text import described, key_text
+from outbox.text import described, key_text, trace_of
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
@@ -388,7 +387,7 @@ def no_result(secrets: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         failure = as_failure(error)
         if failure is None:
-            text = traceback.format_exc()
+            text = trace_of(error)
             for url in secrets:
                 text = hidden(text, url)
             say(text)

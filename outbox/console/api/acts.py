@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import API, CANCEL, Context, RequestContext, requires
+from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
@@ -189,7 +189,8 @@ class Edited:
     status_code=201,
     summary=EDIT.summary,
     description=f"{EDIT.details}\n\nAn example of a reason: {EDIT.why}.",
-    dependencies=[requires(EDIT.permission)],
+    # Which paths differ, and that none does, tells of what is masked.
+    dependencies=[requires(EDIT.permission), requires(REVEAL)],
     responses=problems(412),
     tags=["acts on message"],
 )
@@ -294,6 +295,26 @@ def resend_by_ids(
     """Order a resend of the messages of these ids: an alias of `POST /bulk-jobs`, without a preview."""
     job = JobBody(database=body.database, reason=body.reason)
     return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), job, {}, body.rate)
+
+
+@router.post(
+    "/messages/rollback",
+    status_code=202,
+    dependencies=[requires("rollback"), requires("compensate")],
+    tags=["bulk jobs"],
+)
+def roll_back_by_ids(
+    context: Context, response: Response, key: IdempotencyKey, body: IdsBody = from_body(IdsBody)
+) -> BulkJob:
+    """Order that the local transactions of these ids don't stand: an alias of `POST /bulk-jobs`, without a preview.
+
+    Undecided halves are rolled back; if none of them is undecided, messages are compensated. The answer names the act.
+    """
+    selector, job = SelectorBody(body.ids).selector(), JobBody(database=body.database, reason=body.reason)
+    act, found = ACTS["rollback"], context.operator.preview("rollback", selector, database=body.database)
+    # Asked once more, it is the same act that was ordered before: what was rolled back counts as undecided.
+    is_half = found.eligible or act.refusal("rolled_back") in found.ineligible
+    return _start(context, response, key, act.name if is_half else "compensate", selector, job, {}, body.rate)
 
 
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from outbox.console.api.acts import GroupName, ReasonBody
-from outbox.console.api.requests import from_body, from_query, problems
+from outbox.console.api.lists import KEYS, of_each
+from outbox.console.api.requests import PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.message.content import MAX_TOPIC, TOPIC_PATTERN
 from outbox.operator.acts import (
@@ -24,6 +25,9 @@ from outbox.operator.acts import (
     Declaration,
 )
 from outbox.operator.groups import GroupContents, GroupMove, GroupRow
+from outbox.operator.look.paging import listed
+from outbox.operator.model import Page, PageRequest
+from outbox.operator.operator import Operator
 from outbox.operator.topic_control import TopicPause
 from outbox.operator.topics import TopicContents
 from outbox.reader import option
@@ -94,6 +98,13 @@ class TopicControlBody(ReasonBody, TopicDatabase):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopicPauseBody(TopicControlBody):
+    """Why a topic is paused."""
+
+    create: bool = option(False, "Also a topic that has no message so far.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupControlBody(ReasonBody):
     """Why a group is held back or let go, and what of it."""
 
@@ -106,13 +117,6 @@ class GroupRateBody(GroupControlBody):
     """How fast a group may be, and why."""
 
     rate: str | None = option(None, "Such as 100/s, 30/min or 5/h; none: as its handler declares.", most=40)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupList:
-    """The groups of all databases."""
-
-    items: list[GroupRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +142,10 @@ def _preview_of(act: Declaration) -> dict[str, Any]:
 
 
 @router.get("")
-def groups(context: Context) -> GroupList:
-    """Return the groups: how far each is behind, who consumes for it, and how operators moved it."""
-    return GroupList(context.operator.groups())
+def groups(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[GroupRow]:
+    """Return a page of the groups: how far each is behind, who consumes for it, and how operators moved it."""
+    _, unreached = of_each(context.operator, Operator.topic_pauses)
+    return listed(context.operator.groups(), page, KEYS["groups"], unreached)
 
 
 def _held(context: Context, body: GroupControlBody) -> dict[str, Any]:
@@ -235,23 +240,17 @@ def delete_topic(context: Context, topic: TopicName, body: TopicDeleteBody = fro
     return WholeActed(context.operator.delete_topic(topic, by=context.actor, why=body.reason, database=body.database))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPauses:
-    """The paused topics of all databases."""
-
-    items: list[TopicPause]
-
-
 @topics.get("/paused")
-def paused_topics(context: Context) -> TopicPauses:
-    """Return the topics whose dispatch is paused, and how many messages each holds."""
-    return TopicPauses(context.operator.topic_pauses())
+def paused_topics(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[TopicPause]:
+    """Return a page of the topics whose dispatch is paused, and how many messages each holds."""
+    rows, unreached = of_each(context.operator, Operator.topic_pauses)
+    return listed(rows, page, KEYS["topic_pauses"], unreached)
 
 
 @topics.post("/{topic:path}/pause", **_of(PAUSE_TOPIC))
-def pause_topic(context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)) -> WholeActed:
+def pause_topic(context: Context, topic: TopicName, body: TopicPauseBody = from_body(TopicPauseBody)) -> WholeActed:
     """Pause the dispatch of a topic."""
-    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database}
+    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database, "create": body.create}
     return WholeActed(context.operator.pause_topic(topic, **facts))
 
 

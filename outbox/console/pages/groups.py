@@ -6,13 +6,15 @@ And the topics whose dispatch is paused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
+from outbox.console.api.lists import of_each
 from outbox.console.context import requires
-from outbox.console.pages.lists import FormPairs, pairs_of, read
-from outbox.console.pages.view import PageView, View, of_each
+from outbox.console.pages.lists import FormPairs, listing_of, pairs_of, read
+from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import (
     DELETE_GROUP,
@@ -26,6 +28,7 @@ from outbox.operator.acts import (
     Declaration,
 )
 from outbox.operator.groups import GroupContents, GroupMove
+from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
 from outbox.reader import option
 
@@ -61,8 +64,9 @@ class GroupForm:
 def groups(view: View) -> Response:
     """Show the groups, and the topics whose dispatch is paused."""
     pauses, unreached = of_each(view.operator, Operator.topic_pauses)
-    shown: dict[str, Any] = {"pauses": pauses, "unreached": unreached, "controls": _CONTROLS}
-    return view.page("groups.html", groups=view.operator.groups(), acts=_ACTS, **shown)
+    found = listing_of(view, "groups", view.operator.groups(), unreached)
+    shown: dict[str, Any] = {"pauses": pauses, "most": MOST_ROWS, "controls": _CONTROLS}
+    return view.page("groups.html", found.status, list=found, acts=_ACTS, **shown)
 
 
 def _question(
@@ -181,6 +185,7 @@ class TopicForm:
     topic: str = option("", most=1000)
     reason: str = option("", most=4000)
     database: str | None = option(None)
+    create: bool = option(False)
 
 
 @router.get("/topic/{act}", **_may(PAUSE_TOPIC))
@@ -193,6 +198,6 @@ def confirm_topic(view: View, act: TopicWord, topic: str = "", database: str | N
 def control_topic(view: View, act: TopicWord, pairs: FormPairs) -> Response:
     """Pause a topic, or resume it."""
     form, operator = read(TopicForm, pairs), view.operator
-    perform = operator.pause_topic if act == "pause" else operator.resume_topic
+    perform = partial(operator.pause_topic, create=form.create) if act == "pause" else operator.resume_topic
     perform(form.topic, by=view.context.actor, why=form.reason, database=form.database)
     return view.done(_TOPIC_CONTROLS[act].name, "groups")

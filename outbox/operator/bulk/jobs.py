@@ -25,7 +25,7 @@ from outbox.errors import (
     MessageNotFound,
     SelectorChanged,
 )
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
@@ -33,6 +33,7 @@ from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, requested
 from outbox.operator.databases import OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.look.budget import CALLER
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
@@ -198,9 +199,10 @@ class BulkJobs(OverDatabases):
 
         found = page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
         done = [item for item in found.items if item.state == model.BulkItemState.DONE]
-        since, _ = self._fates_of(database, done)
+        since, unreached = self._fates_of(database, done)
         with_fates = {item.number: replace(item, fates=each) for item, each in zip(done, since, strict=True)}
-        return replace(found, items=[with_fates.get(item.number, item) for item in found.items])
+        items = [with_fates.get(item.number, item) for item in found.items]
+        return replace(found, items=items, unreached=[*found.unreached, *unreached])
 
     def bulk_outcome(self, bulk_job_id: UUID) -> model.BulkOutcome:
         """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
@@ -557,6 +559,8 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
     """Return the messages that took effect in a registered database, where that matters."""
     if not selection.checks_delivery or not ids:
         return []
+    if databases.away:
+        raise DatabaseUnreached(list(databases.away))
     found: set[Row] = set()
     for database in databases.having("consumer"):
         with database.reading(SECONDS) as connection:
@@ -566,6 +570,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
     """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
+    CALLER.get().search()
     act, selector = selection.act, selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
     if name is None and criteria is not None:
@@ -585,6 +590,8 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     if len(having) > 1:
         names = ", ".join(database.name for database, _ in having)
         raise InvalidRequest(f"several databases have such messages; name one of: {names}", field="database")
+    if not having and selection.by_name and (away := databases.away_for(name)):
+        raise DatabaseUnreached(away)
     if not having and selection.by_name:
         raise MessageNotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
     return having[0] if having else found[0]

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from outbox.database.execute import CONTENDED, Row, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
+from outbox.database.time_limit import CUT_OFF, BatchSize, batch_size
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
@@ -23,7 +24,7 @@ from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
 from outbox.operator.model import Target
 from outbox.telemetry.events import BulkItemFailed
 from outbox.telemetry.hooks import emit
-from outbox.text import summary_of
+from outbox.text import message_of, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -89,6 +90,10 @@ class _Run:
     _stopping: Callable[[], bool]
     _taken: list[Row] = field(default_factory=list)
 
+    @property
+    def _size(self) -> BatchSize:
+        return batch_size(self._connection.engine, "bulk", self._request.act.name)
+
     def carry_on(self) -> Counts:
         """Take batch after batch, in the order of the items, until none is left, the worker stops, or time is up."""
         schema, until = self._settings.schema, time.monotonic() + SLICE
@@ -97,7 +102,7 @@ class _Run:
                 execute(self._connection, begin_bulk_job(schema, self._id))
         counts, after = NOTHING, 0
         while not self._stopping() and time.monotonic() < until:
-            step = self._batch(after, BATCH)
+            step = self._batch(after, self._size.at_most(BATCH))
             counts += step
             if not step.more:
                 with self._connection.begin():
@@ -109,10 +114,13 @@ class _Run:
     def _batch(self, after: int, limit: int) -> Counts:
         """Act on the next items in one transaction; if it fails, on each in one of its own."""
         try:
-            return self._act(after, limit)
+            counts = self._act(after, limit)
+            self._size.passed(limit, counts.taken)
+            return counts
         except Exception as error:
-            taken = list(self._taken)
-            if is_lost(self._connection) or not taken:
+            taken, lost = list(self._taken), is_lost(self._connection)
+            self._size.failed(limit, error, lost=lost)
+            if lost or not taken:
                 raise
             if len(taken) == 1:
                 return self._failed(taken[0], error)
@@ -145,10 +153,11 @@ class _Run:
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
         original = getattr(error, "orig", None) or error
-        if sqlstate(original) in CONTENDED:
-            settled = _settled(row, ActOutcome("busy", BUSY, None))
+        if sqlstate(original) in CONTENDED | CUT_OFF:
+            why = BUSY if sqlstate(original) in CONTENDED else "it took longer than the server lets it"
+            settled = _settled(row, ActOutcome("busy", why, None))
         elif isinstance(error, OutboxError):
-            settled = sql.Settled(row[0], "failed", str(error))
+            settled = sql.Settled(row[0], "failed", message_of(error))
         else:
             emit(BulkItemFailed(bulk_job=self._id, item=row[0], error=error))
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])

@@ -7,6 +7,7 @@ also over the filter, tells a token that was cut, changed, or made for another l
 from __future__ import annotations
 
 import base64
+import bisect
 import dataclasses
 import hashlib
 import heapq
@@ -54,7 +55,8 @@ class Part(Generic[T]):
 
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
     ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
-    ``unread`` says that the database can't be reached: the next page begins there where this one would have.
+    ``unread`` says that the database can't be reached: the next page begins there where this one would have. ``rest``
+    makes the part of what was read, once the connection is given back.
     """
 
     rows: list[T]
@@ -62,6 +64,7 @@ class Part(Generic[T]):
     stopped: Position | None = None
     count: Statement | int | None = None
     unread: bool = False
+    rest: Callable[[], Part[T]] | None = None
 
     @classmethod
     def of(
@@ -219,6 +222,7 @@ def page_of(
                 if not page.token:
                     count = part.count
                     counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+            part = part.rest() if part.rest else part
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):
                 raise
@@ -236,6 +240,31 @@ def page_of(
     # What isn't seen can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)
+
+
+def listed(
+    rows: Iterable[T], page: PageRequest, key: Callable[[T], tuple[object, ...]], unreached: Collection[str] = ()
+) -> Page[T]:
+    """Return a page of rows that are all there, in the order of the texts of ``key``; ``unreached`` as in `Page`."""
+    if page.number != 1:
+        return numbered(page, lambda each: listed(rows, each, key, unreached))
+    found: list[tuple[Position, T]] = []
+    for row in sorted(rows, key=lambda row: tuple(map(str, key(row)))):
+        texts = tuple(map(str, key(row)))
+        # Of rows with one key, each has its number.
+        found.append(((*texts, found[-1][0][-1] + 1 if found and found[-1][0][:-1] == texts else 0), row))
+    width = len(found[0][0]) if found else 1
+    order: SortOrder[tuple[Position, T]] = SortOrder(
+        key=lambda pair: pair[0], shape=(*[str] * (width - 1), int), newest_first=False
+    )
+
+    def read(_: str, after: After, limit: int) -> Part[tuple[Position, T]]:
+        begin = 0 if after is None else bisect.bisect_right(found, after, key=order.key)
+        return Part(found[begin : begin + limit])
+
+    part = merged([""], page, "listed", order, read)
+    total = None if unreached else Total(len(found))
+    return Page([row for _, row in part.items], part.next_page_token, total, not unreached, unreached=list(unreached))
 
 
 def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
@@ -278,7 +307,12 @@ def pages_before(fetch: Callable[[PageRequest], Page[T]], number: int, size: int
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
-    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given.
+    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given; as `every_page`."""
+    return itertools.chain.from_iterable(every_page(fetch, limit))
+
+
+def every_page(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[list[T]]:
+    """Yield what each page has that ``fetch`` returns, which may be nothing; ``limit`` rows in all if given.
 
     Raises:
         DatabaseUnreached: a database can't be read, so that the rows aren't all there are.
@@ -288,7 +322,7 @@ def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> 
         page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
         if page.unreached:
             raise DatabaseUnreached(page.unreached)
-        yield from page.items
+        yield page.items
         left = None if left is None else left - len(page.items)
         token = page.next_page_token
         if token is None:

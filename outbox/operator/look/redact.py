@@ -12,12 +12,24 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_args
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.message.content import Codecs, is_json
+from outbox.message.masking import (
+    KEYS,
+    MASK,
+    NO_JSON,
+    SecretNames,
+    cleaned,
+    leaves,
+    names_in,
+    path_of,
+    read_container,
+    read_json,
+    secrets_of,
+)
 from outbox.operator.model import Body
 
 _OPENING = frozenset("{[")
@@ -29,18 +41,13 @@ _INDENT = "  "
 _BEFORE_FIRST = -1
 
 
-def _is_container(text: str) -> bool:
-    """Tell whether a text looks like a JSON object or array."""
-    return text.lstrip()[:1] in _OPENING
-
-
 def has_at(raw: bytes, path: str, value: str) -> bool:
-    """Tell whether a JSON document has a value, written so, at a path such as ``order.lines.0.id``.
+    """Tell whether a JSON document has a value, written so, at a path (`outbox.message.masking`).
 
     ``value`` is a text, or a number, ``true``, ``false`` or ``null`` as the document spells it.
     """
-    found = _read(raw)
-    for name in path.split("."):
+    found = read_json(raw)
+    for name in names_in(path):
         if isinstance(found, dict) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isascii() and name.isdecimal() and int(name) < len(found):
@@ -50,37 +57,18 @@ def has_at(raw: bytes, path: str, value: str) -> bool:
     return _JSON_TEXT_WORDS.get(found, found) == value if isinstance(found, str | bool | None) else False
 
 
-_NONE = object()
+# Tokens that are shown wherever they stand.
+_SHOWN = frozenset({"{", "[", "true", "false", "null"})
 _JSON_TEXT_WORDS: dict[object, str] = {True: "true", False: "false", None: "null"}
 
-
-def _read(text: str | bytes) -> Any:
-    """Return a JSON document, each number as the text it is written with; `_NONE` if it can't be read."""
-    try:
-        return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
-    except (ValueError, RecursionError):
-        return _NONE
-
-
+T = TypeVar("T")
 Display = Literal["hidden", "masked", "full"]
 
-#: What is put where a value was masked.
-MASK = "***"
 #: How many changes of a body are told.
 CHANGES = 50
 #: How much of a body is shown, in bytes.
 LIMIT = 64 * 1024
 
-#: Names of values that are masked: matched against the words of a name, joined by ``_`` and in lower case. So
-#: ``cardNumber``, ``card-number`` and ``CARD_NUMBER`` all have the word ``card``, which ``discard`` has not.
-KEYS = (
-    r"\w*passw(or)?ds?|\w*passphrase|pwd|\w*secrets?|\w*tokens?|authorization|credentials?|api_?keys?|\w*cookies?"
-    r"|cards?|credit_?cards?|cvc|cvv|iban|ssn|\w*e_?mails?|(tele|mobile_?|cell_?)?phones?"
-)
-
-_LONGEST_NAME = 256
-
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\W_]+")
 _TEXT = re.compile(r"text/.+|application/(.+\+)?(json|xml)|application/x-www-form-urlencoded")
 
 
@@ -101,31 +89,29 @@ class Redactor:
             raise InvalidSettings(f"limit {limit} must be at least 1 byte")
         pattern = keys.pattern if isinstance(keys, re.Pattern) else keys
         try:
-            self._keys = re.compile(rf"(?:^|_)(?:{pattern})(?:_|$)", re.IGNORECASE)
+            SecretNames(pattern).masks("")
         except re.error as error:
             raise InvalidSettings(f"keys {pattern!r} is no regular expression: {error}") from None
+        self.names: SecretNames = SecretNames(pattern if display != "hidden" else ".*")
         self.display = display
         self.limit = limit
 
-    def masks(self, name: str) -> bool:
-        """Tell whether values of this name are masked; those of a name that is too long to be one always are."""
-        if len(name) > _LONGEST_NAME:
-            return True
-        words = _WORDS.sub("_", unicodedata.normalize("NFKC", name))
-        return self._keys.search(words.casefold()) is not None
-
     def hides_in_body(self, path: str, value: str) -> bool:
         """Tell whether a body is shown without the value at this path: who finds it by a filter has read it."""
-        return self._hides(path.split("."), value)
+        try:
+            return self._hides([int(name) if name.isdecimal() else name for name in names_in(path)], value)
+        except ValueError:  # nobody knows which place it names
+            return True
 
     def hides_header(self, name: str, value: str) -> bool:
         """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
         return self._hides([name], value)
 
-    def _hides(self, names: list[str], value: str) -> bool:
+    def _hides(self, path: Sequence[str | int], value: str) -> bool:
         if self.display != "masked":
             return self.display == "hidden"
-        return any(map(self.masks, names)) or self._holds(value)
+        names = [name for name in path if isinstance(name, str)]
+        return not names or any(map(self.names.masks, names)) or self._holds(value)
 
     def body(self, content_type: str, raw: bytes, *, reveal: bool = False, codecs: Codecs | None = None) -> Body:
         """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked.
@@ -139,19 +125,15 @@ class Redactor:
             decoded = _decoded(content_type, raw, codecs)
             known = _text(content_type, raw) if decoded is None else decoded
             written = decoded is not None or is_json(content_type)
-            if known and written and (full or _is_container(known)) and _read(known) is not _NONE:
+            if known and written and (read_json if full else read_container)(known) is not NO_JSON:
                 text, masked = self._written(known, full=full, limit=self.limit)
             elif full:
                 text = known
         shown = None if text is None else text.encode()[: self.limit].decode(errors="ignore")
-        return Body(
-            content_type=content_type,
-            size=len(raw),
-            text=shown,
-            masked=tuple(masked),
-            truncated=shown != text,
-            revealed=reveal,
-        )
+        is_cut = shown != text
+        # The size tells of what is masked how long it is.
+        is_whole = full or not (text is None or masked or is_cut)
+        return Body(content_type, len(raw) if is_whole else None, shown, tuple(masked), is_cut, reveal)
 
     def headers(self, headers: Mapping[str, str] | None, *, reveal: bool = False) -> dict[str, str]:
         """Return headers as they may be shown."""
@@ -160,19 +142,45 @@ class Redactor:
             return shown
         if self.display == "hidden":
             return dict.fromkeys(shown, MASK)
-        return {name: MASK if self.masks(name) or self._holds(value) else value for name, value in shown.items()}
+        return {name: MASK if self._hides([name], value) else value for name, value in shown.items()}
 
-    def document(self, value: Any, *, reveal: bool = False) -> Any:
-        """Return a JSON document, read already, as it may be shown."""
+    def document(self, value: Any, *, reveal: bool = False, named: bool = False) -> Any:
+        """Return a JSON document, read already, as it may be shown; ``named``: its place has a name that isn't masked.
+
+        Without one, of what is neither an object nor in one only truth is shown.
+        """
         if reveal or self.display == "full" or value is None:
             return value
         if self.display == "hidden":
             return MASK
         if isinstance(value, dict):
-            return {name: MASK if self.masks(name) else self.document(inner) for name, inner in value.items()}
+            return {
+                name: MASK if self.names.masks(name) else self.document(inner, named=True)
+                for name, inner in value.items()
+            }
         if isinstance(value, list):
-            return [self.document(inner) for inner in value]
-        return MASK if isinstance(value, str) and self._holds(value) else value
+            return [self.document(inner, named=named) for inner in value]
+        is_masked = not (named or isinstance(value, bool)) or (isinstance(value, str) and self._holds(value))
+        return MASK if is_masked else value
+
+    def audited(self, result: Any, *, reveal: bool = False) -> Any:
+        """Return the result of an act as it may be shown: what a function returned, and what an edit has changed."""
+        if not isinstance(result, dict):
+            return result
+        shown = dict(result)
+        if "returned" in shown:
+            shown["returned"] = self.document(shown["returned"], reveal=reveal)
+        if not reveal and isinstance(changes := shown.get("changes"), list):
+            # They were written as another console shows bodies.
+            shown["changes"] = [self._change(each["path"], each["from"], each["to"]) for each in changes]
+        return shown
+
+    def texts(self, view: T, headers: Mapping[str, str], content_type: str, raw: bytes, codecs: Codecs) -> T:
+        """Return what is shown of a message, with errors, reasons and results without what is masked in the message."""
+        if self.display == "full":
+            return view
+        shown: T = cleaned(view, set(secrets_of(self.names, headers, content_type, raw, codecs)))
+        return shown
 
     def changes(self, before: bytes, after: bytes) -> list[dict[str, str | None]] | None:
         """Return what differs between two JSON documents, each value as it may be shown; None if one isn't JSON.
@@ -180,24 +188,23 @@ class Redactor:
         Each change has the ``path``, and the values ``from`` and ``to``, None where there is none. Of many changes the
         first `CHANGES` are returned.
         """
-        documents = [_read(raw) for raw in (before, after)]
-        if any(document is _NONE for document in documents):
+        documents = [read_json(raw) for raw in (before, after)]
+        if any(document is NO_JSON for document in documents):
             return None
-        old, new = (dict(_leaves(document)) for document in documents)
-
-        def shown(path: str, value: str | None) -> str | None:
-            return MASK if value is not None and self.hides_in_body(path, value) else value
-
+        old, new = (dict(leaves(document)) for document in documents)
         different = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-        return [
-            {"path": path, "from": shown(path, old.get(path)), "to": shown(path, new.get(path))}
-            for path in different[:CHANGES]
-        ]
+        return [self._change(path_of(path), old.get(path), new.get(path)) for path in different[:CHANGES]]
+
+    def _change(self, path: str, before: str | None, after: str | None) -> dict[str, str | None]:
+        old, new = (
+            MASK if value is not None and self.hides_in_body(path, value) else value for value in (before, after)
+        )
+        return {"path": path, "from": old, "to": new}
 
     def _holds(self, text: str) -> bool:
         """Tell whether a text is JSON itself, with a value in it that would be masked."""
-        is_document = _is_container(text) and _read(text) is not _NONE
-        return is_document and bool(self._written(text, full=False, limit=len(text) * 4)[1])
+        inner = read_container(text)
+        return inner is not NO_JSON and any(True for _ in self.names.secrets_in(inner, named=True))
 
     def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
         """Return JSON, one member a line, to a little beyond the limit; and the paths of what is masked in it."""
@@ -225,8 +232,8 @@ class Redactor:
                 before = ""
                 if isinstance(inside, int):
                     path[-1], before = inside + 1, line
-                if not full and self._masked(inside if path and isinstance(inside, str) else None, piece):
-                    masked.append(".".join(map(str, path)))
+                if not full and self._masked(path, piece):
+                    masked.append(path_of(each for each in path if each is not None))
                     skipped, piece = int(piece in _OPENING), f'"{MASK}"'
                 elif piece in _OPENING:
                     path.append(None if piece == "{" else _BEFORE_FIRST)
@@ -237,21 +244,13 @@ class Redactor:
                 break
         return "".join(pieces), masked
 
-    def _masked(self, name: str | None, token: str) -> bool:
-        return (name is not None and self.masks(name)) or (token[0] == '"' and self._holds(json.loads(token)))
-
-
-def _leaves(document: Any) -> Iterator[tuple[str, str]]:
-    """Yield the paths and the values, as texts, of all that is no container in a document, and of empty containers."""
-    found = [("", document)]
-    while found:
-        path, value = found.pop()
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        before = f"{path}." if path else ""
-        children = [(f"{before}{name}", child) for name, child in inner]
-        found += reversed(children)
-        if not children:
-            yield path, json.dumps(value) if not isinstance(value, str) else value
+    def _masked(self, path: Sequence[str | int | None], token: str) -> bool:
+        name = path[-1] if path else None
+        if isinstance(name, str):
+            is_masked = self.names.masks(name)
+        else:
+            is_masked = token not in _SHOWN and not any(isinstance(each, str) for each in path)
+        return is_masked or (token[0] == '"' and self._holds(json.loads(token)))
 
 
 def _decoded(content_type: str, raw: bytes, codecs: Codecs | None) -> str | None:

@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 
 from outbox.database.execute import execute, statement
 from outbox.errors import OutboxError
-from outbox.message.model import uuid7
+from outbox.message.ids import uuid7
 from outbox.reconcile import job as jobs
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.fleet.config import Fleet, FleetTotal
 from outbox.reconcile.fleet.members import Member, Membership, matches, matching
 from outbox.reconcile.job import InboxState, Job, NoProgress, Pair, ProducerState, Window
-from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally
+from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally, shown
 from outbox.reconcile.pairing import Common, FirstPass, Pairing
 from outbox.reconcile.report import amount
 from outbox.reconcile.rows import EXACT, to_uuids
@@ -234,13 +234,13 @@ def _result(
     keys = {key for tally in (*every.values(), moved, ahead) for key in tally.sums}
     rows = tuple(
         TotalRow(
-            key,
+            label,
             value,
             {name: tally.sums.get(key, zeros)[at] for name, tally in every.items()},
             moved.sums.get(key, zeros)[at],
             ahead.sums.get(key, zeros)[at],
         )
-        for key in sorted(keys, key=lambda key: [(part is None, part or "") for part in key])
+        for key, label in shown(total.by, keys)
         for at, value in enumerate(total.values)
     )
     faults = [*(f"{name}: {text}" for name, tally in every.items() for text in tally.faults)]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
+from outbox.message.masking import names_in
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"
@@ -171,7 +172,11 @@ def wrong_paths(sums: Sums) -> Iterator[str]:
     if extra := sorted(sums.in_flight.keys() - set(sums.columns)):
         yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
     for column, path in sums.in_flight.items():
-        if not isinstance(path, str) or not all(path.split(".")):
+        try:
+            is_path = isinstance(path, str) and path and all(names_in(path))
+        except ValueError:
+            is_path = False
+        if not is_path:
             yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
         if path == COUNT and column in sums.by:
             yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"

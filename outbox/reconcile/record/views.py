@@ -10,6 +10,7 @@ import datetime as dt
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -17,10 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import execute
 from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
+from outbox.message.masking import MASK
 from outbox.operator.databases import Database, Databases, OverDatabases, Query, is_away
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.look.redact import MASK, Redactor
+from outbox.operator.look.redact import Redactor
 from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
@@ -415,18 +417,24 @@ class Reconciliations(OverDatabases):
     def _read_runs(self, connection: Connection, database: Database, query: Query, **values: object) -> list[Run]:
         (rows,) = execute(connection, query(database.schema, kinds=_LABELS, **values))
         runs = [Run(database=database.name, **row | {"measures": row["measures"] or []}) for row in query.named(rows)]
-        return [replace(run, measures=[self._masked(each) for each in run.measures]) for run in runs]
+        return [
+            replace(run, error=self.shown(run.error), measures=[self._masked(each) for each in run.measures])
+            for run in runs
+        ]
 
     def _masked(self, measure: Mapping[str, Any]) -> dict[str, Any]:
         """Return a measure with the parts of its keys masked that stand under telling names, as in bodies."""
         names = list(measure.get("by", ()))
 
         def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-            key = [self.redactor.document({name: part})[name] if self.redactor.display != "hidden" else MASK
-                   for name, part in zip(names, row["key"], strict=False)]  # fmt: skip
-            return {**row, "key": key}
+            pairs = zip(names, row["key"], strict=False)
+            hides = self.redactor.hides_header
+            return {**row, "key": [MASK if part is not None and hides(name, part) else part for name, part in pairs]}
 
-        return {**measure, "rows": [shown(row) for row in measure.get("rows", ())]}
+        rows = [shown(row) for row in measure.get("rows", ())]
+        # In the order of the keys, sums would tell which key is the greater one.
+        is_masked = any(MASK in row["key"] for row in rows)
+        return {**measure, "rows": sorted(rows, key=lambda row: Decimal(row["producer"])) if is_masked else rows}
 
 
 def _fact(row: FindingRow, name: str) -> Any:

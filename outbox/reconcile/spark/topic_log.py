@@ -270,8 +270,9 @@ class TopicLog:
                 self.access.schema, topic=self.topic, queue=stretch.queue, after=stretch.after, until=stretch.until
             )
         )
+        access = self.access.resolved()
         try:
-            with adbc_connection(conninfo(self.access.url)) as connection, connection.cursor() as cursor:
+            with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor:
                 cursor.execute(query)
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
@@ -281,7 +282,7 @@ class TopicLog:
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise_bare(failure_of(error, self.access))
+            raise_bare(failure_of(error, access))
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch["content_type"].null_count:

@@ -180,7 +180,7 @@ class LakePairing:
             return self._mapped(spark, part)
         from outbox.reconcile.spark.session import refuse_loopback  # noqa: PLC0415 - an extra
 
-        refuse_loopback(spark.session.master, snapshot.access.url)
+        refuse_loopback(spark.session.master, snapshot.access.resolved().url)
         side = self._side(part, rules, snapshot)
         rows = census(side, snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(part, snapshot)
         whole = self.job.window.range

@@ -15,6 +15,8 @@ from outbox.telemetry.events.messages import (
     CrashFound,
     DuplicateIgnored,
     EpochBegun,
+    HalfDecided,
+    HalfDeciding,
     HalfErrorLost,
     HalfMissing,
     HandlerHangs,
@@ -57,6 +59,7 @@ from outbox.telemetry.events.settling import (
 )
 from outbox.telemetry.events.working import (
     AlertFailed,
+    BatchTooLarge,
     BulkItemFailed,
     DifferencesFound,
     DifferencesGone,
@@ -92,6 +95,7 @@ from outbox.telemetry.events.working import (
 __all__ = [
     "AfterCommitFailed",
     "AlertFailed",
+    "BatchTooLarge",
     "BatchUndone",
     "BreakerClosed",
     "BreakerOpened",
@@ -120,6 +124,8 @@ __all__ = [
     "FencesChecked",
     "FollowerRewound",
     "HalfChecked",
+    "HalfDecided",
+    "HalfDeciding",
     "HalfErrorLost",
     "HalfMissing",
     "HalfParked",

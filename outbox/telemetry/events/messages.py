@@ -20,6 +20,21 @@ class MessagesSent(TelemetryEvent):
     prepared: bool = False
 
 
+@event("half.deciding", "producer", logging.DEBUG, "about to write the op of half message %(half_id)s: %(resolution)s")
+class HalfDeciding(TelemetryEvent):
+    """The producer is about to write the op of a half: it may yet fail. Told only to hooks, before the write."""
+
+    half_id: UUID
+    resolution: str
+
+
+@event("half.decided", "producer", logging.DEBUG, "half message %(half_id)s is decided: %(resolution)s")
+class HalfDecided(HalfDeciding):
+    """The producer's decision on a half has committed, ``seconds`` after it was told to be due. Told only to hooks."""
+
+    seconds: float
+
+
 @event(
     "message.duplicate",
     "producer",

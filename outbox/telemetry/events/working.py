@@ -13,12 +13,29 @@ from outbox.telemetry.event import TelemetryEvent, event
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 
-@event("worker.started", "worker", logging.INFO, "worker started with %(count)d duties")
+@event(
+    "worker.started",
+    "worker",
+    logging.INFO,
+    "worker started with %(count)d duties: groups %(groups)s, of topics %(topics)s; checkers of %(checkers)s%(lacks)s",
+)
 class WorkerStarted(TelemetryEvent):
-    """A worker runs these duties now."""
+    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of what isn't.
+
+    It may consume, and no consumer is declared.
+    """
 
     count: int
     duties: tuple[str, ...]
+    groups: tuple[str, ...]
+    topics: tuple[str, ...]
+    checkers: tuple[str, ...]
+    lacks: str
+
+    @property
+    def level(self) -> int:
+        """A warning where it lacks something."""
+        return logging.WARNING if self.lacks else self.usual_level
 
 
 @event("worker.stopping", "worker", logging.INFO, "worker is stopping")
@@ -148,6 +165,23 @@ class PassFailed(TelemetryEvent):
     def level(self) -> int:
         """An outage is one line in the log, not one for each try."""
         return logging.DEBUG if self.repeated else logging.ERROR
+
+
+@event(
+    "batch.too_large",
+    "database",
+    logging.WARNING,
+    "%(batch)s failed with %(size)s rows at once, and goes on with fewer: %(reason)s",
+)
+class BatchTooLarge(TelemetryEvent):
+    """A batch failed as a whole, by a time-out of the server's most often; the next ones have fewer rows for a while.
+
+    ``size`` is how many rows it had at most; None: all that there are.
+    """
+
+    batch: str
+    size: int | None
+    reason: str
 
 
 @event("duty.cut_off", "worker", logging.DEBUG, "duty %(duty)s was cut off")
