@@ -200,7 +200,19 @@ class Reporter:
         with connection.begin():
             read = partial(execute, connection)
             for held in held_locks(read, self._settings.schema, parts, Thresholds().lock):
-                emit(LockHeld(**asdict(held)))
+                # Named, for the types to say when the two part.
+                emit(
+                    LockHeld(
+                        lock=held.lock,
+                        session=held.session,
+                        pid=held.pid,
+                        age=held.age,
+                        state=held.state,
+                        user=held.user,
+                        application_name=held.application_name,
+                        client=held.client,
+                    )
+                )
 
 
 def health_of(duty: Duty) -> dict[str, Any]:

@@ -262,16 +262,18 @@ class StatisticsRead(TelemetryEvent):
     "lock.held",
     "worker",
     logging.WARNING,
-    "the lock of %(lock)s has been held for %(age).0f s by one transaction: pid %(pid)s (%(state)s) of %(client)s",
+    "the lock of %(lock)s has been held for %(age).0f s by one transaction or session: pid %(pid)s (%(state)s), "
+    "user %(user)s, of %(client)s",
 )
 class LockHeld(TelemetryEvent):
-    """One transaction has kept a lock from all other workers for ``age`` seconds."""
+    """One transaction or session has kept a lock from all other workers for ``age`` seconds."""
 
     lock: str
     session: str
     pid: int
     age: float
     state: str
+    user: str
     application_name: str
     client: str
 
