@@ -145,8 +145,8 @@ class _Instrumentation:
             case PassEnded():
                 self._passes.record(event.seconds, {"outbox.duty": event.duty})
                 if event.duty in _DISPATCHING and event.done:
-                    attributes = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
-                    self._ended("dispatch", event.seconds, attributes, context.Context())
+                    counts: dict[str, Any] = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
+                    self._ended("dispatch", event.seconds, counts, context.Context())
 
     def _ended(self, name: str, seconds: float, attributes: Mapping[str, Any], within: Context | None) -> None:
         """Make the span of what has ended: within a context, the empty one or (None) that of the running code."""

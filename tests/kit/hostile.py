@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NoReturn
 
-from greenlet import GreenletExit  # type: ignore[import-untyped]
+from greenlet import GreenletExit
 
 from outbox import Park, Retry
 
