@@ -302,17 +302,20 @@ class RequestContext(Caller):
     def operator(self) -> Operator:
         """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
         everything = self.console.source()
-        kind = Operator if self.identity is not None and self.may(REVEAL) else MaskedOperator
-        found = kind(everything.databases, everything.redactor, everything.codecs, everything.topics)
-        found.addresses = self.identity is not None and self.identity.may(ADDRESSES)
+        addresses = self.identity is not None and self.identity.may(ADDRESSES)
+        # By what is masked its sender can't search.
+        kind = Operator if addresses and self.may(REVEAL) else MaskedOperator
+        redactor = everything.redactor if addresses else everything.redactor.without_addresses()
+        found = kind(everything.databases, redactor, everything.codecs, everything.topics)
+        found.addresses = addresses
         return found
 
     @property
     def reconciliations(self) -> ReconciliationOrders:
         """What the sender can see of reconciliations, and order; as `operator`."""
-        everything = self.console.source()
-        found = ReconciliationOrders(everything.databases, everything.redactor)
-        found.addresses = self.principal.may(ADDRESSES)
+        operator = self.operator
+        found = ReconciliationOrders(operator.databases, operator.redactor)
+        found.addresses = operator.addresses
         return found
 
     @property

@@ -218,6 +218,25 @@ class OverDatabases:
         found: T = value if self.addresses else without_addresses(value)
         return found
 
+    def first_of(self, part: str | None, find: Callable[[Database], T | None], missing: OutboxError) -> T:
+        """Return what is found in the first database that has it, of those with a part; raise ``missing`` if none has.
+
+        Raises:
+            DatabaseUnreached: none of those that can be reached has it.
+        """
+        unreached = list(self.databases.away)
+        for database in self.databases.having(part):
+            try:
+                found = find(database)
+            except (SQLAlchemyError, OutboxError) as error:
+                if not is_away(error):
+                    raise
+                unreached.append(database.name)
+            else:
+                if found is not None:
+                    return found
+        raise DatabaseUnreached(unreached) if unreached else missing
+
     def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
         """Return the error for a message that no database knows which can be reached."""
         if self.databases.away:

@@ -17,22 +17,19 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy.exc import DBAPIError
+from typing import TYPE_CHECKING
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
-from outbox.database.execute import LOCK_NOT_AVAILABLE, Template, execute, lock_key, sqlstate
-from outbox.database.sql import NOW, GroupQueue, audit, take_lock
+from outbox.database.execute import Template, execute, lock_key
+from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.database.time_limit import by_size
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
-from outbox.operator.changes import checked_actor
+from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import PATIENCE, Database
 from outbox.operator.health import sql as health_sql
@@ -267,10 +264,12 @@ class Groups(HealthViews):
                 f"group {group!r} of topic {topic!r} isn't gone: {', '.join(contents.workers)} consumes for it; take "
                 "its consumer out of the application first"
             )
-        with unless_busy(f"group {group!r} of topic {topic!r}"), consumer.acting() as connection:
+        with unless_locked(busy(f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
             _lock_group(connection, consumer.schema, group, topic)
             forget = [each(consumer.schema, **pair) for each in sql.forget_group]
-            execute(connection, *forget, _record(consumer.schema, DELETE_GROUP, actor, why, pair, contents.inbox))
+            target = f"{group}/{topic}"
+            record = record_of(consumer.schema, DELETE_GROUP.name, actor, why, target, contents.inbox)
+            execute(connection, *forget, record)
         for old in sql.delete_rows:
 
             def delete(size: int, old: Template = old) -> tuple[int, bool]:
@@ -349,7 +348,7 @@ class Groups(HealthViews):
                 f"{what} can't read all of that again: {counted(preview.missing, 'message')} of before were pruned, or "
                 "may have been; go back less far, or accept that by skip_pruned (--skip-pruned)"
             )
-        with unless_busy(plan.name), plan.consumer.acting() as connection:
+        with unless_locked(busy(plan.name)), plan.consumer.acting() as connection:
             queues = [start.queue for start in plan.starts]
             moves = plan.moves(_lock_group(connection, schema, plan.group, plan.topic, queues))
             if not moves:
@@ -365,7 +364,7 @@ class Groups(HealthViews):
             reading, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
             result = {"reading": reading, "messages": messages, "missing": preview.missing, "queues": by_queue}
-            execute(connection, _record(schema, act, actor, why, plan.pair, result))
+            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.topic}", result))
         does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
         return f"{what} {does.format(counted(messages, 'message'))} (reading {reading})"
 
@@ -403,11 +402,6 @@ def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], mess
     return missing
 
 
-def _record(schema: str, act: Declaration, actor: Actor, why: str, pair: Mapping[str, str], result: Any) -> Any:
-    target = f"{pair['group']}/{pair['topic']}"
-    return audit(schema, actor.name, act.name, target, why.strip(), result, actor.origin)
-
-
 def _lock_group(
     connection: Connection, schema: str, group: str, topic: str, queues: Sequence[int] = ()
 ) -> dict[int, int]:
@@ -423,15 +417,9 @@ def _lock_group(
     return dict(rows)
 
 
-@contextmanager
-def unless_busy(what: str) -> Iterator[None]:
-    """Turn a lock that couldn't be had into the refusal of an act."""
-    try:
-        yield
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        raise ActRefused(
-            f"{what} is busy: somebody has held a lock of it for {PATIENCE:g} s, a handler that runs for example, and "
-            "nothing was done; try again in a while, or see who it is: outbox lock list"
-        ) from error
+def busy(what: str) -> ActRefused:
+    """Return the refusal of an act for which a lock couldn't be had."""
+    return ActRefused(
+        f"{what} is busy: a session has held a lock of it for {PATIENCE:g} s, a handler that runs for example, and "
+        "nothing was done; try again in a while, or see which one it is: outbox lock list"
+    )

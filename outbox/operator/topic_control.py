@@ -6,11 +6,10 @@ import datetime as dt
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import audit
 from outbox.errors import ActRefused, InvalidRequest, TopicNotFound
 from outbox.message.content import check_topic
 from outbox.operator.acts import PAUSE_TOPIC, RESUME_TOPIC, Declaration
-from outbox.operator.changes import checked_actor
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases, Query
 from outbox.operator.model import COUNT_LIMIT, Actor
 
@@ -120,6 +119,5 @@ def _changed(
                 "before its first message is dispatched: create=True (--create)"
             )
         if rows:
-            record = audit(database.schema, actor.name, act.name, topic, why.strip(), None, actor.origin)
-            execute(connection, record)
+            execute(connection, record_of(database.schema, act.name, actor, why, topic))
     return bool(rows)

@@ -17,10 +17,9 @@ from outbox.dispatch.once import dispatch_once
 from tests.console.web import Http, Shop, console_of
 from tests.house.walk import modules_of
 
-# A message passes the gate that may hold its group back, and what makes batches smaller that fail. The console tells
-# its log of each act, by three modules: its event, and two of telemetry. A resend wakes consumers behind its COMMIT, by
-# the module for what belongs to one. One module decides what is masked, for all that show, write down or search it.
-MESSAGE, ACT, CONSOLE = 17, 12, 32
+# A message passes the gate that may hold its group back. The console tells its log of each act, by three modules: its
+# event, and two of telemetry.
+MESSAGE, ACT, CONSOLE = 16, 12, 30
 
 
 def test_a_message_passes_few_modules(engine: Engine) -> None:

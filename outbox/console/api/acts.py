@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
 from uuid import UUID
@@ -15,7 +15,7 @@ from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext,
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act
+from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act, Declaration
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
@@ -44,6 +44,23 @@ class JobBody(DatabaseBody, ReasonBody):
     """What every order of a bulk job has."""
 
     token: str | None = option(None, "The token of the preview; needed where a filter selects.", most=20_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done, in a sentence."""
+
+    outcome: str
+
+
+def declared(act: Declaration, *statuses: int, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """Return how the endpoint of an act is declared; it ``needs`` the act's permission, or these."""
+    return {
+        "summary": act.summary,
+        "description": act.details + (f"\n\nAn example of a reason: {act.why}." if act.why else ""),
+        "dependencies": [requires(each) for each in needs or (act.permission,)],
+        "responses": problems(*statuses),
+    }
 
 
 def _start(
@@ -110,10 +127,8 @@ def _add(act: Act, endpoint: Callable[..., Any], below: str = "", **more: Any) -
         path + act.name + below,
         endpoint,
         methods=["POST"],
-        description=f"{act.details}\n\nAn example of a reason: {act.why}.",
-        dependencies=[requires(act.name)],
         tags=[f"acts on {act.noun}"],
-        **({"name": act.name, "summary": act.summary, "responses": problems(412)} | more),
+        **({"name": act.name} | declared(act, 412) | more),
     )
 
 
@@ -187,12 +202,9 @@ class Edited:
 @router.post(
     "/messages/{message_id}/edit",
     status_code=201,
-    summary=EDIT.summary,
-    description=f"{EDIT.details}\n\nAn example of a reason: {EDIT.why}.",
-    # Which paths differ, and that none does, tells of what is masked.
-    dependencies=[requires(EDIT.permission), requires(REVEAL)],
-    responses=problems(412),
     tags=["acts on message"],
+    # Which paths differ, and that none does, tells of what is masked.
+    **declared(EDIT, 412, needs=(EDIT.permission, REVEAL)),
 )
 def edit(
     context: Context, response: Response, message_id: UUID, version: IfMatch, body: EditBody = from_body(EditBody)
@@ -334,27 +346,14 @@ class NoteBody:
     owner: str = option("", "Who looks after it.", most=model.LONGEST)
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What was done, in a sentence."""
-
-    outcome: str
-
-
-@router.post(
-    "/dead/groups/{fingerprint}/note",
-    summary=NOTE.summary,
-    description=NOTE.details,
-    dependencies=[requires(NOTE.permission)],
-    tags=["inbox"],
-)
+@router.post("/dead/groups/{fingerprint}/note", tags=["inbox"], **declared(NOTE))
 def note_dead_group(
     context: Context,
     fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
     body: NoteBody = from_body(NoteBody),
-) -> Noted:
+) -> Outcome:
     """Write a note about a group of dead letters."""
-    return Noted(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
+    return Outcome(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
 
 
 # --- locks -------------------------------------------------------------------------------------------------
@@ -367,24 +366,11 @@ class EndBody(ReasonBody):
     database: str | None = option(None, "The database in which it holds a lock, if not any.", most=1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What came of the end of a session, in a sentence."""
-
-    outcome: str
-
-
-@router.post(
-    "/locks/{session}/end",
-    summary=END.summary,
-    description=f"{END.details}\n\nAn example of a reason: {END.why}.",
-    dependencies=[requires(END.permission)],
-    tags=["state"],
-)
+@router.post("/locks/{session}/end", tags=["state"], **declared(END))
 def end_session(
     context: Context,
     session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
     body: EndBody = from_body(EndBody),
-) -> Ended:
+) -> Outcome:
     """End the session that holds a lock."""
-    return Ended(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))
+    return Outcome(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))

@@ -157,7 +157,15 @@ def topics(context: Context, page: model.PageRequest = from_query(PageQuery)) ->
 # --- lists: the operator's call of the same name ----------------------------------------------------------
 
 
-def _add_call(call: str, tag: str) -> None:
+def all_of(operator: Operator, call: str) -> tuple[list[Any], list[str]]:
+    """Return the rows of one of the calls in `KEYS`, and which databases can't be reached."""
+    if call != "groups":
+        return of_each(operator, getattr(Operator, call))
+    # How far a group is behind takes two databases: it is read over all that can be reached.
+    return operator.groups(), of_each(operator, Operator.topic_pauses)[1]
+
+
+def _add_call(call: str, tag: str, path: str = "") -> None:
     """Add an endpoint that returns what a call does; the call says itself what its filter and its rows are."""
     described, hints = inspect.getdoc(getattr(Operator, call)) or "", types_of(call)
     key, returned = KEYS.get(call), hints["return"]
@@ -169,11 +177,11 @@ def _add_call(call: str, tag: str) -> None:
     def endpoint(context: Context, query: Any = taken) -> Any:
         if key is None:
             return getattr(context.operator, call)(*query)
-        rows, unreached = of_each(context.operator, getattr(Operator, call))
+        rows, unreached = all_of(context.operator, call)
         return listed(rows, query, key, unreached)
 
     router.add_api_route(
-        f"/{call.replace('_', '-')}",
+        path or f"/{call.replace('_', '-')}",
         endpoint,
         name=call,
         description=described.partition("\n")[0],
@@ -202,6 +210,8 @@ _add_call("handlers", "state")
 _add_call("workers", "state")
 _add_call("producers", "state")
 _add_call("locks", "state")
+_add_call("groups", "groups")
+_add_call("topic_pauses", "topics", "/topics/paused")
 _add_call("system", "state")
 _add_call("messages", "messages")
 _add_call("halves", "messages")

@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
-from outbox.console.api.acts import ReasonBody
+from outbox.console.api.acts import ReasonBody, declared
 from outbox.console.api.lists import EXPORT_TYPES, ExportQuery, export_answers, streamed
 from outbox.console.api.requests import IdempotencyKey, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context, requires
@@ -131,14 +131,7 @@ def orders(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[
     return listed(rows, page, lambda row: (row.schedule, row.topic, row.group), context.operator.databases.away)
 
 
-@router.post(
-    "/orders",
-    status_code=202,
-    summary=RECONCILE.summary,
-    description=f"{RECONCILE.details}\n\nAn example of a reason: {RECONCILE.why}.",
-    dependencies=[requires(RECONCILE.permission)],
-    responses=problems(409, 415),
-)
+@router.post("/orders", status_code=202, **declared(RECONCILE, 409, 415))
 def order_run(context: Context, body: RunBody = from_body(RunBody)) -> RunOrder:
     """Order that a worker runs a reconciliation."""
     return context.reconciliations.run_now(
@@ -158,14 +151,7 @@ def preview_repair(context: Context, run_id: UUID, body: SelectionBody = from_bo
     return context.reconciliations.preview(body.selection(run_id))
 
 
-@router.post(
-    "/runs/{run_id}/repair",
-    status_code=202,
-    summary=REPAIR.summary,
-    description=f"{REPAIR.details}\n\nAn example of a reason: {REPAIR.why}.",
-    dependencies=[requires(REPAIR.permission)],
-    responses=problems(404, 409, 415),
-)
+@router.post("/runs/{run_id}/repair", status_code=202, **declared(REPAIR, 404, 409, 415))
 def repair(
     context: Context, response: Response, run_id: UUID, key: IdempotencyKey, body: RepairBody = from_body(RepairBody)
 ) -> BulkJob:

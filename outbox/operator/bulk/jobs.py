@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
@@ -30,8 +28,8 @@ from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.changes import check_audited, inbox_columns, requested
-from outbox.operator.databases import OverDatabases, is_away
+from outbox.operator.changes import check_audited, inbox_columns, record_of, requested
+from outbox.operator.databases import Databases, OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.budget import CALLER
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
@@ -42,7 +40,7 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database, Databases, Query
+    from outbox.operator.databases import Database, Query
 
 #: How long (seconds) a preview may look for what a filter matches.
 SECONDS = 30.0
@@ -155,9 +153,7 @@ class BulkJobs(OverDatabases):
             values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
             return Part(read_jobs(connection, database, sql.LIST, **values))
 
-        databases = self.databases.having(None, checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read, away)
+        return page_of(self.databases, None, checked(criteria), page, _NEWEST, read, ("bulk_jobs", criteria.state))
 
     def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
         """Return a bulk job.
@@ -166,19 +162,13 @@ class BulkJobs(OverDatabases):
             BulkJobNotFound: no registered database has it.
             DatabaseUnreached: none of those that can be reached has it.
         """
-        unreached = list(self.databases.away)
-        for database in self.databases.values():
-            try:
-                with database.reading() as connection:
-                    for found in read_jobs(connection, database, sql.ONE, id=bulk_job_id):
-                        return found
-            except SQLAlchemyError as error:
-                if not is_away(error):
-                    raise
-                unreached.append(database.name)
-        if unreached:
-            raise DatabaseUnreached(unreached)
-        raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
+
+        def find(database: Database) -> model.BulkJob | None:
+            with database.reading() as connection:
+                return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
+
+        which = f"no registered database ({', '.join(self.databases)})"
+        return self.first_of(None, find, BulkJobNotFound(f"{which} has bulk job {bulk_job_id}"))
 
     def bulk_items(
         self, bulk_job_id: UUID, page: model.PageRequest, *, state: model.BulkItemState | str | None = None
@@ -197,7 +187,7 @@ class BulkJobs(OverDatabases):
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
             return Part([model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
-        found = page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
+        found = page_of(Databases([database]), None, None, page, _BY_NUMBER, read, ("items", bulk_job_id, state))
         done = [item for item in found.items if item.state == model.BulkItemState.DONE]
         since, unreached = self._fates_of(database, done)
         with_fates = {item.number: replace(item, fates=each) for item, each in zip(done, since, strict=True)}
@@ -251,7 +241,7 @@ class BulkJobs(OverDatabases):
                 raise ActRefused(f"bulk job {bulk_job_id} can't be cancelled: it {what}")
             cancelled = query(connection, schema, sql.CANCEL, id=bulk_job_id, actor=actor.name)
             result = {"did": "cancel", "cancelled": len(cancelled)}
-            audited = audit(schema, actor.name, "bulk", str(bulk_job_id), why, result, actor.origin)
+            audited = record_of(schema, "bulk", actor, why, bulk_job_id, result)
             execute(connection, finish_bulk_jobs(schema, bulk_job_id), audited)
         return self.bulk_job(bulk_job_id)
 

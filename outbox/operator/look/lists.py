@@ -76,8 +76,7 @@ class Lists(OverDatabases):
         if criteria.group is not None:
             return unconsumed(self.databases, criteria, page)
         producers = self.databases.having("producer", criteria.database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(producers, criteria, page, _BY_ID, read, away)
+        return page_of(self.databases, "producer", criteria, page, _BY_ID, read)
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
@@ -88,9 +87,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
-        databases = self.databases.having("producer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, _OLDEST, read, away)
+        return page_of(self.databases, "producer", checked(criteria), page, _OLDEST, read)
 
     def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
@@ -104,9 +101,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
             return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
-        databases = self.databases.having("producer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, order, read, away)
+        return page_of(self.databases, "producer", checked(criteria), page, order, read)
 
     def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
@@ -125,9 +120,7 @@ class Lists(OverDatabases):
         def shown(row: model.AuditRow) -> model.AuditRow:
             return replace(row, result=self.redactor.audited(row.result))
 
-        databases = self.databases.having(None, checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, _BY_TIME, read, away)
+        return page_of(self.databases, None, checked(criteria), page, _BY_TIME, read)
 
     def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
         """Return a page of the inbox rows that fit, the newest id first, over all groups.
@@ -141,11 +134,9 @@ class Lists(OverDatabases):
                 return Part([], count=0)
             return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
 
-        databases = self.databases.having("consumer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        if criteria.error is not None:
+        if checked(criteria).error is not None:
             CALLER.get().search()
-        return page_of(databases, criteria, page, _BY_MESSAGE, read, away)
+        return page_of(self.databases, "consumer", criteria, page, _BY_MESSAGE, read)
 
     def dead_groups(
         self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200

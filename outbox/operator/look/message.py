@@ -15,14 +15,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
-from outbox.database.sql import audit
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
 from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
-from outbox.operator.changes import check_audited, message_states
+from outbox.operator.changes import check_audited, message_states, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
@@ -449,8 +448,7 @@ class MessageViews(OverDatabases):
         if reveal is not None and found.home is not None:
             check_audited(reveal, why)
             with found.home.acting() as connection:
-                schema, origin = found.home.schema, reveal.origin
-                execute(connection, audit(schema, reveal.name, "reveal", str(message_id), why.strip(), None, origin))
+                execute(connection, record_of(found.home.schema, "reveal", reveal, why, message_id))
         return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
@@ -520,6 +518,7 @@ def _view(
         copies=[UUID(row.result["copy"]) for row in found.audit if row.action == EDIT.name],
         unseen=list(found.unseen),
     )
-    if half is None or found.half is None or revealed:
+    if half is None or found.half is None:
         return view
-    return redactor.texts(view, found.half["headers"] or {}, half["content_type"], found.raw, codecs)
+    headers = found.half["headers"] or {}
+    return redactor.texts(view, headers, half["content_type"], found.raw, codecs, reveal=revealed)

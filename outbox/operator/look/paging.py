@@ -28,7 +28,7 @@ from outbox.reader import FieldShape, Option, Reader, plain
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
+    from outbox.operator.databases import Database, Databases
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -196,21 +196,22 @@ def merged_parts(
 
 
 def page_of(
-    databases: Iterable[Database],
-    criteria: object,
+    databases: Databases,
+    part: str | None,
+    criteria: Any,
     page: PageRequest,
     order: SortOrder[T],
     read: Callable[[Connection, Database, After, int], Part[T]],
-    away: Collection[str] = (),
+    context: object = None,
 ) -> Page[T]:
-    """Return a page of what fits a filter in these databases; ``read`` is that of `merged`, given a connection.
+    """Return a page of what fits a filter in the databases that have a part; ``read`` is as `merged` has it.
 
-    The total comes with the first page only: exact where that page is all there is, else where it can be counted.
-    Databases that can't be reached are named in the page, as are those that are ``away`` already; if none of those that
-    the page is about can be, the error is raised.
+    A ``database`` in the filter limits it to one. ``context`` is that of the tokens, if it isn't the filter. The total
+    comes with the first page only: exact where that page is all there is, else where it can be counted. Databases that
+    can't be reached are named in the page; if none of those that the page is about can be, the error is raised.
     """
-    databases = list(databases)
-    by_name = {database.name: database for database in databases}
+    only = getattr(criteria, "database", None)
+    by_name = {database.name: database for database in databases.having(part, only)}
     counts: list[int | None] = []
     read_through: list[str] = []
     errors: list[Exception] = []
@@ -218,25 +219,25 @@ def page_of(
     def read_one(name: str, after: After, limit: int) -> Part[T]:
         try:
             with by_name[name].reading() as connection:
-                part = read(connection, by_name[name], after, limit)
+                found = read(connection, by_name[name], after, limit)
                 if not page.token:
-                    count = part.count
+                    count = found.count
                     counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
-            part = part.rest() if part.rest else part
+            found = found.rest() if found.rest else found
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):
                 raise
             errors.append(error)
             return Part([], unread=True)
         read_through.append(name)
-        return part
+        return found
 
     if page.number != 1:
-        return numbered(page, lambda each: page_of(databases, criteria, each, order, read, away))
-    found = merged(by_name, page, criteria, order, read_one)
+        return numbered(page, lambda each: page_of(databases, part, criteria, each, order, read, context))
+    found = merged(by_name, page, context or criteria, order, read_one)
     if errors and not read_through:
         raise errors[0]
-    found.unreached.extend(away)
+    found.unreached.extend(databases.away_for(only))
     # What isn't seen can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)

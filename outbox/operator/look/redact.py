@@ -10,13 +10,15 @@ JSON as it is written: its tokens, never its numbers, which would be rounded; an
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 from outbox.errors import InvalidMessage, InvalidSettings
-from outbox.message.content import Codecs, is_json
+from outbox.message.content import SENDER_HEADER, Codecs, is_json
 from outbox.message.masking import (
     KEYS,
     MASK,
@@ -95,6 +97,14 @@ class Redactor:
         self.names: SecretNames = SecretNames(pattern if display != "hidden" else ".*")
         self.display = display
         self.limit = limit
+        #: The headers that are masked however the rest is shown.
+        self.withheld: frozenset[str] = frozenset()
+
+    def without_addresses(self) -> Redactor:
+        """Return a redactor that also masks at which host and process a message was sent, even where it is revealed."""
+        found = copy.copy(self)
+        found.withheld = frozenset({SENDER_HEADER})
+        return found
 
     def hides_in_body(self, path: str, value: str) -> bool:
         """Tell whether a body is shown without the value at this path: who finds it by a filter has read it."""
@@ -105,7 +115,7 @@ class Redactor:
 
     def hides_header(self, name: str, value: str) -> bool:
         """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
-        return self._hides([name], value)
+        return name in self.withheld or self._hides([name], value)
 
     def _hides(self, path: Sequence[str | int], value: str) -> bool:
         if self.display != "masked":
@@ -126,7 +136,7 @@ class Redactor:
             known = _text(content_type, raw) if decoded is None else decoded
             written = decoded is not None or is_json(content_type)
             if known and written and (read_json if full else read_container)(known) is not NO_JSON:
-                text, masked = self._written(known, full=full, limit=self.limit)
+                text, masked = self._written(known, full=full, most=self.limit)
             elif full:
                 text = known
         shown = None if text is None else text.encode()[: self.limit].decode(errors="ignore")
@@ -137,31 +147,20 @@ class Redactor:
 
     def headers(self, headers: Mapping[str, str] | None, *, reveal: bool = False) -> dict[str, str]:
         """Return headers as they may be shown."""
-        shown = dict(headers or {})
-        if reveal or self.display == "full":
-            return shown
-        if self.display == "hidden":
-            return dict.fromkeys(shown, MASK)
-        return {name: MASK if self._hides([name], value) else value for name, value in shown.items()}
+        full = reveal or self.display == "full"
+        return {
+            name: MASK if name in self.withheld or (not full and self._hides([name], value)) else value
+            for name, value in (headers or {}).items()
+        }
 
-    def document(self, value: Any, *, reveal: bool = False, named: bool = False) -> Any:
-        """Return a JSON document, read already, as it may be shown; ``named``: its place has a name that isn't masked.
-
-        Without one, of what is neither an object nor in one only truth is shown.
-        """
+    def document(self, value: Any, *, reveal: bool = False) -> Any:
+        """Return a JSON document, read already, as it may be shown; of what is in no object only truth is."""
         if reveal or self.display == "full" or value is None:
             return value
         if self.display == "hidden":
             return MASK
-        if isinstance(value, dict):
-            return {
-                name: MASK if self.names.masks(name) else self.document(inner, named=True)
-                for name, inner in value.items()
-            }
-        if isinstance(value, list):
-            return [self.document(inner, named=named) for inner in value]
-        is_masked = not (named or isinstance(value, bool)) or (isinstance(value, str) and self._holds(value))
-        return MASK if is_masked else value
+        text, _ = self._written(json.dumps(value), full=False)
+        return json.loads(text)
 
     def audited(self, result: Any, *, reveal: bool = False) -> Any:
         """Return the result of an act as it may be shown: what a function returned, and what an edit has changed."""
@@ -175,11 +174,14 @@ class Redactor:
             shown["changes"] = [self._change(each["path"], each["from"], each["to"]) for each in changes]
         return shown
 
-    def texts(self, view: T, headers: Mapping[str, str], content_type: str, raw: bytes, codecs: Codecs) -> T:
+    def texts(
+        self, view: T, headers: Mapping[str, str], content_type: str, raw: bytes, codecs: Codecs, *, reveal: bool
+    ) -> T:
         """Return what is shown of a message, with errors, reasons and results without what is masked in the message."""
-        if self.display == "full":
-            return view
-        shown: T = cleaned(view, set(secrets_of(self.names, headers, content_type, raw, codecs)))
+        secrets = {headers[name] for name in self.withheld & headers.keys()}
+        if not (reveal or self.display == "full"):
+            secrets.update(secrets_of(self.names, headers, content_type, raw, codecs))
+        shown: T = cleaned(view, secrets) if secrets else view
         return shown
 
     def changes(self, before: bytes, after: bytes) -> list[dict[str, str | None]] | None:
@@ -206,8 +208,8 @@ class Redactor:
         inner = read_container(text)
         return inner is not NO_JSON and any(True for _ in self.names.secrets_in(inner, named=True))
 
-    def _written(self, text: str, *, full: bool, limit: int) -> tuple[str, list[str]]:
-        """Return JSON, one member a line, to a little beyond the limit; and the paths of what is masked in it."""
+    def _written(self, text: str, *, full: bool, most: float = math.inf) -> tuple[str, list[str]]:
+        """Return JSON, one member a line, to a little beyond ``most`` characters; and the paths of what is masked."""
         pieces: list[str] = []
         masked: list[str] = []
         # The latest member of each object and array around the token: its name (None before it) or number.
@@ -240,7 +242,7 @@ class Redactor:
                 piece = before + piece
             pieces.append(piece)
             size += len(piece)
-            if size > limit:
+            if size > most:
                 break
         return "".join(pieces), masked
 
