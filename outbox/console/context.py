@@ -34,7 +34,7 @@ from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
 from outbox.operator.acts import ACTS, DECLARATIONS
-from outbox.operator.look.budget import CALLER, Caller
+from outbox.operator.databases import CALLER, Caller
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
 from outbox.reconcile.record.orders import ReconciliationOrders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -23,7 +24,6 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
-from outbox.operator.look.budget import CALLER
 from outbox.settings import Settings
 from outbox.text import without_addresses
 
@@ -36,6 +36,21 @@ _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0
+
+
+class Caller:
+    """The client that something is read for. The request of a console is one with limits; others have none."""
+
+    def check(self) -> None:
+        """Raise if the client has gone: then nothing more is read for it."""
+
+    def search(self) -> None:
+        """Count a search of the client; raise if too many of its searches run at once."""
+
+
+_UNLIMITED = Caller()
+#: The client of this thread or task.
+CALLER: ContextVar[Caller] = ContextVar("outbox_caller", default=_UNLIMITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class Database:
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement.
 
-        Raises as `outbox.operator.look.budget.Caller.check`.
+        Raises as `Caller.check`.
         """
         CALLER.get().check()
         with self.engine.connect() as connection, connection.begin():

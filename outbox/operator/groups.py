@@ -31,11 +31,10 @@ from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
 from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
-from outbox.operator.databases import PATIENCE, Database
+from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
-from outbox.operator.look.budget import CALLER
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, database_address

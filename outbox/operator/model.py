@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
+from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.reader import Seconds, option
 
@@ -537,23 +538,6 @@ class BulkItemFilter:
 
 
 # --- one message -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of a message as it may be shown.
-
-    ``text`` is None for what is no text, or hidden; ``masked`` names the paths whose values were masked; ``truncated``
-    tells that there is more. ``size`` is None where something of it is masked or hidden, whose length it would tell.
-    A body of over 1 MiB is opened only to be revealed.
-    """
-
-    content_type: str
-    size: int | None
-    text: str | None
-    masked: tuple[str, ...] = ()
-    truncated: bool = False
-    revealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

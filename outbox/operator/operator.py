@@ -22,6 +22,7 @@ from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.message.masking import Redactor
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named
@@ -44,7 +45,6 @@ from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import Lists, check_messages
 from outbox.operator.look.message import gather
-from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 from outbox.operator.notes import Notes
 from outbox.operator.topic_control import TopicControls

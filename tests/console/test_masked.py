@@ -26,14 +26,17 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Orphan, Outbox, Park, Resolution, Retry, Settings, Skip
 from outbox.cli import app as commands
+from outbox.console import Bearer, Principal, hash_token
+from outbox.console.context import REVEAL, VIEW
 from outbox.embedded import ServerLike
-from outbox.operator.look.redact import Redactor
+from outbox.message.masking import Redactor
 from outbox.operator.model import MessageFilter, PageRequest
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.run import reconcile
 from outbox.testing import bulk, check, dead_letters, drain
+from outbox.text import process_name
 from tests.cli.conftest import run_cli
-from tests.console.web import Asker, Http, console_of
+from tests.console.web import Asker, Http, console_of, token_of
 from tests.kit.databases import clones
 
 SECRET, MENDED = "5105-1051-0510-canary", "5105-mended-canary"
@@ -296,3 +299,19 @@ def test_custom_names_are_masked_in_what_is_shown_of_a_message(
         assert "123456-canary" not in answer
     found = till.outbox.operator.messages(MessageFilter(topic="salaries"), PageRequest())
     assert [row.id for row in found.items] == [message_id]
+
+
+def test_where_a_message_was_sent_is_an_address(till: Till, ask: Asker) -> None:
+    """Host and process of a sender are for those who may see addresses; others can't search by them or reveal them."""
+    message_id, sender = till.send("elsewhere"), process_name()
+    path, search = f"/messages/{message_id}", {"header": f"outbox-sender={sender}"}
+    revealing = Principal("rita", "Rita", frozenset({VIEW, REVEAL}))
+    consoles = {role: console_of(till.outbox, redactor=Redactor("full")) for role in ("viewer", "operator", "admin")}
+    consoles["revealing"] = console_of(till.outbox, authorizer=Bearer({hash_token(token_of("revealing")): revealing}))
+    for role, console in consoles.items():
+        http, sees = ask(console, role), role in {"operator", "admin"}
+        assert http.get(path).json()["half"]["headers"]["outbox-sender"] == (sender if sees else "***"), role
+        assert (sender in http.ask("GET", path).text) == sees, role
+        assert http.get("/messages", params=search).status_code == (200 if sees else 422), role
+    revealed = ask(consoles["revealing"], "revealing").ask("POST", f"{path}/reveal")
+    assert (revealed.status_code, SECRET in revealed.text, sender in revealed.text) == (200, True, False)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.message.masking import KEYS, MASK, leaves, names_in, path_of, read_json, without
-from outbox.operator.look.redact import Redactor, has_at
+from outbox.message.masking import KEYS, MASK, Redactor, has_at, leaves, names_in, path_of, read_json, without
 
 JSON = "application/json"
 MASKED = Redactor()

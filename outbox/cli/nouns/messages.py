@@ -26,7 +26,7 @@ from outbox.cli.options import (
 )
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
 from outbox.errors import MessageNotFound
-from outbox.message.masking import MASK
+from outbox.message.masking import MASK, Body
 from outbox.operator import model
 from outbox.operator.acts import EDIT
 
@@ -89,7 +89,7 @@ def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | 
     return cli_actor(actor) if reveal else None
 
 
-def _masked(body: model.Body) -> Any:
+def _masked(body: Body) -> Any:
     """Return a body as it may be shown: read, where all that is shown of it is JSON."""
     try:
         return MASK if body.text is None else json.loads(body.text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from outbox.console.api.acts import GroupName, Outcome, ReasonBody, declared
+from outbox.console.api.acts import ActTold, GroupName, ReasonBody, declared
 from outbox.console.api.requests import from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.message.content import MAX_TOPIC, TOPIC_PATTERN
@@ -117,23 +117,23 @@ class GroupRateBody(GroupControlBody):
 # --- acts, and what each would do: the operator's calls, which take what the path and the fields have --------------
 
 
-def _add(path: str, call: str, given: Any, returned: type, **more: Any) -> None:
+def _add(path: str, call: str, parameter: Any, returned: type, **more: Any) -> None:
     def endpoint(context: Context, fields: Any, **names: str) -> Any:
         values = names | asdict(fields)
         if "reason" in values:
             values |= {"by": context.actor, "why": values.pop("reason")}
         found = getattr(context.operator, call)(**values)
-        return Outcome(found) if returned is Outcome else found
+        return ActTold(found) if returned is ActTold else found
 
     hints: dict[str, Any] = {"context": Context} | {name: _NAMES[name] for name in re.findall(r"\{(\w+)", path)}
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
-    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=given))
+    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=parameter))
     endpoint.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what FastAPI reads
     (router if "{group}" in path else topics).add_api_route(path, endpoint, response_model=returned, **more)
 
 
 def _add_act(act: Declaration, path: str, body: type) -> None:
-    _add(path, act.name, from_body(body), Outcome, methods=["POST"], name=act.name, **declared(act, 404, 409, 415))
+    _add(path, act.name, from_body(body), ActTold, methods=["POST"], name=act.name, **declared(act, 404, 409, 415))
 
 
 def _add_preview(act: Declaration, path: str, call: str, query: type, returned: type, description: str) -> None:

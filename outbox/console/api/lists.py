@@ -27,6 +27,7 @@ from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
 from outbox.errors import DatabaseUnreached, MessageNotFound, OutboxError
+from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import Databases, is_away
@@ -301,18 +302,18 @@ def conversation(context: Context, message_id: UUID) -> model.Conversation:
 
 
 @router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
-def payload(context: Context, message_id: UUID) -> model.Body:
+def payload(context: Context, message_id: UUID) -> Body:
     """Return the body of a message, masked."""
     return _body(context, message_id)
 
 
 @router.post("/messages/{message_id}/payload/reveal", **_REVEALS)
-def reveal_payload(context: Context, message_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> model.Body:
+def reveal_payload(context: Context, message_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> Body:
     """Return the body of a message as it is, which is audited."""
     return _body(context, message_id, reveal=context.actor, why=body.reason)
 
 
-def _body(context: RequestContext, message_id: UUID, **reveal: Any) -> model.Body:
+def _body(context: RequestContext, message_id: UUID, **reveal: Any) -> Body:
     body = context.operator.message(message_id, **reveal).body
     if body is None:
         raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")

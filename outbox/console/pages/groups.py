@@ -69,25 +69,25 @@ def groups(view: View) -> Response:
     return view.page("groups.html", found.status, list=found, acts=_ACTS, **shown)
 
 
-@router.get("/{group}/{topic:path}/{word}")
-def confirm(view: View, group: str, topic: str, word: GroupWord) -> Response:
+@router.get("/{group}/{topic:path}/{act}")
+def confirm(view: View, group: str, topic: str, act: GroupWord) -> Response:
     """Show what an act on a group would do, with the form that does it; ask first where the group is to go on."""
-    return _ask(view, group, topic, word, read(GroupForm, pairs_of(view.request.url.query)))
+    return _ask(view, group, topic, act, read(GroupForm, pairs_of(view.request.url.query)))
 
 
-@router.post("/{group}/{topic:path}/{word}")
-def do(view: View, group: str, topic: str, word: GroupWord, pairs: FormPairs) -> Response:
+@router.post("/{group}/{topic:path}/{act}")
+def do(view: View, group: str, topic: str, act: GroupWord, pairs: FormPairs) -> Response:
     """Act on a group."""
-    act, form = (_ACTS | _CONTROLS)[word], read(GroupForm, pairs)
-    view.context.demand(act.permission)
-    values = {name: getattr(form, name) for name in _TAKES[word]}
+    chosen, form = (_ACTS | _CONTROLS)[act], read(GroupForm, pairs)
+    view.context.demand(chosen.permission)
+    values = {name: getattr(form, name) for name in _TAKES[act]}
     try:
-        getattr(view.operator, act.name)(group, topic=topic, by=view.context.actor, why=form.reason, **values)
+        getattr(view.operator, chosen.name)(group, topic=topic, by=view.context.actor, why=form.reason, **values)
     except InvalidRequest as error:
         if error.field != "rate":
             raise
-        return _ask(view, group, topic, word, form, fault=str(error))
-    return view.done(act.name, "groups")
+        return _ask(view, group, topic, act, form, fault=str(error))
+    return view.done(chosen.name, "groups")
 
 
 def _ask(view: PageView, group: str, topic: str, word: str, form: GroupForm, *, fault: str | None = None) -> Response:

@@ -29,9 +29,8 @@ from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
 from outbox.operator.changes import check_audited, inbox_columns, record_of, requested
-from outbox.operator.databases import Databases, OverDatabases
+from outbox.operator.databases import CALLER, Databases, OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
-from outbox.operator.look.budget import CALLER
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain

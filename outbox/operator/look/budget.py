@@ -7,31 +7,16 @@ read before that, and their connection is given back, so that inflating and comp
 from __future__ import annotations
 
 import time
-from contextvars import ContextVar
 
 from outbox.errors import InvalidMessage
 from outbox.message.compression import decompress
+from outbox.operator.databases import CALLER
 
 #: The largest body (bytes, as it was sent) that is searched, or shown masked.
 LARGEST_BODY = 1024 * 1024
 #: How many bytes one page of a search may inflate, and for how long (seconds) it may compare them.
 INFLATED_BYTES = 16 * LARGEST_BODY
 SECONDS = 2.0
-
-
-class Caller:
-    """The client that something is read for. The request of a console is one with limits; others have none."""
-
-    def check(self) -> None:
-        """Raise if the client has gone: then nothing more is read for it."""
-
-    def search(self) -> None:
-        """Count a search of the client; raise if too many of its searches run at once."""
-
-
-_UNLIMITED = Caller()
-#: The client of this thread or task.
-CALLER: ContextVar[Caller] = ContextVar("outbox_caller", default=_UNLIMITED)
 
 
 class BodySearch:

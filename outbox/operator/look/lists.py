@@ -18,17 +18,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
-from outbox.message.masking import names_in
+from outbox.message.masking import Redactor, has_at, names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
 from outbox.operator.changes import message_states
-from outbox.operator.databases import OverDatabases, is_away
+from outbox.operator.databases import CALLER, OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql
-from outbox.operator.look.budget import CALLER, BodySearch
+from outbox.operator.look.budget import BodySearch
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
-from outbox.operator.look.redact import Redactor, has_at
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 

@@ -18,6 +18,7 @@ from outbox.database.execute import execute, query
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
+from outbox.message.masking import Body, Redactor
 from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
@@ -28,12 +29,10 @@ from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.budget import LARGEST_BODY
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
 from outbox.operator.look.message_sql import PRODUCER_SIDE
-from outbox.operator.look.redact import Redactor
 from outbox.operator.model import (
     ActFates,
     Actor,
     AuditFilter,
-    Body,
     Event,
     FailedAttempt,
     InboxRow,

@@ -16,11 +16,10 @@ from uuid import UUID
 
 from outbox.database.execute import execute
 from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
-from outbox.message.masking import MASK
+from outbox.message.masking import MASK, Redactor
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.look.redact import Redactor
 from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
