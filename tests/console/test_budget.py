@@ -17,8 +17,9 @@ from outbox.console.context import SEARCHES
 from outbox.embedded import ServerLike
 from outbox.message import compression
 from outbox.message.content import ENCODING_HEADER
-from outbox.operator.databases import Database
-from outbox.operator.look import budget, lists
+from outbox.operator.databases import CALLER, Database
+from outbox.operator.look import lists
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from tests.console.web import API, Http, Shop, bearer
 from tests.kit.databases import clones
 from tests.operator.looking import half, id_of, put
@@ -62,13 +63,13 @@ def test_a_search_counts_what_it_inflates(http: Http, monkeypatch: pytest.Monkey
             inflated.append(len(raw) or limit)
         return raw
 
-    monkeypatch.setattr(budget, "decompress", counting)
-    monkeypatch.setattr(budget, "SECONDS", 60.0)
+    monkeypatch.setattr(lists, "decompress", counting)
+    monkeypatch.setattr(lists, "SEARCH_SECONDS", 60.0)
     searched, token, pages = 0, None, 0
     while pages == 0 or token:
         inflated.clear()
         page = http.as_role("viewer").get("/messages", params=NOWHERE | ({"page_token": token} if token else {})).json()
-        assert (page["items"], sum(inflated) <= budget.INFLATED_BYTES + budget.LARGEST_BODY) == ([], True)
+        assert (page["items"], sum(inflated) <= lists.INFLATED_BYTES + LARGEST_BODY) == ([], True)
         token, pages = page["next_page_token"], pages + 1
         assert page["complete"] is (token is None)
         searched += page["searched"] or BOMBS + 1 - searched
@@ -77,7 +78,7 @@ def test_a_search_counts_what_it_inflates(http: Http, monkeypatch: pytest.Monkey
 
 def test_a_search_stops_at_its_time(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little it inflates; it looks at one message at least, so that it comes to an end."""
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(lists, "SEARCH_SECONDS", 0.0)
     page = http.get("/messages", params=NOWHERE).json()
     assert (page["searched"], page["complete"]) == (1, False)
 
@@ -177,7 +178,7 @@ def test_a_client_that_has_gone_ends_its_search(
     def leave(*_: object) -> bool:
         compared.append(1)
         portal.call(gone.set)
-        while not budget.CALLER.get().gone:  # type: ignore[attr-defined]  # the request of a console
+        while not CALLER.get().gone:  # type: ignore[attr-defined]  # the request of a console
             portal.call(anyio.lowlevel.checkpoint)
         return False
 
@@ -190,7 +191,7 @@ def test_a_client_that_has_gone_ends_its_export(
     http: Http, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one in which nothing fits: no page more is read."""
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(lists, "SEARCH_SECONDS", 0.0)
     gone, reads, original = portal.call(anyio.Event), [], Database.reading
 
     def reading(database: Database, *seconds: float) -> Any:

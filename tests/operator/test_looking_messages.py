@@ -17,7 +17,7 @@ from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
 from outbox.operator.look import lists_sql
-from outbox.operator.look.budget import LARGEST_BODY
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.model import MessageFilter, MessageRow, MessageStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from tests.operator.looking import all_pages, born, half, id_of, open_databases, put, registered

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
+from outbox.message.compression import decompress
 from outbox.message.masking import Redactor, has_at, names_in
 from outbox.message.model import Status
 from outbox.operator import model
@@ -25,8 +27,8 @@ from outbox.operator.acts import ACTS
 from outbox.operator.changes import message_states
 from outbox.operator.databases import CALLER, OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql
-from outbox.operator.look.budget import BodySearch
 from outbox.operator.look.inbox_sql import InboxQuery, Source
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
@@ -155,6 +157,46 @@ class Lists(OverDatabases):
         found = [dead for each in consumers for dead in _dead_groups(each, criteria, limit)]
         found.sort(key=lambda dead: (-dead.count.value, dead.database, dead.group, dead.topic, dead.error_kind))
         return found[:limit]
+
+
+#: How many bytes one page of a search through bodies may inflate, and for how long (seconds) it may compare them.
+INFLATED_BYTES = 16 * LARGEST_BODY
+SEARCH_SECONDS = 2.0
+
+
+class BodySearch:
+    """What one page of a search through bodies may still inflate in one of so many databases, and until when.
+
+    Its rows are read before, and their connection is given back: inflating and comparing keep none from others.
+    """
+
+    def __init__(self, databases: int) -> None:
+        self._left: int = max(INFLATED_BYTES // databases, LARGEST_BODY)
+        self._until: float = time.monotonic() + SEARCH_SECONDS / databases
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent; raises as `Caller.check`."""
+        CALLER.get().check()
+        return self._left <= 0 or time.monotonic() >= self._until
+
+    def opened(self, stored: bytes, encoding: str | None) -> bytes | None:
+        """Return a body as it was sent; None where it can't be read, or is too large to be searched.
+
+        Raises:
+            InvalidMessage: it may be larger than the rest of the budget; the next page has a whole one.
+        """
+        limit = min(LARGEST_BODY, self._left)
+        try:
+            raw = decompress(stored, encoding, limit)
+        except InvalidMessage:
+            # So much may have been inflated before it failed.
+            self._left -= limit
+            if limit < LARGEST_BODY:
+                raise
+            return None
+        self._left -= len(raw)
+        return raw
 
 
 # --- messages and acts ------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import message_status
 from outbox.message.content import ENCODING_HEADER
-from outbox.operator.look.budget import LARGEST_BODY
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
 from outbox.operator.look.paging import count_of, fitting
@@ -38,6 +37,8 @@ WINDOW = 20_000
 STATUS_WINDOW = 5_000
 #: How many messages with one key are found by an index on keys; of more, the newest are found soon without it.
 OF_KEY = 2_000
+#: The largest body (bytes, as it was sent) that is searched, or shown masked.
+LARGEST_BODY = 1024 * 1024
 #: How many bodies one search reads, and of how many stored bytes together.
 BODIES = 1_000
 BODY_BYTES = 8 * 1024 * 1024

@@ -26,8 +26,8 @@ from outbox.operator.changes import check_audited, message_states, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
-from outbox.operator.look.budget import LARGEST_BODY
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.look.message_sql import PRODUCER_SIDE
 from outbox.operator.model import (
     ActFates,
