@@ -611,17 +611,15 @@ async def _heard(receive: Receive, headers: Headers, context: RequestContext) ->
 
 async def _buffered(receive: Receive, headers: Headers) -> Message:
     """Return the whole body as one message; or that the client has gone."""
-    too_large = Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
-    with contextlib.suppress(ValueError):
-        if int(headers.get("content-length", "0")) > MAX_BODY:
-            raise too_large
-    body, more = bytearray(), True
-    while more:
+    length, body, more = headers.get("content-length", ""), bytearray(), True
+    is_too_large = length.isdecimal() and (len(length) > 9 or int(length) > MAX_BODY)
+    while more and not is_too_large:
         message = await receive()
         if message["type"] == "http.disconnect":
             return message
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > MAX_BODY:
-            raise too_large
+        is_too_large = len(body) > MAX_BODY
+    if is_too_large:
+        raise Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
     return {"type": "http.request", "body": bytes(body), "more_body": False}

@@ -80,14 +80,14 @@ def record_of(schema: str, action: str, actor: Actor, why: str, target: object, 
 
 
 @contextmanager
-def unless_locked(refusal: OutboxError) -> Iterator[None]:
+def unless_locked(refusal: Callable[[], OutboxError]) -> Iterator[None]:
     """Raise a refusal where a lock can't be had in time."""
     try:
         yield
     except DBAPIError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
-        raise refusal from error
+        raise refusal() from error
 
 
 def check_audited(by: Actor, why: str) -> None:

@@ -158,8 +158,8 @@ class Edits(MessageViews):
         )
         target = Target(found.id)
         quarantined: list[Database] = []
-        refusal = ActRefused(f"{target} can't be edited: another transaction is working on it; try again")
-        with unless_locked(refusal), home.acting() as connection:
+        why_not = "another transaction is working on it; try again"
+        with unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")), home.acting() as connection:
             # One at a time: what one has quarantined, another one would take for its own, and see it released.
             execute(connection, take_lock(lock_key("edit", home.schema, str(found.id))))
             try:
@@ -213,9 +213,11 @@ def _write(
 
 
 def _quarantine(database: Database, order: QuarantineOrder, edit: _Edit) -> None:
-    why_not = "a handler is working on it at this moment; try again"
-    refusal = ActRefused(f"{Target(order.message_id)} can't be edited: {why_not}")
-    with unless_locked(refusal), database.engine.connect() as connection:
+    target, why_not = Target(order.message_id), "a handler is working on it at this moment; try again"
+    with (
+        unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")),
+        database.engine.connect() as connection,
+    ):
         found = quarantine(connection, database.schema, order, acknowledged=edit.acknowledged)
     if found.consumed and not edit.acknowledged:
         raise _took_effect(order.message_id, found.consumed)

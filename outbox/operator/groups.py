@@ -19,6 +19,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
@@ -263,7 +264,7 @@ class Groups(HealthViews):
                 f"group {group!r} of topic {topic!r} isn't gone: {', '.join(contents.workers)} consumes for it; take "
                 "its consumer out of the application first"
             )
-        with unless_locked(busy(f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
+        with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
             _lock_group(connection, consumer.schema, group, topic)
             forget = [each(consumer.schema, **pair) for each in sql.forget_group]
             target = f"{group}/{topic}"
@@ -347,7 +348,7 @@ class Groups(HealthViews):
                 f"{what} can't read all of that again: {counted(preview.missing, 'message')} of before were pruned, or "
                 "may have been; go back less far, or accept that by skip_pruned (--skip-pruned)"
             )
-        with unless_locked(busy(plan.name)), plan.consumer.acting() as connection:
+        with unless_locked(partial(busy, plan.name)), plan.consumer.acting() as connection:
             queues = [start.queue for start in plan.starts]
             moves = plan.moves(_lock_group(connection, schema, plan.group, plan.topic, queues))
             if not moves:

@@ -131,7 +131,7 @@ class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, Topics, LockVie
         if version is not None and gather(self.databases, chosen[0].message_id).version != version:
             raise VersionMismatch(f"{chosen[0]} has changed since you looked at it; look again, then decide again")
         why_not = f"another transaction has been working on it for {PATIENCE:g} s; try again in a while"
-        with unless_locked(ActRefused(act.refused(chosen[0], why_not))), found.acting() as connection:
+        with unless_locked(lambda: ActRefused(act.refused(chosen[0], why_not))), found.acting() as connection:
             outcomes = apply(connection, found.settings, request, chosen)
             for target, outcome in zip(chosen, outcomes, strict=True):
                 if outcome.state != "done":
@@ -341,7 +341,7 @@ class OutboxOperator(Operator):
     def _check(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Answer:
         act, settings, began = request.act, self._settings, time.monotonic()
         why_not = f"a transaction that decides it has not ended for {PATIENCE:g} s; try again in a while"
-        with unless_locked(CheckRefused(act.refused(target, why_not))), connection.begin():
+        with unless_locked(lambda: CheckRefused(act.refused(target, why_not))), connection.begin():
             execute(connection, wait_at_most(PATIENCE))
             state = lock(connection, settings, act, [target], wait=True)[target].state or ""
             if state == "unknown":

@@ -12,6 +12,7 @@ finds that the log went back (`outbox.consumer.log_loss`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
@@ -84,7 +85,7 @@ class Topics(Groups):
         if workers:
             raise ActRefused(f"topic {topic!r} isn't gone: {', '.join(workers)} has handlers for it")
         schema = producer.schema
-        with unless_locked(busy("dispatch")), producer.acting() as connection:
+        with unless_locked(partial(busy, "dispatch")), producer.acting() as connection:
             execute(connection, take_lock(dispatch_lock(schema)))
             queues, last_messages, living = _left(connection, producer, topic)
             if living:

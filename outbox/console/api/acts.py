@@ -47,7 +47,7 @@ class JobBody(DatabaseBody, ReasonBody):
 
 
 @dataclass(frozen=True, slots=True)
-class ActTold:
+class ActSentence:
     """What was done, in a sentence."""
 
     outcome: str
@@ -351,9 +351,9 @@ def note_dead_group(
     context: Context,
     fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
     body: NoteBody = from_body(NoteBody),
-) -> ActTold:
+) -> ActSentence:
     """Write a note about a group of dead letters."""
-    return ActTold(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
+    return ActSentence(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
 
 
 # --- locks -------------------------------------------------------------------------------------------------
@@ -371,6 +371,6 @@ def end_session(
     context: Context,
     session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
     body: EndBody = from_body(EndBody),
-) -> ActTold:
+) -> ActSentence:
     """End the session that holds a lock."""
-    return ActTold(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))
+    return ActSentence(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))

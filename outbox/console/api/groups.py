@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from outbox.console.api.acts import ActTold, GroupName, ReasonBody, declared
+from outbox.console.api.acts import ActSentence, GroupName, ReasonBody, declared
 from outbox.console.api.requests import from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.message.content import MAX_TOPIC, TOPIC_PATTERN
@@ -123,7 +123,7 @@ def _add(path: str, call: str, parameter: Any, returned: type, **more: Any) -> N
         if "reason" in values:
             values |= {"by": context.actor, "why": values.pop("reason")}
         found = getattr(context.operator, call)(**values)
-        return ActTold(found) if returned is ActTold else found
+        return ActSentence(found) if returned is ActSentence else found
 
     hints: dict[str, Any] = {"context": Context} | {name: _NAMES[name] for name in re.findall(r"\{(\w+)", path)}
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
@@ -133,7 +133,7 @@ def _add(path: str, call: str, parameter: Any, returned: type, **more: Any) -> N
 
 
 def _add_act(act: Declaration, path: str, body: type) -> None:
-    _add(path, act.name, from_body(body), ActTold, methods=["POST"], name=act.name, **declared(act, 404, 409, 415))
+    _add(path, act.name, from_body(body), ActSentence, methods=["POST"], name=act.name, **declared(act, 404, 409, 415))
 
 
 def _add_preview(act: Declaration, path: str, call: str, query: type, returned: type, description: str) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
-from outbox.console.api.acts import ActTold, ReasonBody, declared
+from outbox.console.api.acts import ActSentence, ReasonBody, declared
 from outbox.console.api.requests import Listed, PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context
 from outbox.flow.saga import CommandAnswer
@@ -40,7 +40,7 @@ class AnswerBody(ReasonBody):
 
 
 @router.post("/commands/{message_id}/answer", **declared(ANSWER, 404, 409, 415))
-def answer(context: Context, message_id: UUID, body: AnswerBody = from_body(AnswerBody)) -> ActTold:
+def answer(context: Context, message_id: UUID, body: AnswerBody = from_body(AnswerBody)) -> ActSentence:
     """Answer a command."""
     outcome = context.sagas.answer(message_id, body.answer, by=context.actor, why=body.reason, result=body.result)
-    return ActTold(outcome)
+    return ActSentence(outcome)

@@ -469,6 +469,8 @@ class MessageViews(OverDatabases):
 
 def _opened(stored: bytes, encoding: str | None, limit: int) -> bytes:
     """Return a body as it was sent; as it is stored, where it can't be decompressed to at most ``limit`` bytes."""
+    if encoding is None:
+        return stored
     try:
         return decompress(stored, encoding, limit)
     except InvalidMessage:  # the operator sees that it is damaged
