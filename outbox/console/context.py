@@ -375,19 +375,18 @@ class RequestContext(Caller):
 
         ``needed`` is a permission, or the name of an act.
         """
-        return self._refusal(needed) is None
+        permission = ACTS[needed].permission if needed in ACTS else needed
+        return self.principal.may(permission) and (permission == VIEW or not self.console.read_only)
 
     def demand(self, needed: str) -> None:
         """Refuse the request by a `Problem` (403) unless its sender could do this here, as `may` has it."""
-        if (refusal := self._refusal(needed)) is not None:
-            raise refusal
-
-    def _refusal(self, needed: str) -> Problem | None:
+        if self.may(needed):
+            return
         permission = ACTS[needed].permission if needed in ACTS else needed
-        if not self.principal.may(permission):
-            detail = f"{self.principal.id!r} doesn't have the permission {permission!r}; ask an admin of the console"
-            return Problem("forbidden", detail)
-        return Problem.read_only() if self.console.read_only and permission != VIEW else None
+        if self.principal.may(permission):
+            raise Problem.read_only()
+        detail = f"{self.principal.id!r} doesn't have the permission {permission!r}; ask an admin of the console"
+        raise Problem("forbidden", detail)
 
     def set_cookie(self, value: str | None) -> str:
         """Return the header that sets the session's cookie; None takes it away."""
