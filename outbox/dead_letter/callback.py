@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outbox.database.session import check_function, is_async
+from outbox.database.session import CalledFunction, check_function
 from outbox.message.content import Codecs, check_topic
-from outbox.text import function_name
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedCallback:
+class ParkedCallback(CalledFunction):
     """What is done when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
 
     ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
@@ -30,13 +29,3 @@ class ParkedCallback:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_function(f"on_parked of {self.topic!r}: the function", self.function, "letter", "session")
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
