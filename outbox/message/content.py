@@ -385,7 +385,7 @@ def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> None:
         inside: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         inside = enumerate(value)
-    elif not isinstance(value, type) and dataclasses.is_dataclass(value):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside, typed = dataclasses.asdict(value).items(), True
     else:
         inside, typed = vars(value).items() if _is_model(value) else (), True
