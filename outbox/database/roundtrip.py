@@ -113,7 +113,7 @@ class _ListDumper(ListBinaryDumper):
         return dumper
 
 
-_DUMPERS = {list: _ListDumper, Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
+_DUMPERS: Mapping[type, Any] = {list: _ListDumper, Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
 
 
 @cache
