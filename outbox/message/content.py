@@ -375,20 +375,22 @@ def check_comes_back(body: Any, raw: bytes, dump: Callable[[], Any] | None = Non
 
 
 def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> None:
-    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, for those of several."""
+    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, with texts among them."""
     if isinstance(value, dict):
         kinds = set(map(type, value))
-        if not (kinds <= _TEXTS or all(issubclass(kind, str) for kind in kinds) or (typed and len(kinds) == 1)):
-            found = next(key for key in value if not isinstance(key, str))
+        others = [] if kinds <= _TEXTS else [key for key in value if not isinstance(key, str)]
+        if others and not (typed and len(others) == len(value)):
             where = f" at {path[1:]!r}" if path else ""
-            raise ValueError(f"the key {found!r}{where} is of type {type(found).__name__}, and would come back as str")
+            kind = type(others[0]).__name__
+            raise ValueError(f"the key {others[0]!r}{where} is of type {kind}, and would come back as str")
         inside: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         inside = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside, typed = dataclasses.asdict(value).items(), True
     else:
-        inside, typed = vars(value).items() if _is_model(value) else (), True
+        fields = {**vars(value), **(value.model_extra or {})} if _is_model(value) else {}
+        inside, typed = fields.items(), True
     for key, each in inside:
         if type(each) not in _LEAVES:
             _check_keys(each, f"{path}.{key}", typed=typed)

@@ -305,6 +305,8 @@ def test_what_a_model_brings_back() -> None:
         "big": 10**4000,
     }
     assert decode(*encode({Name.ANN: Level.HIGH})) == {"ann": 3}
+    assert decode(*encode(Numbered({Level.HIGH: "c", 4: "d"}))) == {"lines": {"3": "c", "4": "d"}}
+    assert decode(*encode(Numbered({Name.ANN: "c", "d": "e"}))) == {"lines": {"ann": "c", "d": "e"}}
     deep: list[Any] = []
     for _ in range(400):
         deep = [deep]
