@@ -43,7 +43,7 @@ def unfinished(returned: object, among: Iterable[tuple[tuple[type, ...], str]] =
     if type(returned) is CoroutineType and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         coroutine.close()  # or Python warns that it was never awaited
     # Its own type is asked: a value may lie about its class, or fail where it is asked.
-    return next((said.format(class_name(returned)) for kinds, said in among if issubclass(type(returned), kinds)), None)
+    return next((text.format(class_name(returned)) for kinds, text in among if issubclass(type(returned), kinds)), None)
 
 
 def finished(what: str, returned: T) -> T:

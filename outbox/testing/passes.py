@@ -22,8 +22,7 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
 from outbox.database.migration.state import tables_missing
-from outbox.dead_letter.callback import ParkedCallback
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
