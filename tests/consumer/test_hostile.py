@@ -54,9 +54,11 @@ def consume(bench: Bench, consumer: Consumer, *, is_async: bool) -> None:
 
 async def _on_loop(bench: Bench, consumer: Consumer) -> None:
     engine = create_async_engine(bench.consumer.url)
-    async with engine.connect() as connection:
-        await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-    await engine.dispose()
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
+    finally:
+        await engine.dispose()
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["alone", "observed"])

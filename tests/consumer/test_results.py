@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park, Retry, Skip
-from outbox.dispatch.once import release_due_once
 from outbox.errors import AlreadyCommitted
 from tests.consumer.support import Bench, record
 
@@ -272,8 +271,9 @@ def test_what_a_handler_sends_for_later(bench: Bench) -> None:
     consumer = bench.declare(handler)
     bench.send("a")
     bench.consume(consumer)
+    bench.dispatch()
     bench.run("UPDATE outbox.scheduled_message SET deliver_at = deliver_at - interval '2 hours'")
-    release_due_once(bench.connection, bench.settings)
+    bench.dispatch()
     sent = "SELECT convert_from(body, 'UTF8')::int FROM outbox.half_message h JOIN outbox.message m ON m.half_id = h.id"
     assert bench.rows(f"{sent} WHERE h.topic = 'next' ORDER BY m.position") == list(range(12))
 
