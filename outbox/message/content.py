@@ -387,7 +387,7 @@ def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> None:
     elif isinstance(value, list | tuple):
         inside = enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inside, typed = dataclasses.asdict(value).items(), True
+        inside, typed = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)], True
     else:
         fields = {**vars(value), **(value.model_extra or {})} if _is_model(value) else {}
         inside, typed = fields.items(), True
