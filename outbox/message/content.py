@@ -369,36 +369,44 @@ def check_comes_back(body: Any, raw: bytes, dump: Callable[[], Any] | None = Non
     Raises:
         ValueError: a key would come back as another one, or NaN as null; names where.
     """
-    _check_keys(body, typed=dump is not None)
-    if dump is not None and b"null" in raw and _is_lost(dump(), json.loads(raw)):
+    has_nan = _check_keys(body, typed=dump is not None)
+    if has_nan and dump is not None and _is_lost(dump(), json.loads(raw)):
         raise ValueError("NaN or an infinite number in it would come back as null")
 
 
-def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> None:
-    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, with texts among them."""
+def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> bool:
+    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, with texts among them.
+
+    Returns whether a number in it isn't one.
+    """
     if isinstance(value, dict):
         kinds = set(map(type, value))
         others = [] if kinds <= _TEXTS else [key for key in value if not isinstance(key, str)]
         if others and not (typed and len(others) == len(value)):
             where = f" at {path[1:]!r}" if path else ""
-            kind = type(others[0]).__name__
-            raise ValueError(f"the key {others[0]!r}{where} is of type {kind}, and would come back as str")
+            name = type(others[0]).__name__
+            raise ValueError(f"the key {others[0]!r}{where} is of type {name}, and would come back as str")
         inside: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         inside = enumerate(value)
+    elif _is_model(value):
+        inside, typed = [*vars(value).items(), *(value.model_extra or {}).items()], True
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside, typed = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)], True
     else:
-        fields = {**vars(value), **(value.model_extra or {})} if _is_model(value) else {}
-        inside, typed = fields.items(), True
+        return False
+    has_nan = False
     for key, each in inside:
-        if type(each) not in _LEAVES:
-            _check_keys(each, f"{path}.{key}", typed=typed)
+        if (kind := type(each)) is float:
+            has_nan = has_nan or not math.isfinite(each)
+        elif kind not in _LEAVES:
+            has_nan = _check_keys(each, f"{path}.{key}", typed=typed) or has_nan
+    return has_nan
 
 
 _TEXTS = frozenset({str})
 # What has nothing inside.
-_LEAVES = frozenset({str, int, float, bool, type(None), Decimal, UUID, dt.datetime, dt.date})
+_LEAVES = frozenset({str, int, bool, type(None), Decimal, UUID, dt.datetime, dt.date})
 
 
 def _is_lost(value: Any, back: Any) -> bool:
