@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter, as_header_filter
-from outbox.dead_letter.callback import ParkedCallback
+from outbox.dead_letter.once import ParkedCallback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds

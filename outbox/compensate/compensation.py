@@ -16,11 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from outbox.compensate.sql import has_inbox
 from outbox.database.engines import address_of, check_database, connect, discard, engine_of, url_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
-from outbox.database.session import check_function, is_async
+from outbox.database.session import CalledFunction, check_function
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import Codecs, check_topic
-from outbox.text import database_address, function_name, summary_of
+from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Compensation:
+class Compensation(CalledFunction):
     """The compensation of a topic.
 
     ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
@@ -64,16 +64,6 @@ class Compensation:
         object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
         for number, consumer in enumerate(self.consumers, 1):
             check_database(f"{what}: number {number} of consumers", consumer)
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
 
 
 def as_databases(

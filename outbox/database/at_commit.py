@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Pending:
 
 _by_connection: WeakKeyDictionary[Connection, Pending] = WeakKeyDictionary()
 _hooked: WeakSet[Engine] = WeakSet()
+_hooking = threading.Lock()
 # Transactions whose items were taken to be written: with their COMMIT, other listeners may yet have their turn.
 _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
@@ -317,16 +319,19 @@ def hook(engine: Engine) -> None:
     """
     if engine in _hooked:
         return
-    had_events = engine._has_events
-    event.listen(engine, "before_cursor_execute", _before_execute)
-    event.listen(engine, "commit", _on_commit)
-    event.listen(engine, "commit_twophase", _on_commit_twophase)
-    event.listen(engine, "prepare_twophase", _on_prepare_twophase)
-    event.listen(engine, "rollback", _on_rollback)
-    event.listen(engine, "rollback_twophase", _on_rollback)
-    event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
-    engine._has_events = had_events
-    _hooked.add(engine)
+    with _hooking:
+        # An engine that is made of another one has its listeners, which that may be calling now, in another thread.
+        if _on_commit not in engine.dispatch.commit:
+            had_events = engine._has_events
+            event.listen(engine, "before_cursor_execute", _before_execute)
+            event.listen(engine, "commit_twophase", _on_commit_twophase)
+            event.listen(engine, "prepare_twophase", _on_prepare_twophase)
+            event.listen(engine, "rollback", _on_rollback)
+            event.listen(engine, "rollback_twophase", _on_rollback)
+            event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+            event.listen(engine, "commit", _on_commit)
+            engine._has_events = had_events
+        _hooked.add(engine)
 
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:

@@ -320,18 +320,18 @@ def _send(
     """Run statements one by one as the driver does, then others in one round trip; return the rows of each."""
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
+    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - the same
+
+    work = [(own_cursor(driver), *each) for each in before]
     if not isinstance(driver, psycopg.AsyncConnection):
-        return _run(driver, before, trip)
+        return _run(driver, work, trip)
     adapted = cast("Any", connection.connection.dbapi_connection)
-    return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, before, trip)))
+    return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, work, trip)))
 
 
-def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
-    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - importing outbox must not pay for the driver
-
+def _run(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
-    for sql, values in before:
-        cursor = own_cursor(raw)
+    for cursor, sql, values in before:
         cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:
@@ -340,12 +340,9 @@ def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) ->
     return rows
 
 
-async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
-    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - importing outbox must not pay for the driver
-
+async def _run_async(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
-    for sql, values in before:
-        cursor = own_cursor(raw)
+    for cursor, sql, values in before:
         await cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(await cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:

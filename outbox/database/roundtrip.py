@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from struct import Struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -112,28 +113,18 @@ class _ListDumper(ListBinaryDumper):
         return dumper
 
 
+_DUMPERS: Mapping[type, Any] = {list: _ListDumper, Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
+
+
 @cache
 def own_adapters() -> AdaptersMap:
     """Return the adapters of our statements."""
     adapters = AdaptersMap(types=postgres.types)
     postgres.register_default_adapters(adapters)
     register_all_arrays(adapters)
-    for kind, dumper in (
-        (list, _ListDumper),
-        (Uuids, _UuidsDumper),
-        (Bigints, _BigintsDumper),
-        (Byteas, _ByteasDumper),
-    ):
+    for kind, dumper in _DUMPERS.items():
         adapters.register_dumper(kind, dumper)
     return adapters
-
-
-class OwnContext:
-    """What a Transformer is made of: our adapters, and the encoding of a connection."""
-
-    def __init__(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
-        self.connection = connection
-        self.adapters: AdaptersMap = own_adapters()
 
 
 class _OwnCursor(Cursor[Any]):
@@ -190,8 +181,9 @@ class RoundTrip:
     ) -> None:
         self.statements = statements
         self._connection = connection
+        context: Any = SimpleNamespace(adapters=own_adapters(), connection=connection)
         # One for all: it keeps the dumpers and loaders that it has found.
-        self._transformer = Transformer(OwnContext(connection))
+        self._transformer = Transformer(context)
         self._sent = [self._dump(sql, values) for sql, values in statements]
         self.ready: bool = True
         if connection.prepare_threshold is not None:

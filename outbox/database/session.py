@@ -32,6 +32,7 @@ from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_dr
 from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.answer import CalledKind, is_from_outside
 from outbox.message.model import HANDLED
+from outbox.text import function_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -55,6 +56,23 @@ def is_async(function: Callable[..., Any]) -> bool:
     """Is it a coroutine function, or an object that is called like one?"""
     call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may be the function
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+class CalledFunction:
+    """A function of the application that the framework calls."""
+
+    __slots__ = ()
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return function_name(self.function)
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        return is_async(self.function)
 
 
 def _caller() -> object:

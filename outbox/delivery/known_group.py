@@ -12,13 +12,12 @@ from sqlalchemy import Engine
 
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
 from outbox.database.engines import check_database
-from outbox.database.session import check_function, is_async
+from outbox.database.session import CalledFunction, check_function
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codecs, check_group, check_seconds, check_topic
 from outbox.message.model import DeliveryStatus
 from outbox.settings import Settings
-from outbox.text import function_name
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -100,7 +99,7 @@ def _check_service(what: str, url: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryCallback:
+class DeliveryCallback(CalledFunction):
     """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
 
     ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``timeout`` is how long
@@ -124,16 +123,6 @@ class DeliveryCallback:
         what = f"on_{self.kind} of {self.topic!r}"
         check_function(f"{what}: the function", self.function, "delivery", "session")
         object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
 
 
 class DeliveryDeclarations:

@@ -305,7 +305,7 @@ WITH batch AS MATERIALIZED (
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
+    SELECT row_number() OVER (ORDER BY b.deliver_at, o.sequence) AS sequence, o.sequence AS turn, b.half_id,
            1 AS send_number, h.topic, h.key, h.queue, NULL::timestamptz AS deliver_at,
            coalesce(t.queues, %(queues)s) AS queues, false AS held
       FROM batch b

@@ -10,33 +10,40 @@ import asyncio
 import inspect
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import Park, Resolution, Retry, Skip
 from outbox.text import class_name, shown
 
 T = TypeVar("T")
+_NO_TYPE = type(None)
 _ANSWERS = (Retry, Park, Skip)
+#: What is said of work that never ran, and of what else is returned by mistake.
+_NEVER_RAN = (
+    ((Generator, AsyncGenerator), "a generator, which never ran: let it do its work without 'yield'"),
+    ((CoroutineType,), "a coroutine: declare it with 'async def', and await what it calls"),
+    ((Awaitable,), "a {}, which nothing waits for: declare it with 'async def', and await that"),
+)
+_MISTAKES = (
+    *_NEVER_RAN,
+    ((type,), "the class {}: return an object of it, such as Retry(reason=…)"),
+    ((BaseException,), "an exception of type {}: let it raise that"),
+    (_ANSWERS, "a {}, which only handlers may; let it raise to be tried again"),
+)
 
 
-def unfinished(returned: object) -> str | None:
+def unfinished(returned: object, among: Iterable[tuple[tuple[type, ...], str]] = _NEVER_RAN) -> str | None:
     """Return what is to be said of work that was returned and never ran; None of all else. A coroutine is closed."""
-    kind = type(returned)
-    if issubclass(kind, (Generator, AsyncGenerator)):
-        return "a generator, which never ran: let it do its work without 'yield'"
-    if issubclass(kind, CoroutineType):
-        coroutine = cast("CoroutineType[Any, Any, Any]", returned)
-        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-            coroutine.close()  # or Python warns that it was never awaited
-        return "a coroutine: declare it with 'async def', and await what it calls"
-    if issubclass(kind, Awaitable):
-        return f"a {class_name(returned)}, which nothing waits for: declare it with 'async def', and await that"
-    return None
+    coroutine: Any = returned
+    if type(returned) is CoroutineType and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        coroutine.close()  # or Python warns that it was never awaited
+    # Its own type is asked: a value may lie about its class, or fail where it is asked.
+    return next((text.format(class_name(returned)) for kinds, text in among if issubclass(type(returned), kinds)), None)
 
 
 def finished(what: str, returned: T) -> T:
@@ -52,40 +59,30 @@ def finished(what: str, returned: T) -> T:
 
 @dataclass(frozen=True, slots=True)
 class CalledKind:
-    """A kind of called functions: what one is called in errors, and what it may return.
+    """A kind of called functions: what one is called in errors, and the types of what it may return.
 
-    ``types`` are those of its answers, None is one with ``none``; with ``records`` any other value is, too.
-    ``expects`` names them.
+    With ``records`` it may return any other value, too, that isn't there by mistake. ``expects`` names the answers.
     """
 
     what: str
     expects: str = "None, the only thing that it may return; let it raise where it has failed"
-    types: tuple[type, ...] = ()
-    none: bool = True
+    types: tuple[type, ...] = (_NO_TYPE,)
     records: bool = False
 
     def refusal(self, returned: object) -> str | None:
         """Return why a returned value is no answer of such a function, and the mend; None if it is one."""
-        kind = type(returned)
-        if (returned is None and self.none) or issubclass(kind, self.types):
+        if issubclass(type(returned), self.types):
             return None
-        if (why := unfinished(returned)) is None:
-            if issubclass(kind, type):
-                why = f"the class {class_name(returned)}: return an object of it, such as Retry(reason=…)"
-            elif issubclass(kind, BaseException):
-                why = f"an exception of type {class_name(returned)}: let it raise that"
-            elif issubclass(kind, _ANSWERS):
-                why = f"a {class_name(returned)}, which only handlers may; let it raise to be tried again"
-            elif self.records:
+        if (why := unfinished(returned, _MISTAKES)) is None:
+            if self.records:
                 return None
-            else:
-                value = shown(returned) if self is CHECKER else f"a value of type {class_name(returned)}"
-                why = f"{value}, which is not {self.expects}"
+            value = shown(returned) if self is CHECKER else f"a value of type {class_name(returned)}"
+            why = f"{value}, which is not {self.expects}"
         return f"the {self.what} returned {why}"
 
 
-HANDLER = CalledKind("handler", "an answer: return None, Retry(…), Park(…) or Skip(…)", _ANSWERS)
-CHECKER = CalledKind("checker", "a Resolution", (Resolution,), none=False)
+HANDLER = CalledKind("handler", "an answer: return None, Retry(…), Park(…) or Skip(…)", (_NO_TYPE, *_ANSWERS))
+CHECKER = CalledKind("checker", "a Resolution", (Resolution,))
 COMPENSATION = CalledKind("compensation", records=True)
 CALLBACK = CalledKind("callback")
 FUNCTION = CalledKind("function")

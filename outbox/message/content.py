@@ -342,98 +342,80 @@ def encode_json(body: Any) -> bytes:
     """Return a body as JSON that comes back as it went: equal, but for tuples, sets, and what JSON writes as a text.
 
     Raises:
-        InvalidMessage: it has no JSON form, or would come back as something else; names the path and the type.
+        InvalidMessage: it has no JSON form, or would come back as something else; names the type or the value.
     """
     try:
         raw = _to_json(body)
+        check_comes_back(body, raw, body.model_dump if _is_model(body) else None)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(
-            f"the body of type {type(body).__name__} can't be encoded as JSON{_path_of_error(body)}: {error}; "
+            f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
             "send a dict, a dataclass, a pydantic model, str or bytes"
         ) from None
-    check_comes_back(body, raw)
     return raw
 
 
 def _to_json(body: Any) -> bytes:
-    if type(body) is not dict and hasattr(body, "model_dump_json") and not isinstance(body, type):
-        return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
-    return _ENCODER.encode(body).encode()
+    return body.model_dump_json().encode() if _is_model(body) else _ENCODER.encode(body).encode()
 
 
-# What has nothing inside, and comes back as it went or as its text.
+def _is_model(value: Any) -> bool:  # pydantic may not be installed
+    return type(value) is not dict and hasattr(value, "model_dump_json") and not isinstance(value, type)
+
+
+def check_comes_back(body: Any, raw: bytes, dump: Callable[[], Any] | None = None) -> None:
+    """Raise for a body of which its JSON loses something; ``dump`` has pydantic, which wrote it, make plain values.
+
+    Raises:
+        ValueError: a key would come back as another one, or NaN as null; names where.
+    """
+    has_nan = _check_keys(body, typed=dump is not None)
+    if has_nan and dump is not None and _is_lost(dump(), json.loads(raw)):
+        raise ValueError("NaN or an infinite number in it would come back as null")
+
+
+def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> bool:
+    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, with texts among them.
+
+    Returns whether a number in it isn't one.
+    """
+    if isinstance(value, dict):
+        kinds = set(map(type, value))
+        others = [] if kinds <= _TEXTS else [key for key in value if not isinstance(key, str)]
+        if others and not (typed and len(others) == len(value)):
+            where = f" at {path[1:]!r}" if path else ""
+            name = type(others[0]).__name__
+            raise ValueError(f"the key {others[0]!r}{where} is of type {name}, and would come back as str")
+        inside: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    elif _is_model(value):
+        inside, typed = [*vars(value).items(), *(value.model_extra or {}).items()], True
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside, typed = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)], True
+    else:
+        return False
+    has_nan = False
+    for key, each in inside:
+        if (kind := type(each)) is float:
+            has_nan = has_nan or not math.isfinite(each)
+        elif kind not in _LEAVES:
+            has_nan = _check_keys(each, f"{path}.{key}", typed=typed) or has_nan
+    return has_nan
+
+
+_TEXTS = frozenset({str})
+# What has nothing inside.
 _LEAVES = frozenset({str, int, bool, type(None), Decimal, UUID, dt.datetime, dt.date})
 
 
-def check_comes_back(body: Any, raw: bytes, *, of_model: bool = False) -> None:
-    """Raise for a body that its JSON loses something of: a key that isn't text, two keys of one text, NaN as null.
-
-    A model (``of_model``, or inside the body) has the types of its keys, and reads them again: there only two of one
-    text are refused.
-
-    Raises:
-        InvalidMessage: names the path.
-    """
-    writes_nan = getattr(body, "model_config", {}).get("ser_json_inf_nan") == "strings"
-    pending: list[tuple[Any, str, bool]] = [(body, "", of_model)]
-    has_keys = False
-    for value, path, modelled in pending:  # which grows meanwhile
-        is_model = modelled or not isinstance(value, _INSIDE)
-        if isinstance(value, float) and is_model and not (math.isfinite(value) or writes_nan):
-            raise InvalidMessage(f"the body can't be encoded as JSON{_at(path)}: {value!r} would come back as null")
-        if isinstance(value, dict) and (keys := [key for key in value if not isinstance(key, str)]):
-            if not is_model:
-                raise InvalidMessage(
-                    f"the body can't be encoded as JSON{_at(path)}: the key {keys[0]!r} is of type "
-                    f"{type(keys[0]).__name__}, not str, as it would come back"
-                )
-            has_keys = True
-        for key, each in _inside(value):
-            if type(each) not in _LEAVES and (is_model or type(each) is not float):
-                pending.append((each, f"{path}.{key}", is_model))
-    if has_keys:
-        json.loads(raw, object_pairs_hook=_refuse_doubles)
-
-
-_INSIDE = (dict, list, tuple, set, frozenset)
-
-
-def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return what a body, or a part of it, has inside: of a dict, a list, a model or a dataclass."""
-    if isinstance(value, dict):
-        return value.items()
-    if isinstance(value, _INSIDE):
-        return enumerate(value)
-    if isinstance(value, type):
-        return ()
-    if dataclasses.is_dataclass(value):
-        return [(each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value)]
-    return {**vars(value), **(value.model_extra or {})}.items() if hasattr(value, "model_dump") else ()
-
-
-def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidMessage(f"the body can't be encoded as JSON: two of its keys would both come back as {twice!r}")
-
-
-def _path_of_error(body: Any) -> str:
-    """Return where in a body the value is that has no JSON form, as deep as a person would look."""
-    path = ""
-    for _ in range(20):
-        for key, each in _inside(body):
-            try:
-                _to_json(each)
-            except (TypeError, ValueError, RecursionError):
-                body, path = each, f"{path}.{key}"
-                break
-        else:
-            break
-    return _at(path)
-
-
-def _at(path: str) -> str:
-    return f" at {path[1:]!r}" if path else ""
+def _is_lost(value: Any, back: Any) -> bool:
+    """Tell whether a number that isn't one has become null; a model may as well write it as a text."""
+    if isinstance(value, dict) and isinstance(back, dict):
+        return any(map(_is_lost, value.values(), back.values()))
+    if isinstance(value, list | tuple) and isinstance(back, list):
+        return any(map(_is_lost, value, back))
+    return back is None and isinstance(value, float) and not math.isfinite(value)
 
 
 _AS_TEXT = (Decimal, UUID)
@@ -443,8 +425,8 @@ def _plain(value: Any) -> Any:
     """Encode what JSON doesn't know and business data is full of."""
     if type(value) in _AS_TEXT:  # of all others the most frequent
         return str(value)
-    if hasattr(value, "model_dump") and not isinstance(value, type):
-        return value.model_dump(mode="json")
+    if _is_model(value):
+        return json.loads(encode_json(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     for kinds, plain in _PLAIN:

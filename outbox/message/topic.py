@@ -8,6 +8,7 @@ newest version before it is validated (Fowler's "tolerant reader", Axon's upcast
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from outbox.errors import InvalidHandler, InvalidMessage, VersionUnknown
@@ -121,7 +122,8 @@ class Topic(Generic[T]):
             if content.is_json(content_type):
                 raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")
                 self.type_adapter.validate_json(raw)
-                content.check_comes_back(body, raw, of_model=True)
+                dump = partial(self.type_adapter.dump_python, body, by_alias=True, warnings="none")
+                content.check_comes_back(body, raw, dump)
                 return raw, content_type
             plain = self.type_adapter.dump_python(body, mode="json", by_alias=True, warnings="none")
         except (ValueError, RecursionError) as error:

@@ -26,16 +26,14 @@ def tell_deciding(middlewares: Registry[Middleware], half_id: UUID, resolution: 
     """Tell hooks that a half is about to be decided; return what tells them after the COMMIT. Nothing without hooks."""
     if not (hooks.listeners.hooks or middlewares.hooks):
         return []
-    decision: dict[str, Any] = {"half_id": half_id, "resolution": resolution.value}
     began = time.monotonic()
 
-    def tell_decided() -> None:
+    def tell(kind: type[HalfDeciding], **more: Any) -> None:
         with hooks.work_for(middlewares):
-            hooks.emit(HalfDecided(**decision, seconds=time.monotonic() - began))
+            hooks.emit(kind(half_id=half_id, resolution=resolution.value, **more))
 
-    with hooks.work_for(middlewares):
-        hooks.emit(HalfDeciding(**decision))
-    return [tell_decided]
+    tell(HalfDeciding)
+    return [lambda: tell(HalfDecided, seconds=time.monotonic() - began)]
 
 
 def decide_now(

@@ -264,7 +264,7 @@ def _headers(half: HalfMessage) -> str:
 @cache
 def _sender(_pid: int) -> tuple[str, str]:
     """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
-    name = process_name().encode("ascii", "backslashreplace").decode()
+    name = process_name()
     return name, json.dumps({SENDER_HEADER: name})
 
 

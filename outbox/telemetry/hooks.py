@@ -244,8 +244,8 @@ def observed(activity: Activity, function: Callable[..., T], *arguments: Any) ->
     finally:
         for observer, manager in reversed(entered):
             trace = None if raised is None else raised.__traceback__
-            exception = None if raised is None else type(raised), raised, trace
-            _guarded(observer, manager.__exit__, *exception, kind=_OBSERVES)
+            kind = None if raised is None else type(raised)
+            _guarded(observer, manager.__exit__, kind, raised, trace, kind=_OBSERVES)
     return answer
 
 
@@ -257,11 +257,8 @@ def _enter(observer: Observer, activity: Activity) -> AbstractContextManager[obj
     return manager
 
 
-_HOOK, _SENDS, _OBSERVES = (
-    CalledKind("hook"),
-    CalledKind("hook", "a Sending or None", (Sending,)),
-    CalledKind("observer", records=True),
-)
+_HOOK, _OBSERVES = CalledKind("hook"), CalledKind("observer", records=True)
+_SENDS = CalledKind("hook", "a Sending or None", (type(None), Sending))
 
 
 def _guarded(hook: object, function: Callable[..., T], *arguments: Any, kind: CalledKind = _HOOK) -> T | None:
@@ -270,7 +267,7 @@ def _guarded(hook: object, function: Callable[..., T], *arguments: Any, kind: Ca
     key = id(hook), getattr(function, "__name__", "")
     try:
         result = function(*arguments)
-        if result is not None and (refusal := kind.refusal(result)):
+        if refusal := kind.refusal(result):
             raise TypeError(refusal)
     except BaseException as error:  # also SystemExit: what a hook does ends nothing else
         if is_from_outside(error):

@@ -167,13 +167,13 @@ class _Instrumentation:
                     _ID: str(orphan.id),
                     "outbox.checks": orphan.checks,
                 }
-                with self._linked(f"check {orphan.topic}", attributes, [orphan.headers]) as span:
+                with self._current(f"check {orphan.topic}", attributes, [orphan.headers]) as span:
                     yield
                     if isinstance(activity.answer, Resolution):
                         span.set_attribute("outbox.resolution", activity.answer.value)
             case Compensating(message=message):
                 attributes = {**_messaging("compensate", None, message.topic), _ID: str(message.id)}
-                with self._linked(f"compensate {message.topic}", attributes, [message.headers]):
+                with self._current(f"compensate {message.topic}", attributes, [message.headers]):
                     yield
             case Confirming(delivery=delivery):
                 message = delivery.message
@@ -183,14 +183,14 @@ class _Instrumentation:
                     _ID: str(message.id),
                     "outbox.delivery": delivery.status.value,
                 }
-                with self._linked(f"confirm {message.topic}", attributes, [message.headers]):
+                with self._current(f"confirm {message.topic}", attributes, [message.headers]):
                     yield
             case Announcing(letter=letter):
                 attributes = {**_messaging("announce", None, letter.topic), _ID: str(letter.id)}
                 if letter.group is not None:
                     attributes[_GROUP] = letter.group
                 headers = [] if letter.message is None else [letter.message.headers]
-                with self._linked(f"announce {letter.topic}", attributes, headers):
+                with self._current(f"announce {letter.topic}", attributes, headers):
                     yield
             case _:
                 yield
@@ -201,7 +201,7 @@ class _Instrumentation:
         attributes = {**labels, _QUEUE: str(call.queue)}
         if len(call.messages) > 1:
             headers = [message.headers for message in call.messages]
-            spans = self._linked(f"process {call.topic}", attributes | {_COUNT: len(headers)}, headers, kind=_CONSUMER)
+            spans = self._current(f"process {call.topic}", attributes | {_COUNT: len(headers)}, headers, kind=_CONSUMER)
         else:
             spans = self._child(f"process {call.topic}", attributes, call.messages[0])
         began = time.perf_counter()
@@ -232,21 +232,15 @@ class _Instrumentation:
             context.detach(token)
 
     @contextmanager
-    def _linked(
+    def _current(
         self,
         name: str,
         attributes: Mapping[str, Any],
-        headers: Sequence[Mapping[str, str]],
+        linked: Sequence[Mapping[str, str]] = (),
         kind: trace.SpanKind = trace.SpanKind.INTERNAL,
     ) -> Iterator[Span]:
-        with self._current(name, attributes, kind=kind, links=_links(headers)) as span:
-            yield span
-
-    @contextmanager
-    def _current(
-        self, name: str, attributes: Mapping[str, Any], *, kind: trace.SpanKind, links: Sequence[Link] = ()
-    ) -> Iterator[Span]:
-        with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
+        """Make a span with links to the contexts of headers."""
+        with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=_links(linked)) as span:
             try:
                 yield span
             except BaseException as error:

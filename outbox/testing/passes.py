@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,8 +22,7 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.engines import Runner
 from outbox.database.execute import execute
 from outbox.database.migration.state import tables_missing
-from outbox.dead_letter.callback import ParkedCallback
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
@@ -256,16 +255,17 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
             _refuse_rolled_back(runners, outbox)
         return Counts()
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async checker" if is_async else None)
-
-    asker = Asker(new_runner, outbox.settings.checks_in_flight)
+    asker = Asker(_new_runner(runners, outbox, "an async checker"), outbox.settings.checks_in_flight)
     try:
         return runners.active(outbox).run(
             lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
         )
     finally:
         asker.end()
+
+
+def _new_runner(runners: PassRunners, outbox: Outbox, what: str) -> Callable[[bool], Runner]:
+    return lambda is_async: runners.active(outbox, what if is_async else None)
 
 
 def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
@@ -276,9 +276,7 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
     for each in outbox.compensations.values():
         if each.is_async:
             runners.of(outbox, f"the async compensation of {each.topic!r}")
-
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async compensation" if is_async else None)
+    new_runner = _new_runner(runners, outbox, "an async compensation")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
@@ -301,9 +299,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
     for each in outbox.delivery_callbacks.values():
         if each.is_async:
             runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
-
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async callback" if is_async else None)
+    new_runner = _new_runner(runners, outbox, "an async callback")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(

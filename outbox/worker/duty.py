@@ -60,6 +60,16 @@ class Health:
     unusable: bool = False
 
 
+def after_failure(duty: str, before: Health, error: BaseException) -> tuple[Health, PassFailed]:
+    """Return how a duty fares that has failed once more, and the event that tells of it."""
+    kind, failures, text = kind_of(error), before.failures + 1, named(error)
+    lost, unusable = kind is ErrorKind.UNAVAILABLE, kind is ErrorKind.SCHEMA
+    same = before.failures > 0 and class_name(error) == (before.last_error or "").partition(":")[0]
+    why, now = text.partition("\n")[0], dt.datetime.now(dt.UTC)
+    failed = PassFailed(duty=duty, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error)
+    return Health(before.last_success, text, now, failures, connection_lost=lost, unusable=unusable), failed
+
+
 class Lane:
     """A thread and a runner that a few duties share: one pass at a time, in the order in which duties became due.
 
@@ -243,14 +253,8 @@ class Duty:
         if self._lane.stopping.is_set():
             emit(PassCutOff(duty=self.name, error=error))
             return
-        before, text = self.health, named(error)
-        kind, failures = kind_of(error), before.failures + 1
-        lost, unusable = kind is ErrorKind.UNAVAILABLE, kind is ErrorKind.SCHEMA
-        now = dt.datetime.now(dt.UTC)
-        self.health = Health(before.last_success, text, now, failures, connection_lost=lost, unusable=unusable)
-        same = before.failures > 0 and class_name(error) == (before.last_error or "").partition(":")[0]
-        why, of = text.partition("\n")[0], self.name
-        emit(PassFailed(duty=of, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error))
+        self.health, failed = after_failure(self.name, self.health, error)
+        emit(failed)
 
     def _succeeded(self) -> None:
         failures = self.health.failures

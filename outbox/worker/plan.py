@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import math
 import threading
 from collections import defaultdict
@@ -507,11 +506,8 @@ class Plan:
 
     def _wake_consumers(self, source: WorkerDatabase, news: str | None) -> None:
         """Wake those consumers of this database whom the news concerns, as `read_news` reads it; None concerns all."""
-        if news is None:
-            found = [wakes for (database, _), wakes in self._consuming.items() if database is source]
-            queue = None
-        else:
-            topic, queue = read_news(news)
-            found = [self._consuming.get((source, topic), [])]
-        for wake in itertools.chain(*found):
-            wake(queue)
+        topic, queue = (None, None) if news is None else read_news(news)
+        every = [each for each in self._consuming if each[0] is source] if topic is None else [(source, topic)]
+        for each in every:
+            for wake in self._consuming.get(each, ()):
+                wake(queue)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import datetime as dt
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from outbox.database.execute import kind_of
 from outbox.database.grants import require_privileges
 from outbox.errors import ErrorKind, InvalidSettings
 from outbox.telemetry.events import (
-    PassFailed,
     PassRecovered,
     WorkerCutOff,
     WorkerStarted,
@@ -29,9 +28,9 @@ from outbox.telemetry.events import (
     WorkerStopping,
 )
 from outbox.telemetry.hooks import emit, work_for
-from outbox.text import database_address, named
+from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Duty, Health, Lane
+from outbox.worker.duty import Duty, Health, Lane, after_failure
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 
 if TYPE_CHECKING:
@@ -216,20 +215,10 @@ class Worker:
                     emit(PassRecovered(duty=_start_of(title), failures=self._late.pop(title).failures))
 
     def _failed(self, title: str, outbox: Outbox, error: Exception) -> None:
-        before, text = self._late.get(title, Health()), named(error)
-        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
-        self._late[title] = Health(None, text, dt.datetime.now(dt.UTC), failures, connection_lost=True)
+        health, failed = after_failure(_start_of(title), self._late.get(title, Health()), error)
+        self._late[title] = replace(health, connection_lost=True)
         with work_for(outbox.middlewares):
-            emit(
-                PassFailed(
-                    duty=_start_of(title),
-                    failures=failures,
-                    reason=text.partition("\n")[0],
-                    connection_lost=lost,
-                    repeated=failures > 1,
-                    error=error,
-                )
-            )
+            emit(failed)
 
     @property
     def _duties(self) -> list[Duty]:

@@ -37,7 +37,7 @@ ENGINES: dict[str, tuple[dict[str, Any], bool]] = {
 def raised_of(message: Any) -> BaseException | None:
     """Return the exception that a message asks for."""
     made: Mapping[str, Callable[[], BaseException]] = HOSTILE | LEAVING
-    body = message[0].body if isinstance(message, list) else message.body
+    body = (message[0] if isinstance(message, list) else message).body["case"]
     if isinstance(message, list) and len(message) > 1:
         return ValueError("one by one, please")
     return made[body]() if body in made else None
@@ -54,9 +54,11 @@ def consume(bench: Bench, consumer: Consumer, *, is_async: bool) -> None:
 
 async def _on_loop(bench: Bench, consumer: Consumer) -> None:
     engine = create_async_engine(bench.consumer.url)
-    async with engine.connect() as connection:
-        await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-    await engine.dispose()
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
+    finally:
+        await engine.dispose()
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["alone", "observed"])
@@ -105,7 +107,8 @@ def test_whatever_is_returned(bench: Bench, engine_name: str) -> None:
             if len(message) > 1:
                 raise ValueError("one by one, please")
             message = message[0]
-        return mistakes[message.body][0]() if message.body in mistakes else None
+        case = message.body["case"]
+        return mistakes[case][0]() if case in mistakes else None
 
     async def handle_later(message: Any, *_: Any) -> Any:
         await asyncio.sleep(0)
@@ -125,8 +128,8 @@ def test_whatever_is_returned(bench: Bench, engine_name: str) -> None:
 
 
 def bench_sent(bench: Bench, bodies: list[str]) -> list[Any]:
-    """Send each body under a key of its own."""
-    return [bench.send(body, key=body)[0] for body in bodies]
+    """Send each case under a key of its own."""
+    return [bench.send({"case": body}, key=body)[0] for body in bodies]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])

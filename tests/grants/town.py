@@ -25,8 +25,7 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import PARTS, Part, statements
-from outbox.dead_letter.callback import ParkedCallback
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted

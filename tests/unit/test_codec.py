@@ -245,9 +245,14 @@ class Counted(pydantic.BaseModel):
 
 
 class MeasuredText(pydantic.BaseModel):
-    model_config = {"ser_json_inf_nan": "strings"}
-
     value: float
+    none: None = None
+    more: Any = None
+
+    @pydantic.field_serializer("value")
+    def as_text(self, value: float) -> str:
+        """Write a number that isn't one as a text."""
+        return str(value)
 
 
 @dataclasses.dataclass
@@ -258,28 +263,30 @@ class Numbered:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({1: "a", "1": "b"}, "the key 1 is of type int, not str, as it would come back"),
-        ({"a": [{"b": {2.5: 0}}]}, " at 'a.0.b': the key 2.5 is of type float"),
-        ({"a": ({None: 0},)}, " at 'a.0': the key None is of type NoneType"),
-        ({"a": {True: 0}}, " at 'a': the key True is of type bool"),
-        ({"a": {Level.HIGH: 0}}, " at 'a': the key <Level.HIGH: 3> is of type Level"),
-        ({"a": {(1, 2): 0}}, " at 'a': keys must be str"),
-        ({"a": [0.5, float("nan")]}, " at 'a.1': Out of range float values"),
-        ({"a": {"b": float("-inf")}}, " at 'a.b': Out of range float values"),
-        ({"a": {"b": "\ud800"}}, " at 'a.b': 'utf-8' codec can't encode"),
-        ({"a": [{"\udfff": 1}]}, " at 'a.0': 'utf-8' codec can't encode"),
-        ({"a": [object()]}, " at 'a.0': object has no JSON form"),
-        ({"a": [1, b"x"]}, " at 'a.1': bytes has no JSON form"),
-        ([10**5000], " at '0': Exceeds the limit"),
-        (Measured(value=float("nan")), " at 'value': nan would come back as null"),
-        ([{"m": Measured(value=float("inf"))}], " at '0': Out of range"),
-        (Measured(by_number={1: "a", "1": "b"}), "two of its keys would both come back as '1'"),
-        (Numbered({1: "a", "1": "b"}), "two of its keys would both come back as '1'"),
-        ({"a": Numbered({1: "a", "1": "b"})}, "two of its keys would both come back as '1'"),
+        ({1: "a", "1": "b"}, "the key 1 is of type int, and would come back as str"),
+        ({"a": [{"b": {2.5: 0}}]}, "the key 2.5 at 'a.0.b' is of type float"),
+        ({"a": ({None: 0},)}, "the key None at 'a.0' is of type NoneType"),
+        ({"a": {True: 0}}, "the key True at 'a' is of type bool"),
+        ({"a": {Level.HIGH: 0}}, "the key <Level.HIGH: 3> at 'a' is of type Level"),
+        ({"a": {(1, 2): 0}}, "keys must be str"),
+        ({"a": [0.5, float("nan")]}, "Out of range float values"),
+        ({"a": {"b": float("-inf")}}, "Out of range float values"),
+        ({"a": {"b": "\ud800"}}, "'utf-8' codec can't encode"),
+        ({"a": [{"\udfff": 1}]}, "'utf-8' codec can't encode"),
+        ({"a": [object()]}, "object has no JSON form"),
+        ({"a": [1, b"x"]}, "bytes has no JSON form"),
+        ([10**5000], "Exceeds the limit"),
+        (Measured(value=float("nan")), "would come back as null"),
+        ([{"m": Measured(value=float("inf"))}], "would come back as null"),
+        (MeasuredText(value=0, more={"deep": [1, float("nan")]}), "would come back as null"),
+        (Measured(by_number={1: "a", "1": "b"}), "the key 1 at 'by_number' is of type int, and would come back as str"),
+        (Numbered({1: "a", "1": "b"}), "the key 1 at 'lines' is of type int, and would come back as str"),
+        ({"a": Numbered({1: "a", "1": "b"})}, "the key 1 at 'a.lines' is of type int, and would come back as str"),
+        ({"a": Measured(by_number={1: "a", "1": "b"})}, "the key 1 at 'by_number' is of type int"),
     ],
 )
 def test_what_would_not_come_back_is_refused(body: Any, said: str) -> None:
-    """With the path to it; a JSON object has texts as its keys, and each once."""
+    """A JSON object has texts as its keys, and each once."""
     with pytest.raises(InvalidMessage) as error:
         encode(body)
     assert said in str(error.value)
@@ -290,13 +297,16 @@ def test_what_a_model_brings_back() -> None:
     numbered = Counted(by_number={1: "a", 2: "c"})
     assert decode(*encode(numbered), Counted) == numbered
     assert decode(*encode(Numbered({1: "a", 2: "b"})), dict[str, dict[int, str]]) == {"lines": {1: "a", 2: "b"}}
-    assert encode(MeasuredText(value=float("nan")))[0] == b'{"value":"NaN"}'
+    assert encode(MeasuredText(value=float("nan")))[0] == b'{"value":"nan","none":null,"more":null}'
+    assert decode(*encode([MeasuredText(value=float("inf"))])) == [{"value": "inf", "none": None, "more": None}]
     assert decode(*encode({"a": (1, (2,)), "zero": -0.0, "big": 10**4000})) == {
         "a": [1, [2]],
         "zero": -0.0,
         "big": 10**4000,
     }
     assert decode(*encode({Name.ANN: Level.HIGH})) == {"ann": 3}
+    assert decode(*encode(Numbered({Level.HIGH: "c", 4: "d"}))) == {"lines": {"3": "c", "4": "d"}}
+    assert decode(*encode(Numbered({Name.ANN: "c", "d": "e"}))) == {"lines": {"ann": "c", "d": "e"}}
     deep: list[Any] = []
     for _ in range(400):
         deep = [deep]

@@ -161,11 +161,6 @@ class PassFailed(TelemetryEvent):
     connection_lost: bool
     repeated: bool
 
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each try."""
-        return logging.DEBUG if self.repeated else logging.ERROR
-
 
 @event(
     "batch.too_large",
@@ -228,11 +223,6 @@ class ListenerLost(TelemetryEvent):
     reason: str
     repeated: bool
 
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each try."""
-        return logging.DEBUG if self.repeated else logging.WARNING
-
 
 @event("report.sample_failed", "worker", logging.WARNING, "no sample of the statistics could be taken: %(reason)s")
 class SampleFailed(TelemetryEvent):
@@ -240,11 +230,6 @@ class SampleFailed(TelemetryEvent):
 
     reason: str
     repeated: bool
-
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each minute."""
-        return logging.DEBUG if self.repeated else logging.WARNING
 
 
 @event("report.statistics", "worker", logging.DEBUG, "statistics, %(age).0f s old")
