@@ -208,7 +208,7 @@ def release_due_once(
 
 def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
     placement, schema = _placement(settings, limit), settings.schema
-    _, begun, ((paused,),), (of_due,), (of_held,), _ = _in_turn(
+    _, begun, paused, (of_due,), (of_held,), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
@@ -221,7 +221,7 @@ def _release(connection: Connection, settings: Settings, on_news: OnNews | None,
     _tell(begun)
     _pass_on(connection, settings, list(dict.fromkeys([*(news or ()), *(news_held or ())])), on_news)
     _tell_missing([*(unseen or ()), *(unseen_held or ())])
-    more = limit in {due, held, paused}
+    more = limit in {due, held, len(paused)}
     return Counts(taken=due + held, done=messages + released, more=more)
 
 
