@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, number
 from outbox.message.model import NUMBER_BITS
+
+if TYPE_CHECKING:
+    from outbox.settings import Settings
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
@@ -273,19 +277,21 @@ WITH counted AS (
   FROM {{s}}.op_message
 """)
 
-#: Where the sequence of ops is, NULL if that can't be seen, and the highest that an op has. Rows: ``(value, highest)``.
-op_sequence: Template = Template("""
-SELECT CASE WHEN has_sequence_privilege('{s}.op_sequence', 'SELECT, USAGE')
-            THEN coalesce(pg_sequence_last_value('{s}.op_sequence'::regclass), 0) END, coalesce(max(sequence), 0)
-  FROM {s}.op_message
-""")
+#: Where a sequence is, NULL if that can't be seen, and the highest number of it among ``{rows}``. Values: the table and
+#: the column that it numbers, its name if it isn't theirs. Rows: ``(sequence, value, highest)``.
+SEQUENCE = """
+SELECT s.name, CASE WHEN has_sequence_privilege(s.name, 'SELECT, USAGE')
+                    THEN coalesce(pg_sequence_last_value(s.name::regclass), 0) END, coalesce(m.highest, 0)
+  FROM (SELECT coalesce(pg_get_serial_sequence('{s}.' || %(table)s, %(column)s), '{s}.' || %(named)s) AS name) s,
+       (SELECT max(number) AS highest FROM ({rows}) r (number)) m
+"""
 
 # Of scheduled messages: their topics aren't paused.
 _NOT_PAUSED = """(NOT EXISTS (SELECT FROM {s}.topic_pause)
                  OR NOT EXISTS (SELECT FROM {s}.half_message h JOIN {s}.topic_pause p ON p.topic = h.topic
                                  WHERE h.id = half_id))"""
 
-#: Turn due scheduled messages into messages, in turn. For `Placement.statement`; rows as of `dispatch_batch`.
+#: Turn due scheduled messages into messages, in turn. For `appending`; rows as of `dispatch_batch`.
 RELEASE_DUE = f"""
 WITH batch AS MATERIALIZED (
     DELETE FROM {{s}}.scheduled_message
@@ -466,20 +472,12 @@ class Cursor:
         return self.log is not None and self.log != self.current_log
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What every statement that makes messages must know."""
-
-    schema: str
-    queues: int
-    limit: int
-
-    def statement(self, sql: str, **values: object) -> Statement:
-        """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
-        return Statement(in_schema(sql, self.schema), {"queues": self.queues, "limit": self.limit, **values})
+def appending(settings: Settings, limit: int, sql: str, **values: object) -> Statement:
+    """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
+    return Statement(in_schema(sql, settings.schema), {"queues": settings.queues, "limit": limit, **values})
 
 
-def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
+def dispatch_batch(settings: Settings, limit: int, cursor: Cursor) -> Statement:
     """Turn the next ops into messages and move the cursor, all in one snapshot, if `keep_turn` has kept the turn.
 
     Rows: ``(ops taken, messages, scheduled, news for `read_news` or None, halves that can't be seen or None)``.
@@ -490,7 +488,9 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
         source, moved = _REST, _CURSOR_OF_REST.replace("{read}", "batch")
     else:
         source, moved = _MISSED, _CURSOR_OF_REST.replace("{read}", "old")
-    return placement.statement(
+    return appending(
+        settings,
+        limit,
         f"WITH {source}{_OPS_TO_ENTRIES}{_TOPICS}{_TOTALS}{moved}{_MISSING}{_APPEND}",
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,

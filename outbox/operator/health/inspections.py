@@ -21,6 +21,7 @@ from outbox.database.engines import discard
 from outbox.database.execute import Statement, driver_of, execute, sqlstate, statement
 from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
+from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
@@ -535,7 +536,7 @@ def sequences(examination: Examination) -> Iterator[Diagnosis]:
             newest = "" if column.name in leads else f" ORDER BY {first} DESC LIMIT 1000"
             rows = f"SELECT {column.name} FROM {{s}}.{table.name}{newest}"
             values: dict[str, Any] = {"table": table.name, "column": column.name, "named": named}
-            (found,) = examination.read(statement(examination.settings.schema, sql.SEQUENCE, values, rows=rows))
+            (found,) = examination.read(statement(examination.settings.schema, SEQUENCE, values, rows=rows))
             sequence, value, highest = found[0]
             if value is None:
                 hidden.append(sequence)
