@@ -237,17 +237,28 @@ class Strategy:
 
 
 @dataclass(slots=True)
-class SnapshotPairing:
-    """One pair, being compared in two snapshots; ``seconds`` collects durations, ``why`` what was decided."""
+class AnyPairing:
+    """One pair, being compared; ``seconds`` collects durations, ``why`` what was decided."""
 
     run_id: UUID
     job: Job
     pair: Pair
-    snapshots: Snapshots
     engine: Engine
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict, kw_only=True)
     why: list[str] = field(default_factory=list, kw_only=True)
+
+    def because(self, sentence: str) -> None:
+        """Say why something is done, and keep it for the report."""
+        self.why.append(sentence)
+        self.progress.say(f"{self.pair}: {sentence}")
+
+
+@dataclass(slots=True)
+class SnapshotPairing(AnyPairing):
+    """One pair, being compared in two snapshots."""
+
+    snapshots: Snapshots
 
     def judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
         """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog.
@@ -290,11 +301,6 @@ class SnapshotPairing:
             lag=lag,
             seconds=self.seconds,
         )
-
-    def because(self, sentence: str) -> None:
-        """Say why something is done, and keep it for the report."""
-        self.why.append(sentence)
-        self.progress.say(f"{self.pair}: {sentence}")
 
 
 @dataclass(slots=True)

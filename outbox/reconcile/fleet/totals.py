@@ -193,7 +193,7 @@ def _selects(total: FleetTotal, snapshots: Mapping[str, Snapshot]) -> Iterator[t
 def _compared(job: Job, pair: Pair, snapshots: Snapshots) -> FirstPass:
     """Compare a pair in these snapshots, from the beginning: what the tables add up to began there too."""
     job = replace(job, pairs=(pair,), measures=(), window=Window(grace=job.window.grace))
-    return Pairing(uuid7(), job, pair, snapshots, LocalEngine(job.workers), NoProgress(), Common(job)).compare()
+    return Pairing(uuid7(), job, pair, LocalEngine(job.workers), NoProgress(), snapshots, Common(job)).compare()
 
 
 def _carried(producer: Snapshot, total: FleetTotal, pair: Pair, ids: Sequence[UUID]) -> Tally:
