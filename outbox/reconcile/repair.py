@@ -206,10 +206,7 @@ class LockedRow:
 
 
 def with_locked(
-    work: Work,
-    connection: Connection,
-    findings: Sequence[Finding],
-    result: Callable[[Finding, LockedRow | None], str],
+    work: Work, connection: Connection, findings: Sequence[Finding], result: Callable[[Finding, LockedRow | None], str]
 ) -> dict[UUID, str]:
     """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
 

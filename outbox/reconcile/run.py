@@ -29,18 +29,7 @@ from outbox.database.execute import execute
 from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan, sql
 from outbox.reconcile.compare import Engine, LocalEngine, Side, compared, timed
-from outbox.reconcile.job import (
-    HEALED,
-    KINDS,
-    EngineName,
-    Job,
-    NoProgress,
-    Outcome,
-    Pair,
-    Progress,
-    Range,
-    described,
-)
+from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range, described
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources

@@ -171,8 +171,7 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
     access = snapshots.producer.access
     with reaching(access):
         (here,), heads, ops = execute(
-            snapshots.producer.connection,
-            *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP)),
+            snapshots.producer.connection, *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP))
         )
     *log, snapshot, xmax = here
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
