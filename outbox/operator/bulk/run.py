@@ -114,7 +114,7 @@ class _Run:
             return self._act(after, limit)
         except Exception as error:
             taken = list(self._taken)
-            if is_lost(self._connection) or not taken or (len(taken) > 1 and sqlstate(error) in CUT_OFF):
+            if is_lost(self._connection) or not taken or (len(taken) > 1 and sqlstate(error) in CUT_OFF - CONTENDED):
                 raise
             if len(taken) == 1:
                 return self._failed(taken[0], error)
