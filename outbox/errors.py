@@ -68,7 +68,7 @@ DISTRIBUTION = "outbox-postgres"
 #: Where texts have secrets: between user and host of a URL (up to its last @, since a password may have one, too; where
 #: it was cut before that, to the end; a user may have one where no port follows), among options, in strings and dicts.
 _SECRETS = (
-    re.compile(r"""(://[^\s:/@'"]*:)(?!\*\*\*)(?:(?:(?!://).)*(?=@)|(?!\d+(?:[/?,\s'"]|$))[^\s'"]+)"""),
+    re.compile(r"""(://[^\s:/@'"]*:)(?!\*\*\*)(?:(?:(?!://).)*(?=@)|(?!\d+(?:[/?,'"]|:?(?:\s|$)))[^\s'"]+)"""),
     re.compile(r"""(://[^\s:/'"]*@[^\s:/'"]*:)(?!\*\*\*@|\d+(?:[/?,\s'"]|$))(?:(?!://).)*(?=@)"""),
     re.compile(r"""((?:pg|ssl)?password\s*=\s*)(?!\*\*\*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)""", re.IGNORECASE),
     re.compile(r"""(['"](?:ssl)?password['"]\s*:\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.IGNORECASE),

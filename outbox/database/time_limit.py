@@ -1,9 +1,8 @@
 """What takes too long: a function of the application's loses its connection, and a batch is tried with fewer rows.
 
-A server has its own limits (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), and a batch that is cut
-off by one would be cut off by it for ever. So would one that fails by its size (memory), or by one of its rows, and
-nothing that comes before that row would be done. So a batch that failed as a whole is tried with half of the rows, down
-to one (`by_size`). The next one begins with what went well, and takes an eighth more after each that was full.
+A batch that is cut off by a limit of the server (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), or
+fails by its size (memory) or one of its rows, would fail so for ever. So it is tried with half of the rows, down to one
+(`by_size`). The next one begins with what went well, and takes an eighth more after each that was full.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine
 
 from outbox.database.execute import is_lost, sqlstate
-from outbox.errors import InvalidHandler
+from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.model import Counts
 from outbox.telemetry.events import BatchTooLarge
 from outbox.telemetry.hooks import emit
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
 
 # What fails with any number of rows: no connection or no server (08, 28, 3D, 57P), a statement that can't be run (0A,
-# 3F, 42), a database that takes no writes.
+# 3F, 42), a database that takes no writes; and tables that dispatch isn't to work on (SchemaError).
 _WHATEVER_THE_SIZE = re.compile(r"08|0A|25006|28|3D|3F|42|57P")
 #: The server's own limits of time: a statement that was cancelled, a transaction that was idle, or open, for too long,
 #: and a lock that was waited for.
@@ -140,40 +139,15 @@ class LimitedRunners:
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class BatchSize:
-    """How many rows a batch takes at most; None as long as none has failed."""
-
-    rows: int | None = None
-
-    def at_most(self, most: int) -> int:
-        """Return how many rows to take, of at most so many."""
-        return most if self.rows is None else min(self.rows, most)
-
-    def passed(self, size: int, taken: int) -> None:
-        """Take more the next time, if a batch of this size was full."""
-        if self.rows is not None and taken >= size:
-            self.rows = size + max(size // 8, 1)
-
-    def failed(self, size: int, error: BaseException, *, lost: bool = False) -> bool:
-        """Take half of this size the next time, if that may help; return whether it may.
-
-        ``lost``: the connection was lost, which a batch may be the cause of, although the server said nothing.
-        """
-        state = sqlstate(error) or sqlstate(error.__cause__)
-        late = isinstance(error.__cause__, TimeoutError)
-        if _WHATEVER_THE_SIZE.match(state) or not (state or late or lost):
-            return False
-        self.rows = max(size // 2, 1)
-        return size > 1
+_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], int]] = WeakKeyDictionary()
 
 
-_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], BatchSize]] = WeakKeyDictionary()
+def batch_sizes(engine: Engine) -> dict[tuple[str, ...], int]:
+    """Return how many rows a batch of each name takes at most on a database, of those that have failed.
 
-
-def batch_size(engine: Engine, *name: str) -> BatchSize:
-    """Return the size of the batches of this name on a database; it outlives their connections."""
-    return _sizes.setdefault(engine, {}).setdefault(name, BatchSize())
+    It outlives the connections: what a batch fails by may cost it its own.
+    """
+    return _sizes.setdefault(engine, {})
 
 
 def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt: Callable[[int], T]) -> T:
@@ -186,18 +160,30 @@ def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt
         Exception: what one row alone raised, or any number of them would; or the connection was lost: the next batch is
             smaller then, if that may help.
     """
-    batches = batch_size(bind.engine, *name)
+    sizes = batch_sizes(bind.engine)
     while True:
-        size = batches.at_most(most)
+        size = min(sizes.get(name, most), most)
         try:
             result = attempt(size)
         except Exception as error:
             lost = isinstance(bind, Connection) and is_lost(bind)
-            if not batches.failed(size, error, lost=lost):
+            if not _fails_by_size(error, lost=lost):
+                raise
+            sizes[name] = max(size // 2, 1)
+            if size == 1:
                 raise
             emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
             if lost:
                 raise
         else:
-            batches.passed(size, result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0])
+            taken = result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0]
+            if name in sizes and taken >= size:
+                sizes[name] = size + max(size // 8, 1)
             return result
+
+
+def _fails_by_size(error: Exception, *, lost: bool) -> bool:
+    """Tell whether fewer rows may help; a lost connection may be the batch's doing, though the server said nothing."""
+    state = sqlstate(error) or sqlstate(error.__cause__)
+    late = isinstance(error.__cause__, TimeoutError)
+    return not isinstance(error, SchemaError) and not _WHATEVER_THE_SIZE.match(state) and bool(state or late or lost)

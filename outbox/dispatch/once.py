@@ -39,7 +39,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.at_commit import after_commit, announce, behind_commit
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
+from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate, statement
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
 from outbox.database.time_limit import by_size
 from outbox.dispatch import sql
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     OnNews = Callable[[str], object]
 
 NOTHING = Counts()
+_SEQUENCE_OF_OPS = {"table": "op_message", "column": "sequence", "named": "op_sequence"}
 
 
 def dispatch_lock(schema: str) -> int:
@@ -100,16 +101,15 @@ def _dispatch(connection: Connection, settings: Settings, on_news: OnNews | None
         return None if taken else NOTHING
     if not cursor.pending:
         return NOTHING
-    placement = _placement(settings, limit)
     keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
     taken, ((unchanged,),), ((ops, messages, scheduled, news, unseen),) = _in_turn(
-        connection, settings.schema, keep_turn, sql.dispatch_batch(placement, cursor)
+        connection, settings.schema, keep_turn, sql.dispatch_batch(settings, limit, cursor)
     )
     if not unchanged:
         return None if taken else NOTHING
     _pass_on(connection, settings, news or [], on_news)
     _tell_missing(unseen)
-    cut = cursor.until_sequence is not None or ops == placement.limit
+    cut = cursor.until_sequence is not None or ops == limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
 
@@ -144,12 +144,12 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
         if cursors and not sql.Cursor(*cursors[0]).restored:
             return None
         try:
-            *_, ((value, highest),) = execute(
-                connection, COMMIT_SYNCHRONOUSLY, sql.WAIT_SHORTLY, sql.lock_ops(schema), sql.op_sequence(schema)
-            )
+            numbers = statement(schema, sql.SEQUENCE, _SEQUENCE_OF_OPS, rows="SELECT sequence FROM {s}.op_message")
+            waiting = COMMIT_SYNCHRONOUSLY, sql.WAIT_SHORTLY, sql.lock_ops(schema)
+            *_, ((sequence, value, highest),) = execute(connection, *waiting, numbers)
             if value is not None and value < highest:
                 # What came now would count as of before the re-base, and never be dispatched.
-                raise SequenceBehind(f"{schema}.op_sequence", value, highest)
+                raise SequenceBehind(sequence, value, highest)
             begun, _ = execute(connection, sql.begin_epoch(schema), sql.rebase(schema))
         except OperationalError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
@@ -207,21 +207,21 @@ def release_due_once(
 
 
 def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
-    placement, schema = _placement(settings, limit), settings.schema
-    _, begun, ((paused,),), (of_due,), (of_held,), _ = _in_turn(
+    schema = settings.schema
+    _, begun, paused, (of_due,), (of_held,), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
         sql.hold_due(schema, limit=limit),
-        placement.statement(sql.RELEASE_DUE),
-        placement.statement(sql.RELEASE_HELD),
+        sql.appending(settings, limit, sql.RELEASE_DUE),
+        sql.appending(settings, limit, sql.RELEASE_HELD),
         sql.end_pauses(schema),
     )
     (due, messages, _, news, unseen), (held, released, _, news_held, unseen_held) = of_due, of_held
     _tell(begun)
     _pass_on(connection, settings, list(dict.fromkeys([*(news or ()), *(news_held or ())])), on_news)
     _tell_missing([*(unseen or ()), *(unseen_held or ())])
-    more = limit in {due, held, paused}
+    more = limit in {due, held, len(paused)}
     return Counts(taken=due + held, done=messages + released, more=more)
 
 
@@ -243,11 +243,10 @@ def resend(
     """
     if not sends:
         return
-    placement = _placement(settings, len(sends))
     unseen = _append(
         connection,
         settings,
-        placement.statement(sql.RESEND, half_ids=list(sends)),
+        sql.appending(settings, len(sends), sql.RESEND, half_ids=list(sends)),
         *(
             database_sql.audit(
                 settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
@@ -294,11 +293,7 @@ def dispatch_passed(
     (rows,) = execute(connection, undispatched)
     passed = [half_id for half_id, is_passed in rows if is_passed]
     if passed:
-        placement = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        _append(connection, settings, placement.statement(sql.APPEND_THESE, half_ids=passed), *audits)
+        append = sql.appending(settings, len(passed), sql.APPEND_THESE, half_ids=passed)
+        _append(connection, settings, append, *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
-
-
-def _placement(settings: Settings, limit: int) -> sql.Placement:
-    return sql.Placement(settings.schema, settings.queues, limit)

@@ -234,16 +234,16 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     if unknown := [":".join(names) for names in chosen if names not in known]:
         listed = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
         raise InvalidSettings(f"{unknown[0]} is no subscription of the Outbox; it has {listed}")
+
+    def source_of(subscription: Subscription) -> Engine | AsyncEngine | str:
+        return outbox.engine if subscription.source is None else subscription.source
+
     jobs: dict[str, list[Subscription]] = {}
-    binds: dict[str, Engine | AsyncEngine | str] = {}
     for subscription in map(known.__getitem__, chosen):
-        bind = outbox.engine if subscription.source is None else subscription.source
-        address = address_of(bind)
-        binds.setdefault(address, bind)
-        jobs.setdefault(address, []).append(subscription)
+        jobs.setdefault(address_of(source_of(subscription)), []).append(subscription)
     consumer = own_access(outbox)
     result = []
-    for address, subscriptions in jobs.items():
+    for subscriptions in jobs.values():
         pairs = {
             (each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys, headers=each.headers)
             for each in subscriptions
@@ -253,7 +253,7 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
             own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in pairs)
         if "measures" in own:
             own["measures"] = tuple(each for each in own["measures"] if (each.topic, each.group) in pairs)
-        databases = {"producer": _access(binds[address], outbox.settings), "consumer": consumer}
+        databases = {"producer": _access(source_of(subscriptions[0]), outbox.settings), "consumer": consumer}
         result.append(merged({**databases, "pairs": tuple(pairs.values())}, own))
     return result
 

@@ -24,7 +24,6 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import CONTENDED, Statement, execute, sqlstate, statement
 from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, wait_at_most
-from outbox.database.time_limit import BatchSize, batch_size
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
@@ -76,9 +75,7 @@ def repair(
         action = kind.repair(job.policy)
         # By id, so that two repairs take their locks in the same order.
         found = sorted(by_kind[kind], key=attrgetter("id"))
-        while found:
-            size = work.size.at_most(BATCH)
-            batch, found = found[:size], found[size:]
+        for batch in (found[start : start + BATCH] for start in range(0, len(found), BATCH)):
             results = attempt(_ACTS[action], work, batch)
             news = [Repaired(finding.id, kind, action, results[finding.id]) for finding in batch]
             report(news)
@@ -131,11 +128,6 @@ class Work:
     consumer: Engine
     why: str = ""
     origin: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def size(self) -> BatchSize:
-        """How many differences are repaired together at most."""
-        return batch_size(self.producer, "repair", *self.pair.names)
 
     def reason(self, kind: Outcome) -> str:
         """Return what the audit gives as the reason of an act."""
@@ -214,10 +206,7 @@ class LockedRow:
 
 
 def with_locked(
-    work: Work,
-    connection: Connection,
-    findings: Sequence[Finding],
-    result: Callable[[Finding, LockedRow | None], str],
+    work: Work, connection: Connection, findings: Sequence[Finding], result: Callable[[Finding, LockedRow | None], str]
 ) -> dict[UUID, str]:
     """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
 
@@ -246,13 +235,10 @@ def attempt(repairer: Repairer, work: Work, batch: Sequence[Finding]) -> dict[UU
         sqlalchemy.exc.DBAPIError: the connection was lost.
     """
     try:
-        done = repairer(work, batch)
-        work.size.passed(len(batch), len(batch))
-        return done
+        return repairer(work, batch)
     except DBAPIError as error:
         # Of one that took too long, the server may have ended the connection: each act opens one of its own.
-        smaller = work.size.failed(len(batch), error) and len(batch) > 1
-        refusal = BUSY if smaller and error.connection_invalidated else _refusal(error)
+        refusal = BUSY if len(batch) > 1 else _refusal(error)
     results: dict[UUID, str] = {}
     vain = 0
     for finding in batch:

@@ -24,15 +24,7 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import (
-    CONTENDED,
-    SERIALIZATION_FAILURE,
-    UNAVAILABLE,
-    Statement,
-    execute,
-    kind_of,
-    sqlstate,
-)
+from outbox.database.execute import CONTENDED, SERIALIZATION_FAILURE, UNAVAILABLE, Statement, execute, kind_of, sqlstate
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost
 from outbox.message.ids import uuid7_at
@@ -279,10 +271,7 @@ def snapshot_of(
     """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does."""
     with reaching(access):
         connection = engine_of(access).connect()
-    with (
-        connection,
-        snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot,
-    ):
+    with connection, snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot:
         yield snapshot
 
 

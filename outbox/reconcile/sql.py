@@ -177,10 +177,7 @@ SELECT (extract(epoch FROM now) * 1000000)::int8,
 """)
 
 #: The table of each side that has a row for each message, and its id.
-_IDS: dict[Part, tuple[str, str]] = {
-    "producer": ("half_message", "id"),
-    "consumer": ("consumer_message", "message_id"),
-}
+_IDS: dict[Part, tuple[str, str]] = {"producer": ("half_message", "id"), "consumer": ("consumer_message", "message_id")}
 # By what its rows are found by id: the index of the inbox begins with the group.
 _OWN: dict[Part, str] = {"producer": "true", "consumer": "consumer_group = %(group)s"}
 

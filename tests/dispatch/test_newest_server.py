@@ -48,13 +48,15 @@ def url() -> Iterator[str]:
         migration.upgrade(url)
         engine = create_engine(url)
         # In another database of the cluster.
-        with create_engine(server.url()).connect() as holding:
+        postgres = create_engine(server.url())
+        with postgres.connect() as holding:
             holding.execute(text("LISTEN anything"))
             holding.commit()
             holding.execute(text("SELECT 1"))
             fill(engine)
             yield url
             holding.rollback()
+        postgres.dispose()
         engine.dispose()
 
 
@@ -142,12 +144,13 @@ def test_a_transaction_that_takes_too_long_for_the_server(engine: Engine) -> Non
             app.send(connection, topic, number)
     with engine.begin() as connection:
         connection.exec_driver_sql(SLOWLY)
-    left = 40
+    left, database = 40, WorkerDatabase(engine)
     while left:
-        with WorkerDatabase(engine).connect() as connection:
+        with database.connect() as connection:
             connection.exec_driver_sql("SET transaction_timeout = '200ms'")
+            connection.commit()
             try:
-                left -= dispatch_once(connection, Settings()).done
+                left -= dispatch_once(connection, Settings(), limit=40).done
             except DBAPIError as error:
                 states.append(sqlstate(error))
         assert len(states) < 6

@@ -276,7 +276,7 @@ SELECT DISTINCT coalesce(i.relname, c.relname) || '.' || a.attname
 _FILLED = {
     "audit": ("actor, action, target", "VALUES ('a', 'b', 'c'), ('a', 'b', 'd')"),
     "check_history": ("half_id, asked, worker", "SELECT gen_random_uuid(), 'fence', 'w' FROM generate_series(1, 2)"),
-    "check_total": ("topic, checks", "VALUES ('t', 1), ('t', 2)"),
+    "topic_total": ("topic, checks", "VALUES ('t', 1), ('t', 2)"),
     "op_message": (
         "half_id, resolution, decided_by",
         "SELECT gen_random_uuid(), 'rollback', 'check' FROM generate_series(1, 2)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Outgoing, Settings
 from outbox.check.once import check_fences
 from outbox.database.engines import EngineRunner
-from outbox.database.time_limit import BatchSize, batch_size
+from outbox.database.execute import driver_of
+from outbox.database.time_limit import batch_sizes, by_size
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.operator import model
@@ -223,7 +225,7 @@ def test_each_kind_of_batch_is_done(shop: Shop, told: list[BatchTooLarge], name:
     shop.limit(table, verb)
     with shop.engine.connect() as connection:
         assert act(shop, connection) == ROWS
-    assert told or name == "bulk"  # which goes on item by item
+    assert told
 
 
 @pytest.mark.parametrize("code", ["57014", "55P03", "25P04", "53200", "40P01", "23514"])
@@ -241,7 +243,7 @@ def test_whatever_a_batch_fails_by(shop: Shop, told: list[BatchTooLarge], code: 
         shop.send(100)
         assert dispatch(shop, connection) == ROWS + 100
     assert told == []
-    assert batch_size(shop.engine, "dispatch", "outbox").at_most(10_000) > 10
+    assert batch_sizes(shop.engine)["dispatch", "outbox"] > 10
 
 
 def test_what_fails_with_any_number_of_rows(shop: Shop, told: list[BatchTooLarge]) -> None:
@@ -251,7 +253,7 @@ def test_what_fails_with_any_number_of_rows(shop: Shop, told: list[BatchTooLarge
     with shop.engine.connect() as connection, pytest.raises(DBAPIError, match="too many"):
         dispatch_once(connection, SETTINGS)
     assert told == []
-    assert batch_size(shop.engine, "dispatch", "outbox").rows is None
+    assert ("dispatch", "outbox") not in batch_sizes(shop.engine)
 
 
 def test_a_time_out_of_statements(shop: Shop, told: list[BatchTooLarge]) -> None:
@@ -269,16 +271,19 @@ def test_a_time_out_of_statements(shop: Shop, told: list[BatchTooLarge]) -> None
     assert "statement timeout" in told[0].reason
 
 
-def test_a_connection_that_a_batch_has_cost() -> None:
+def test_a_connection_that_a_batch_has_cost(shop: Shop, told: list[BatchTooLarge]) -> None:
     """The next batch has half of the rows, whatever the server could still say; one of one row stays at that."""
-    size = BatchSize()
-    assert size.failed(8, OSError(), lost=True)
-    assert size.at_most(100) == 4
-    assert not size.failed(4, OSError())
-    assert size.at_most(100) == 4
-    size.failed(1, OSError(), lost=True)
-    assert size.at_most(100) == 1
-    size.passed(1, 0)
-    assert size.at_most(100) == 1
-    size.passed(1, 1)
-    assert size.at_most(100) == 2
+    sizes: list[int] = []
+
+    def attempt(size: int) -> tuple[int]:
+        sizes.append(size)
+        if len(sizes) < 5:
+            driver_of(connection).close()
+            connection.exec_driver_sql("SELECT 1")
+        return (int(len(sizes) > 5),)
+
+    for _ in range(7):
+        with shop.engine.connect() as connection, suppress(DBAPIError):
+            by_size(connection, ("lost",), 4, attempt)
+    assert sizes == [4, 2, 1, 1, 1, 1, 2]
+    assert [event.size for event in told] == [4, 2]

@@ -10,12 +10,13 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import CONTENDED, Row, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
-from outbox.database.time_limit import CUT_OFF, BatchSize, batch_size
+from outbox.database.time_limit import CUT_OFF, by_size
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS
@@ -90,10 +91,6 @@ class _Run:
     _stopping: Callable[[], bool]
     _taken: list[Row] = field(default_factory=list)
 
-    @property
-    def _size(self) -> BatchSize:
-        return batch_size(self._connection.engine, "bulk", self._request.act.name)
-
     def carry_on(self) -> Counts:
         """Take batch after batch, in the order of the items, until none is left, the worker stops, or time is up."""
         schema, until = self._settings.schema, time.monotonic() + SLICE
@@ -102,7 +99,7 @@ class _Run:
                 execute(self._connection, begin_bulk_job(schema, self._id))
         counts, after = NOTHING, 0
         while not self._stopping() and time.monotonic() < until:
-            step = self._batch(after, self._size.at_most(BATCH))
+            step = by_size(self._connection, ("bulk", self._request.act.name), BATCH, partial(self._batch, after))
             counts += step
             if not step.more:
                 with self._connection.begin():
@@ -112,15 +109,12 @@ class _Run:
         return replace(counts, more=True)
 
     def _batch(self, after: int, limit: int) -> Counts:
-        """Act on the next items in one transaction; if it fails, on each in one of its own."""
+        """Act on the next items in one transaction; if it fails otherwise than by time, on each in one of its own."""
         try:
-            counts = self._act(after, limit)
-            self._size.passed(limit, counts.taken)
-            return counts
+            return self._act(after, limit)
         except Exception as error:
-            taken, lost = list(self._taken), is_lost(self._connection)
-            self._size.failed(limit, error, lost=lost)
-            if lost or not taken:
+            taken = list(self._taken)
+            if is_lost(self._connection) or not taken or (len(taken) > 1 and sqlstate(error) in CUT_OFF - CONTENDED):
                 raise
             if len(taken) == 1:
                 return self._failed(taken[0], error)

@@ -21,6 +21,7 @@ from outbox.database.engines import discard
 from outbox.database.execute import Statement, driver_of, execute, sqlstate, statement
 from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
+from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
@@ -172,16 +173,6 @@ def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
             yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
 
 
-def stopped_groups(subject: Subject) -> Iterator[Diagnosis]:
-    """Groups that an operator has paused, and those that their breaker has stopped."""
-    yield from subject.judge(("group.paused", "breaker.open"), sql.STOPPED.named(subject.rows(sql.STOPPED)))
-
-
-def paused_topics(subject: Subject) -> Iterator[Diagnosis]:
-    """Topics whose dispatch an operator has paused."""
-    yield from subject.judge(["topic.paused"], sql.PAUSED_TOPICS.named(subject.rows(sql.PAUSED_TOPICS)))
-
-
 def topics_and_groups(examination: Examination) -> Iterator[Diagnosis]:
     """Topics that are consumed and were never sent to, and the other way round: mostly one name is written wrongly."""
     sent: dict[str, bool] = dict(examination.rows(sql.SENT_TOPICS, limit=LIMIT))
@@ -200,9 +191,14 @@ def topics_and_groups(examination: Examination) -> Iterator[Diagnosis]:
 # --- halves, messages and groups ---------------------------------------------------------------------------------
 
 
-def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Examination], Iterator[Diagnosis]]:
+def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Subject], Iterator[Diagnosis]]:
     """Return the inspection that judges the rows of a query by these rules."""
     return lambda subject: subject.judge(codes, query.named(subject.rows(query, limit=limit)), limit)
+
+
+#: Groups that an operator has paused, and those that their breaker has stopped; topics that an operator has paused.
+stopped_groups = judging(sql.STOPPED, "group.paused", "breaker.open")
+paused_topics = judging(sql.PAUSED_TOPICS, "topic.paused")
 
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:
@@ -535,7 +531,7 @@ def sequences(examination: Examination) -> Iterator[Diagnosis]:
             newest = "" if column.name in leads else f" ORDER BY {first} DESC LIMIT 1000"
             rows = f"SELECT {column.name} FROM {{s}}.{table.name}{newest}"
             values: dict[str, Any] = {"table": table.name, "column": column.name, "named": named}
-            (found,) = examination.read(statement(examination.settings.schema, sql.SEQUENCE, values, rows=rows))
+            (found,) = examination.read(statement(examination.settings.schema, SEQUENCE, values, rows=rows))
             sequence, value, highest = found[0]
             if value is None:
                 hidden.append(sequence)

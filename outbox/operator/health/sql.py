@@ -632,15 +632,6 @@ SELECT count(*) FILTER (WHERE backend_type IS NULL), count(*) FILTER (WHERE stat
   FROM pg_stat_activity WHERE datname = current_database()
 """)
 
-#: Where a sequence is, NULL if that can't be seen, and the highest number of it among rows. Rows: ``(sequence, value,
-#: highest)``.
-SEQUENCE = """
-SELECT s.name, CASE WHEN has_sequence_privilege(s.name, 'SELECT, USAGE')
-                    THEN coalesce(pg_sequence_last_value(s.name::regclass), 0) END, coalesce(m.highest, 0)
-  FROM (SELECT coalesce(pg_get_serial_sequence('{s}.' || %(table)s, %(column)s), '{s}.' || %(named)s) AS name) s,
-       (SELECT max(number) AS highest FROM ({rows}) r (number)) m
-"""
-
 #: The oldest two-phase transaction of this database that is prepared for too long. Rows:
 #: ``(name, age in s, name as an SQL literal, how many there are)`` or none.
 PREPARED_TRANSACTIONS = Template("""

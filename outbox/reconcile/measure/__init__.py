@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
 from outbox.message.masking import names_in
+
+if TYPE_CHECKING:
+    from outbox.reconcile.fleet.config import FleetTotal
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"
@@ -96,42 +99,8 @@ class Measure:
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
 
 
-class Sums(Protocol):
-    """What adds up sums of SELECT statements and of bodies: a `Measure`, or a total of many databases."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        """The columns of the key."""
-        ...
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The columns that are added up."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that each SELECT returns."""
-        ...
-
-    @property
-    def in_flight(self) -> Mapping[str, str]:
-        """Where a body has each column."""
-        ...
-
-    @property
-    def selects(self) -> Mapping[str, str]:
-        """The SELECT statements, by what errors call them."""
-        ...
-
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names it."""
-        ...
+#: What adds up sums of SELECT statements and of bodies.
+Sums: TypeAlias = "Measure | FleetTotal"
 
 
 def wrong_columns(sums: Sums) -> Iterator[str]:

@@ -16,15 +16,7 @@ from outbox.database.execute import Statement
 from outbox.errors import InvalidSettings
 from outbox.reconcile.job import InboxState, Pair, Part, ProducerState, Range
 from outbox.reconcile.sql import Mixing, as_array, last_of
-from outbox.reconcile.tables.columns import (
-    COLUMNS,
-    DIGITS_OF_HASH,
-    HASHED,
-    NAMES,
-    UUID_TEXT,
-    TableColumn,
-    words_of,
-)
+from outbox.reconcile.tables.columns import COLUMNS, DIGITS_OF_HASH, HASHED, NAMES, UUID_TEXT, TableColumn, words_of
 from outbox.reconcile.tables.declare import ForeignTable
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
