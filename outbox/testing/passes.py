@@ -19,7 +19,6 @@ from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.database.engines import Runner
 from outbox.database.execute import execute
 from outbox.database.migration.state import tables_missing
 from outbox.dead_letter.callback import ParkedCallback
@@ -256,10 +255,7 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
             _refuse_rolled_back(runners, outbox)
         return Counts()
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async checker" if is_async else None)
-
-    asker = Asker(new_runner, outbox.settings.checks_in_flight)
+    asker = Asker(runners.new(outbox, "an async checker"), outbox.settings.checks_in_flight)
     try:
         return runners.active(outbox).run(
             lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
@@ -277,15 +273,15 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
         if each.is_async:
             runners.of(outbox, f"the async compensation of {each.topic!r}")
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async compensation" if is_async else None)
-
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
         while True:
             counts = bulk_once(connection, outbox.settings, rated=False)
             counts += compensate_once(
-                connection, outbox.settings, compensations=outbox.compensations, new_runner=new_runner
+                connection,
+                outbox.settings,
+                compensations=outbox.compensations,
+                new_runner=runners.new(outbox, "an async compensation"),
             )
             if not counts:
                 return replace(total, more=False)
@@ -302,9 +298,6 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
         if each.is_async:
             runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async callback" if is_async else None)
-
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(
             connection,
@@ -312,7 +305,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
             groups=outbox.groups_to_confirm(),
             callbacks=outbox.delivery_callbacks,
             compensations=outbox.compensations,
-            new_runner=new_runner,
+            new_runner=runners.new(outbox, "an async callback"),
         )
 
     return runners.active(outbox).run(one_pass)
