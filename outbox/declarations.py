@@ -297,69 +297,39 @@ class Declarations(DeliveryDeclarations):
 
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, transactional: Literal[False], **options: Unpack[OutsideOptions]
+        self, topic: Topic[T], *, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: type[T], transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: Any = None, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[Any]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+        self, topic: Topic[T], *, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+        self, topic: Topic[T], *, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> HandlerDecorator[T]: ...
     @overload
     def consumer(
-        self, topic: str, *, group: str, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+        self, topic: str, *, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
+        self, topic: str, *, model: type[T], takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> HandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
+        self, topic: str, *, model: Any = None, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> BatchHandlerDecorator[Any]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
+        self, topic: str, *, model: Any = None, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> HandlerDecorator[Any]: ...
     def consumer(
         self,

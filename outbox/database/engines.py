@@ -264,7 +264,7 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
         InvalidSettings: one of them can't be put so.
     """
     from psycopg import ProgrammingError  # noqa: PLC0415 - importing outbox must not pay for the driver
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - as above
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: PLC0415 - as above
 
     found = {_LIBPQ.get(name, name): value for name, value in arguments.items() if name not in _OF_STATEMENTS}
     own = {name: found.pop(name) for name in _OF_PSYCOPG & found.keys()}
@@ -277,9 +277,9 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, str | int | None):
             _refuse(engine, f"{name}={class_name(value)}(…)")
     try:
-        return own | conninfo_to_dict(found.pop("conninfo", None) or "", **found)
+        return own | conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
     except ProgrammingError as error:  # libpq knows no such option
-        _refuse(engine, str(error))
+        _refuse(engine, str(error).strip())
 
 
 def connect_url(engine: Engine) -> URL:

@@ -53,39 +53,39 @@ class TopicOptions(TypedDict, Generic[T], total=False):
 OnExhausted = Literal["park", "park_sequence", "skip", "block"]
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """The options of `Outbox.consumer` that say nothing of the handler's types."""
+class _Group(TypedDict):
+    group: str
 
+
+class _GroupOptions(_Group, total=False):
     source: Engine | AsyncEngine | str | None
-    batch: int
-    pipeline: bool
-    transactional: Literal[True]
     ordered: bool | Literal["key"] | None
     on_exhausted: OnExhausted
     on_pruned: Literal["stop", "skip"]
     tags: Collection[str] | None
     keys: Collection[str] | None
+    retry_delays: Sequence[float] | None
+
+
+class ConsumerOptions(_GroupOptions, total=False):
+    """The options of `Outbox.consumer` that say nothing of the handler's types."""
+
+    batch: int
+    pipeline: bool
+    transactional: Literal[True]
     headers: HeaderFilter | None
     start: Start
     threads: int
-    retry_delays: Sequence[float] | None
     rate: str | float | None
     breaker: Breaker | None
 
 
-class OutsideOptions(TypedDict, total=False):
+class OutsideOptions(_GroupOptions, total=False):
     """The options of `Outbox.consumer` with ``transactional=False`` that say nothing of the handler's types."""
 
-    source: Engine | AsyncEngine | str | None
     concurrency: int
     timeout: dt.timedelta | float | None
-    ordered: bool | Literal["key"] | None
-    on_exhausted: OnExhausted
-    on_pruned: Literal["stop", "skip"]
-    tags: Collection[str] | None
-    keys: Collection[str] | None
     start: Literal["first", "now"]
-    retry_delays: Sequence[float] | None
 
 
 class CheckerOptions(TypedDict, total=False):

@@ -237,7 +237,8 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     yield create_async_engine(asyncpg_url, connect_args={"connection_class": asyncpg.Connection}), "connection_class"
     yield create_async_engine(asyncpg_url, connect_args={"ssl": True}), "sslmode=bool"
     yield create_async_engine(asyncpg_url, connect_args={"direct_tls": True}), "direct_tls=bool"
-    yield create_async_engine(asyncpg_url, connect_args={"password": fetched}), "password=coroutine"
+    yield create_async_engine(asyncpg_url, connect_args={"password": fetched}), "password=***"
+    yield create_async_engine(asyncpg_url, connect_args={"passfile_of": "x"}), 'option "passfile_of"'
     other = create_async_engine(asyncpg_url)
     event.listen(other.sync_engine, "do_connect", lambda *_: object())
     yield other, "a listener to 'do_connect'"
@@ -246,7 +247,7 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     yield other, "its listener to 'connect'"
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(11))
 def test_what_can_not_be_carried_over_is_refused_and_mended_by_a_further_engine(bench: Bench, number: int) -> None:
     """Never in silence: the error names it and the mend, and the mend works."""
     bind, what = list(refused_engines(bench.engine.url))[number]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.options import ActorOptions, DecidedOptions, act_after_preview, command, gathered, help_of
-from outbox.cli.output import ListForm, ListFormOption, RowShape, age, facts_table, first_line, print_rows, rows_table
+from outbox.cli.output import ListForm, ListFormOption, RowShape, age, facts_table, first_line, rows_table
 from outbox.operator.acts import DELETE_GROUP, PAUSE_GROUP, RESET_GROUP, RESUME_GROUP, SET_RATE, SKIP_GROUP
 from outbox.operator.groups import GroupMove, GroupRow
 from outbox.reader import option
@@ -76,9 +76,8 @@ def list_groups(
     Example:
       outbox group list --topic transfer
     """
-    with databases.opened(partly=True) as operator:
-        rows = [row for row in operator.groups(databases.only) if topic in {None, row.topic}]
-        print_rows(rows, _GROUPS, form, databases=len(operator.databases) > 1)
+    only = databases.only
+    databases.show(lambda each: (row for row in each.groups(only) if topic in {None, row.topic}), _GROUPS, form)
 
 
 # --- held back -------------------------------------------------------------------------------------------------------
