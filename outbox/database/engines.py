@@ -268,6 +268,8 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
 
     found = {_LIBPQ.get(name, name): value for name, value in arguments.items() if name not in _OF_STATEMENTS}
     own = {name: found.pop(name) for name in _OF_PSYCOPG & found.keys()}
+    if callable(password := found.get("password")):
+        found["password"] = password()
     if settings := dict(found.pop("server_settings", None) or {}):
         found["application_name"] = settings.pop("application_name", None)
         escaped = {name: re.sub(r"([\\\s])", r"\\\1", value) for name, value in settings.items()}
@@ -275,7 +277,7 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     found = {name: ",".join(map(str, each)) if isinstance(each, list) else each for name, each in found.items()}
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, str | int | None):
-            _refuse(engine, f"{name}={class_name(value)}(…)")
+            _refuse(engine, f"{name} of type {class_name(value)}")
     try:
         return own | conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
     except ProgrammingError as error:  # libpq knows no such option

@@ -233,11 +233,14 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     yield made(url, "asyncpg", "creator", is_async=True), "a creator"
     yield made(url, "psycopg", "creator", is_async=True), "a creator"
     yield made(url, "psycopg2", "creator", is_async=False), "a creator"
-    yield create_async_engine(asyncpg_url, connect_args={"ssl": ssl.create_default_context()}), "sslmode=SSLContext"
+    yield (
+        create_async_engine(asyncpg_url, connect_args={"ssl": ssl.create_default_context()}),
+        "sslmode of type SSLContext",
+    )
     yield create_async_engine(asyncpg_url, connect_args={"connection_class": asyncpg.Connection}), "connection_class"
-    yield create_async_engine(asyncpg_url, connect_args={"ssl": True}), "sslmode=bool"
-    yield create_async_engine(asyncpg_url, connect_args={"direct_tls": True}), "direct_tls=bool"
-    yield create_async_engine(asyncpg_url, connect_args={"password": fetched}), "password=***"
+    yield create_async_engine(asyncpg_url, connect_args={"ssl": True}), "sslmode of type bool"
+    yield create_async_engine(asyncpg_url, connect_args={"direct_tls": True}), "direct_tls of type bool"
+    yield create_async_engine(asyncpg_url, connect_args={"password": fetched}), "password of type coroutine"
     yield create_async_engine(asyncpg_url, connect_args={"passfile_of": "x"}), 'option "passfile_of"'
     other = create_async_engine(asyncpg_url)
     event.listen(other.sync_engine, "do_connect", lambda *_: object())
@@ -298,7 +301,7 @@ def test_arguments_of_asyncpg_are_put_as_libpq_has_them() -> None:
         connect_args={
             "host": ["a", "b"],
             "port": [1, 2],
-            "password": "token",
+            "password": lambda: "token",
             "ssl": "verify-full",
             "server_settings": {"search_path": "a b\\c", "application_name": "x"},
             "timeout": 3,

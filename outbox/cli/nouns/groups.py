@@ -6,6 +6,7 @@ One is paused, resumed or slowed down; reads again, skips a backlog, or is delet
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -126,15 +127,9 @@ def reset(
     with databases.opened() as operator:
         where = {"database": databases.only, "source": source}
         preview = operator.preview_reset(group, topic, to, **where)
-        more: dict[str, Any] = {"skip_pruned": skip_pruned, **where}
-        act_after_preview(
-            RESET_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            _tables(preview),
-            lambda: operator.reset_group(group, topic, to, by=acting.by, why=acting.reason, **more),
-        )
+        decided: Any = {"by": acting.by, "why": acting.reason, "skip_pruned": skip_pruned, **where}
+        do = partial(operator.reset_group, group, topic, to, **decided)
+        act_after_preview(RESET_GROUP, acting, f"group {group} of topic {topic}", preview, _tables(preview), do)
 
 
 @gathered
@@ -150,14 +145,8 @@ def skip(
     with databases.opened() as operator:
         where = {"database": databases.only, "source": source}
         preview = operator.preview_skip(group, topic, to, **where)
-        act_after_preview(
-            SKIP_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            _tables(preview),
-            lambda: operator.skip_group(group, topic, to, by=acting.by, why=acting.reason, **where),
-        )
+        do = partial(operator.skip_group, group, topic, to, by=acting.by, why=acting.reason, **where)
+        act_after_preview(SKIP_GROUP, acting, f"group {group} of topic {topic}", preview, _tables(preview), do)
 
 
 @gathered
@@ -168,14 +157,9 @@ def delete(group: GroupArgument, topic: TopicOption, databases: DatabasesOptions
         preview = operator.preview_delete(group, topic, **where)
         inbox = ", ".join(f"{number} {status}" for status, number in preview.inbox.items())
         facts = {"topic": topic, "inbox": inbox or "empty", "workers": ", ".join(preview.workers) or "none"}
-        act_after_preview(
-            DELETE_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            [facts_table(f"Group {group}", facts)],
-            lambda: operator.delete_group(group, topic, by=acting.by, why=acting.reason, **where),
-        )
+        do = partial(operator.delete_group, group, topic, by=acting.by, why=acting.reason, **where)
+        tables = [facts_table(f"Group {group}", facts)]
+        act_after_preview(DELETE_GROUP, acting, f"group {group} of topic {topic}", preview, tables, do)
 
 
 def _tables(preview: GroupMove) -> list[Table]:
