@@ -150,7 +150,7 @@ def named_urls(text: str) -> list[tuple[str, str]]:
 
 
 def engine_of(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, is_async: bool = False, **options: Any) -> Engine:
-    """Return an engine of psycopg as it is, else one that is `engine_like` it, with ``options``."""
+    """Return an engine of psycopg as it is, else an `engine_like` it, with ``options``; raise as `separate_engine`."""
     return psycopg_engine(bind, is_async=is_async) or engine_like(bind, timeout, is_async=is_async, **options)
 
 
@@ -160,7 +160,7 @@ def engine_like(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, **options: A
     if not isinstance(bind, str | URL):
         own = sync_engine(bind)  # listeners get objects of SQLAlchemy's, of whichever driver
         engine.dispatch, engine._has_events = own.dispatch, own._has_events
-        engine.update_execution_options(**own.get_execution_options())
+        engine._execution_options = own.get_execution_options()  # without one more listener to the other engine
     return engine  # type: ignore[no-any-return]
 
 
