@@ -128,10 +128,11 @@ def usable_anywhere(engine: Engine) -> Engine:
 def address_of(bind: Bind) -> str:
     """Return what tells two databases apart; no password."""
     url = url_of(bind)
-    if isinstance(bind, str | URL):
-        found: Mapping[str, Any] | None = url.translate_connect_args(database="dbname") | dict(url.query)
-    elif (found := _arguments(sync_engine(bind))) is None:
-        return f"{database_address(url)}#{id(bind)}"  # only its creator knows
+    found: dict[str, Any] = url.translate_connect_args(database="dbname") | dict(url.query)
+    if not isinstance(bind, str | URL):
+        if (own := _arguments(sync_engine(bind))) is None:
+            return f"{database_address(url)}#{id(bind)}"  # only its creator knows
+        found = own
     parts = found.get("host") or "local", found.get("port") or 5432, found.get("dbname") or found.get("database")
     host, port, database = (",".join(map(str, each)) if isinstance(each, list | tuple) else each for each in parts)
     options = url.difference_update_query(["password", "sslpassword"]).query

@@ -221,12 +221,6 @@ def of_another_driver(connection: Any, _: object) -> None:
     connection.run_async(lambda driver: driver.set_type_codec("json"))
 
 
-async def fetched() -> str:
-    """Return a token that takes a while."""
-    await asyncio.sleep(0)
-    return "token"
-
-
 def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     """Return engines whose way to connect psycopg can't have, and what of it."""
     asyncpg_url = url.set(drivername="postgresql+asyncpg")
@@ -240,7 +234,7 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     yield create_async_engine(asyncpg_url, connect_args={"connection_class": asyncpg.Connection}), "connection_class"
     yield create_async_engine(asyncpg_url, connect_args={"ssl": True}), "sslmode of type bool"
     yield create_async_engine(asyncpg_url, connect_args={"direct_tls": True}), "direct_tls of type bool"
-    yield create_async_engine(asyncpg_url, connect_args={"password": fetched}), "password of type coroutine"
+    yield create_async_engine(asyncpg_url, connect_args={"password": object}), "password of type object"
     yield create_async_engine(asyncpg_url, connect_args={"passfile_of": "x"}), 'option "passfile_of"'
     other = create_async_engine(asyncpg_url)
     event.listen(other.sync_engine, "do_connect", lambda *_: object())
