@@ -160,7 +160,8 @@ def engine_like(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, **options: A
     engine: Any = separate_engine(bind, timeout, **options)
     if not isinstance(bind, str | URL):
         own = sync_engine(bind)  # listeners get objects of SQLAlchemy's, of whichever driver
-        engine.dispatch, engine._has_events = own.dispatch, own._has_events
+        # Joined, as by `Engine.execution_options`: what listens to this engine isn't heard on the other.
+        engine.dispatch, engine._has_events = engine.dispatch._join(own.dispatch), own._has_events
         engine._execution_options = own.get_execution_options()  # without one more listener to the other engine
     return engine  # type: ignore[no-any-return]
 
