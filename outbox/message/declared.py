@@ -55,10 +55,14 @@ OnExhausted = Literal["park", "park_sequence", "skip", "block"]
 
 
 class _Group(TypedDict):
+    """What each consumer names."""
+
     group: str
 
 
 class _GroupOptions(_Group, total=False):
+    """What each consumer may say."""
+
     source: Engine | AsyncEngine | str | None
     ordered: bool | Literal["key"] | None
     on_exhausted: OnExhausted

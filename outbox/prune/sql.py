@@ -20,11 +20,8 @@ def _deleting(keys: str) -> Template:
 
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
-old_cursors: Template = Template("""
-DELETE FROM {s}.dispatch_cursor
- WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
-                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %(limit)s))
-RETURNING id
+old_cursors: Template = _deleting("""
+SELECT id FROM {s}.dispatch_cursor WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id
 """)
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
@@ -257,25 +254,19 @@ SELECT sampled_at FROM {s}.stats_sample
  WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at
 """)
 
+
+def _unseen(table: str) -> Template:
+    """Return what deletes rows that weren't seen for ``age`` seconds, and aren't seen at this moment either."""
+    old = "seen_at < clock_timestamp() - make_interval(secs => %(age)s)"
+    some = f"SELECT id FROM {{s}}.{table} WHERE {old} ORDER BY seen_at LIMIT %(limit)s"
+    return Template(f"DELETE FROM {{s}}.{table} WHERE id = ANY (ARRAY({some})) AND {old} RETURNING 1")
+
+
 #: Delete producing processes that weren't seen for ``age`` seconds. Rows: one for each.
-silent_producers: Template = Template("""
-DELETE FROM {s}.producer_process
- WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.producer_process
-        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
-   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
-RETURNING 1
-""")
+silent_producers: Template = _unseen("producer_process")
 
 #: Delete workers that weren't seen for ``age`` seconds. Rows: one for each.
-dead_workers: Template = Template("""
-DELETE FROM {s}.worker
- WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.worker
-        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
-   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
-RETURNING 1
-""")
+dead_workers: Template = _unseen("worker")
 
 # Items of bulk jobs that have finished don't change any more.
 #: Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each.
