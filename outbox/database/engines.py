@@ -194,7 +194,7 @@ def separate_engine(
         if own.dialect.driver == PSYCOPG and own.dialect.is_async is is_async:
             options["creator"] = own.pool._creator
         else:
-            _as_psycopg(own, _given(own))  # refused at once, if at all
+            _as_psycopg(own, _static_arguments(own))  # refused at once, if at all
     if is_async:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
@@ -234,7 +234,7 @@ def connect_arguments(engine: Engine) -> dict[str, Any]:
     Raises:
         InvalidSettings: it opens its connections in a way that can't be carried over.
     """
-    arguments = _given(engine)
+    arguments = _static_arguments(engine)
     for listener in engine.dialect.dispatch.do_connect:
         if (connection := listener(engine.dialect, None, [], arguments)) is not None:
             with suppress(Exception):  # it isn't used in any case
@@ -253,7 +253,7 @@ def _arguments(engine: Engine) -> dict[str, Any] | None:
     return dict(creator.__closure__[names.index("cparams")].cell_contents) if "cparams" in names else None
 
 
-def _given(engine: Engine) -> dict[str, Any]:
+def _static_arguments(engine: Engine) -> dict[str, Any]:
     if (arguments := _arguments(engine)) is None:
         _refuse(engine, "a creator")
     return arguments

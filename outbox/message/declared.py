@@ -54,13 +54,13 @@ class TopicOptions(TypedDict, Generic[T], total=False):
 OnExhausted = Literal["park", "park_sequence", "skip", "block"]
 
 
-class _Group(TypedDict):
+class _NamedGroup(TypedDict):
     """What each consumer names."""
 
     group: str
 
 
-class _GroupOptions(_Group, total=False):
+class _CommonOptions(_NamedGroup, total=False):
     """What each consumer may say."""
 
     source: Engine | AsyncEngine | str | None
@@ -72,7 +72,7 @@ class _GroupOptions(_Group, total=False):
     retry_delays: Sequence[float] | None
 
 
-class ConsumerOptions(_GroupOptions, total=False):
+class ConsumerOptions(_CommonOptions, total=False):
     """The options of `Outbox.consumer` that say nothing of the handler's types."""
 
     batch: int
@@ -85,7 +85,7 @@ class ConsumerOptions(_GroupOptions, total=False):
     breaker: Breaker | None
 
 
-class OutsideOptions(_GroupOptions, total=False):
+class OutsideOptions(_CommonOptions, total=False):
     """The options of `Outbox.consumer` with ``transactional=False`` that say nothing of the handler's types."""
 
     concurrency: int
