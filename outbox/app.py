@@ -420,24 +420,14 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.producer = Producer(
-            bind,
-            outbox.settings,
-            outbox.group,
-            outbox._immunity_of,
-            outbox.topics,
-            outbox.codecs,
-            outbox.middlewares,
-        )
+        parts = outbox.settings, outbox.group, outbox._immunity_of, outbox.topics, outbox.codecs, outbox.middlewares
+        self.producer = Producer(bind, *parts)
         self.engine = self.producer.bind
-        self._settings = outbox.settings
-        self._checkers = outbox.checkers
-        self._codecs = outbox.codecs
-        self._topics = outbox.topics
+        self._for_operator = outbox.settings, outbox.checkers, outbox.codecs, outbox.topics
 
     @cached_property
     def operator(self) -> OutboxOperator:
         # Services, which only send and consume, don't pay for it at their start.
         from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
-        return OutboxOperator(self.engine, self._settings, self._checkers, self._codecs, self._topics)
+        return OutboxOperator(self.engine, *self._for_operator)

@@ -14,7 +14,7 @@ from outbox.delivery.known_group import CallbackKind, DeliveryCallback, Delivery
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds
 from outbox.message.limits import Breaker, rate_of
-from outbox.message.model import Outgoing, Start
+from outbox.message.model import DeadLetter, Message, Outgoing, Start
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from outbox.message.content import Decoder, Encoder
     from outbox.message.declared import (
-        BatchHandlerDecorator,
+        CallbackDecorator,
         CheckerDecorator,
         CheckerOptions,
-        CompensationDecorator,
         CompensationOptions,
         ConsumerOptions,
         HandlerDecorator,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
         OnExhausted,
         OutsideHandlerDecorator,
         OutsideOptions,
-        ParkedDecorator,
         TopicOptions,
     )
     from outbox.operator.health.alerts import AlertFunction, AlertTarget
@@ -208,15 +206,15 @@ class Declarations(DeliveryDeclarations):
     @overload
     def compensation(
         self, topic: Topic[T], *, model: None = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
+    ) -> CallbackDecorator[Message[T]]: ...
     @overload
     def compensation(
         self, topic: str, *, model: type[T], **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
+    ) -> CallbackDecorator[Message[T]]: ...
     @overload
     def compensation(
         self, topic: str, *, model: Any = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[Any]: ...
+    ) -> CallbackDecorator[Message[Any]]: ...
     def compensation(
         self,
         topic: str | Topic[Any],
@@ -264,7 +262,7 @@ class Declarations(DeliveryDeclarations):
 
         return register
 
-    def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> ParkedDecorator:
+    def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
         """Register what is done when something of ``topic`` is parked: a message in a group, or a half message.
 
         ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
@@ -297,70 +295,40 @@ class Declarations(DeliveryDeclarations):
 
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, transactional: Literal[False], **options: Unpack[OutsideOptions]
+        self, topic: Topic[T], *, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: type[T], transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: Any = None, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[Any]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
+        self, topic: Topic[T], *, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[T]]]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
-    ) -> HandlerDecorator[T]: ...
+        self, topic: Topic[T], *, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[T]]: ...
     @overload
     def consumer(
-        self, topic: str, *, group: str, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
+        self, topic: str, *, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[T]]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[T]: ...
+        self, topic: str, *, model: type[T], takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[T]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
-    ) -> BatchHandlerDecorator[Any]: ...
+        self, topic: str, *, model: Any = None, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[Any]]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[Any]: ...
+        self, topic: str, *, model: Any = None, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[Any]]: ...
     def consumer(
         self,
         topic: str | Topic[Any],

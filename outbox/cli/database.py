@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
-from outbox.cli.output import Output, OutputOption, print_as, say, table
+from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
 from outbox.errors import DatabaseUnreached, pip_install
@@ -168,6 +168,12 @@ class DatabasesOptions(AllDatabasesOptions):
     """Which databases, and of several only one."""
 
     only: str | None = option(None, "Of several databases: only the one of this name.", aliases=("in",), metavar="NAME")
+
+    def show(self, rows: Callable[[Operator], Iterable[Any]], shape: RowShape[Any], form: ListForm) -> None:
+        """Print rows of the databases that can be reached, each with its database where there are several."""
+        with self.opened(partly=True) as operator:
+            found = [row for row in rows(operator) if self.only in {None, row.database}]
+            print_rows(found, shape, form, databases=len(operator.databases) > 1)
 
 
 def _without_password(url: str) -> str:

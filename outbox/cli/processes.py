@@ -309,11 +309,6 @@ def declared_by(path: str | None) -> Declared:
     return Declared(outbox.codecs, outbox.topics)
 
 
-def codecs_of(path: str | None) -> Codecs:
-    """Import an Outbox as `load_quietly` does, if one is named; return its codecs."""
-    return NO_CODECS if path is None else load_quietly(path).codecs
-
-
 def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
         return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"
@@ -463,7 +458,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # as is said
         say("Ctrl-C ends it.")
-        standalone.serve(config, settings=databases.settings, codecs=codecs_of(app), announce=say)
+        standalone.serve(config, settings=databases.settings, codecs=declared_by(app).codecs, announce=say)
     say("the console has stopped")
 
 

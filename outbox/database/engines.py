@@ -11,22 +11,20 @@ end.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import math
 import random
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from outbox.database.execute import ASYNCPG, DRIVERS, PSYCOPG, is_lost
-from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
+from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
+from outbox.errors import InvalidHandler, InvalidSettings, OutboxError, TransactionRequired
 from outbox.message.model import Counts
 from outbox.text import class_name, database_address
 
@@ -63,19 +61,15 @@ _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
 #: What the drivers with which an application sends are called in URLs. What works on the tables has psycopg 3.
-_OTHERS = frozenset({"postgresql", *(f"postgresql+{driver}" for driver in DRIVERS if driver != PSYCOPG)})
+_OTHERS = frozenset({"postgresql", *(f"postgresql+{driver}" for driver in (*DRIVERS, "psycopg_async"))})
 #: Options of asyncpg's, which libpq doesn't know.
 _OF_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_func")
-#: Arguments that say how a driver works with results and statements, and nothing of the connection.
-_OF_DRIVERS = {
-    *_OF_ASYNCPG,
-    *("command_timeout", "loop", "max_cached_statement_lifetime", "max_cacheable_statement_size", "record_class"),
-    *("statement_cache_size", "cursor_factory", "row_factory"),
-}
-#: Arguments by which a driver, or the application, makes the connection itself.
-_MAKERS = ("async_creator_fn", "connection_class", "connection_factory")
-#: psycopg's own arguments, which libpq doesn't know.
-_OF_PSYCOPG = ("autocommit", "context", _THRESHOLD)
+#: Arguments that say how a driver works with results and statements, and nothing of the connection: they are left out.
+_OF_STATEMENTS = {*_OF_ASYNCPG, "command_timeout", "statement_cache_size", "cursor_factory", "row_factory"}
+#: What libpq calls arguments of other drivers',
+_LIBPQ = {"database": "dbname", "ssl": "sslmode", "timeout": "connect_timeout", "dsn": "conninfo"}
+#: and psycopg's own, which libpq doesn't know.
+_OF_PSYCOPG = frozenset({"autocommit", "context", _THRESHOLD})
 #: Further engines of the same database, by the one that the application works with: see `know_further`.
 _further: WeakKeyDictionary[Engine, tuple[Engine, ...]] = WeakKeyDictionary()
 
@@ -90,27 +84,20 @@ def url_of(bind: Bind) -> URL:
     return url.set(drivername=DRIVER_NAME).difference_update_query(_OF_ASYNCPG)
 
 
-def parsed_url(text: str | URL, what: str = "the URL of a database") -> URL:
-    """Return a URL.
-
-    Raises:
-        InvalidSettings: it can't be read as one. Nothing behind this error repeats any of it, as SQLAlchemy's do.
-    """
+def parsed_url(text: str | URL, what: str = "the URL of a database", error: type[OutboxError] = InvalidSettings) -> URL:
+    """Return a URL, or raise: nothing behind the error repeats any of the text, as SQLAlchemy's do."""
     with suppress(ArgumentError, ValueError):
         return make_url(text)
-    raise InvalidSettings(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
+    raise error(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
 
 
 def check_database(what: str, value: object) -> None:
     """Refuse (InvalidHandler) what names no database."""
-    if isinstance(value, str):
-        try:
-            parsed_url(value, what)
-        except InvalidSettings as error:
-            raise InvalidHandler(str(error)) from None
     # An AsyncEngine has one inside; asking its class would import what may not be installed.
-    elif not isinstance(getattr(value, "sync_engine", value), Engine):
+    if not isinstance(getattr(value, "sync_engine", value), Engine | str):
         raise InvalidHandler(f"{what} must be an engine, an async engine or a URL, not {type(value).__name__}")
+    if isinstance(value, str):
+        parsed_url(value, what, InvalidHandler)
 
 
 def sync_engine(bind: Engine | AsyncEngine) -> Engine:
@@ -141,14 +128,13 @@ def usable_anywhere(engine: Engine) -> Engine:
 def address_of(bind: Bind) -> str:
     """Return what tells two databases apart; no password."""
     url = url_of(bind)
-    if isinstance(bind, str | URL):
-        found: Mapping[str, Any] | None = url.get_dialect()().create_connect_args(url)[1]
-    else:
-        found = _arguments(sync_engine(bind))
-    if found is None:
-        return f"{database_address(url)}#{id(bind)}"  # only its creator knows
+    found: dict[str, Any] = url.translate_connect_args(database="dbname") | dict(url.query)
+    if not isinstance(bind, str | URL):
+        if (own := _arguments(sync_engine(bind))) is None:
+            return f"{database_address(url)}#{id(bind)}"  # only its creator knows
+        found = own
     parts = found.get("host") or "local", found.get("port") or 5432, found.get("dbname") or found.get("database")
-    host, port, database = (",".join(map(str, each)) if isinstance(each, list) else each for each in parts)
+    host, port, database = (",".join(map(str, each)) if isinstance(each, list | tuple) else each for each in parts)
     options = url.difference_update_query(["password", "sslpassword"]).query
     return f"{host}:{port}/{database}?{sorted(options.items())}"
 
@@ -164,95 +150,82 @@ def named_urls(text: str) -> list[tuple[str, str]]:
     return [named_url(word) for word in _BETWEEN.split(text) if word]
 
 
-def engine_of(
-    bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, name: str = "outbox", is_async: bool = False, **options: Any
-) -> Engine:
-    """Return an engine of psycopg as it is, else one that connects alike; for a URL by `arguments_of`.
+def engine_of(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, *, is_async: bool = False, **options: Any) -> Engine:
+    """Return an engine of psycopg as it is, else an `engine_like` it, with ``options``; raise as `separate_engine`."""
+    return psycopg_engine(bind, is_async=is_async) or engine_like(bind, timeout, is_async=is_async, **options)
 
-    ``is_async``: for code inside ``run_sync``. One that isn't the application's keeps no connections, unless
-    ``options`` name another pool.
+
+def engine_like(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, **options: Any) -> Engine:
+    """Return `separate_engine` with what listens to an application's engine, and its execution options."""
+    engine: Any = separate_engine(bind, timeout, **options)
+    if not isinstance(bind, str | URL):
+        own = sync_engine(bind)  # listeners get objects of SQLAlchemy's, of whichever driver
+        # Joined, as by `Engine.execution_options`: what listens to this engine isn't heard on the other.
+        engine.dispatch, engine._has_events = engine.dispatch._join(own.dispatch), own._has_events
+        engine._execution_options = own.get_execution_options()  # without one more listener to the other engine
+    return engine  # type: ignore[no-any-return]
+
+
+def separate_engine(
+    bind: Bind,
+    timeout: int | None = _CONNECT_TIMEOUT,
+    *,
+    name: str = "outbox",
+    is_async: bool = False,
+    **options: Any,
+) -> Engine:
+    """Return an engine of psycopg whose connections are made as those of ``bind``, but aren't of its pool.
+
+    It keeps none, unless ``options`` name another pool. For a URL it is by `arguments_of`. ``is_async``: for code
+    inside ``run_sync``.
 
     Raises:
         InvalidSettings: the engine opens its connections in a way that can't be carried over.
     """
-    if (own := psycopg_engine(bind, is_async=is_async)) is not None:
-        return own
     url, arguments = arguments_of(url_of(bind), name, timeout)
     options = {"poolclass": NullPool, "connect_args": arguments} | options
+    own = None
+    if not isinstance(bind, str | URL):
+        own = psycopg_engine(bind, is_async=is_async) or sync_engine(bind)
+        json: Any = own.dialect
+        options |= {"json_serializer": json._json_serializer, "json_deserializer": json._json_deserializer}
+        if own.dialect.driver == PSYCOPG:
+            del arguments[_THRESHOLD]  # as the application says
+        if own.dialect.driver == PSYCOPG and own.dialect.is_async is is_async:
+            options["creator"] = own.pool._creator
+        else:
+            _as_psycopg(own, _static_arguments(own))  # refused at once, if at all
     if is_async:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
         engine = create_async_engine(url, **options).sync_engine
     else:
         engine = create_engine(url, **options)
-    if not isinstance(bind, str | URL):
-        _connect_as(sync_engine(bind), engine, arguments)
+    if own is not None:
+        if "creator" not in options:
+            event.listen(engine, "do_connect", partial(_connect_as, own, arguments))
+        event.listen(engine, "connect", partial(_hear, own, "connect"))
+        event.listen(engine, "checkout", partial(_hear, own, "checkout"))
     return engine
 
 
-def apart(engine: Engine) -> Engine:
-    """Return an engine that is the same but for its pool, which is new: for another event loop."""
-    _ = engine.dispatch  # made by the first use, and to be that of both
-    own: Any = copy(engine)
-    if hasattr(own, "_proxied"):  # made by execution_options()
-        own._proxied = apart(own._proxied)
-    else:
-        own.pool = engine.pool.recreate()
-    return own  # type: ignore[no-any-return]
+def _connect_as(own: Engine, more: Mapping[str, Any], dialect: Any, *_: object) -> Any:
+    return dialect.connect(**{**more, **connect_arguments(own)})
 
 
-def separate_engine(bind: Bind, timeout: int | None = _CONNECT_TIMEOUT, **options: Any) -> Engine:
-    """Return an engine whose connections are made as those of ``bind``, but aren't of its pool; it keeps none.
+def _hear(own: Engine, name: str, connection: Any, *values: object) -> None:
+    """Have an application's listeners to its pool hear of a connection that was made like the pool's.
 
-    Unless ``options`` name another pool.
+    Those of today: some may have come since. SQLAlchemy's own are of the other dialect.
     """
-    if isinstance(bind, str | URL):
-        return engine_of(bind, timeout, **options)
-    source = engine_of(bind)
-
-    def detached() -> Any:
-        connection = source.raw_connection()
-        connection.detach()
-        driver: Any = connection.dbapi_connection
-        driver.commit()  # what a listener has begun
-        driver.autocommit = False
-        return driver
-
-    return create_engine(
-        url_of(bind).set(drivername=DRIVER_NAME), creator=detached, **{"poolclass": NullPool, **options}
-    )
-
-
-def _connect_as(own: Engine, derived: Engine, arguments: dict[str, Any]) -> None:
-    """Have a derived engine connect as an application's own does, by its connect arguments and its listeners."""
-    if own.dialect.driver == PSYCOPG:
-        del arguments[_THRESHOLD]  # as the application says
-    if (static := _arguments(own)) is None:
-        _refuse(own, "a creator")
-    _as_psycopg(own, static)
-
-    @event.listens_for(derived, "do_connect")
-    def connect_alike(dialect: Any, *_: object) -> Any:
-        return dialect.connect(**{**arguments, **connect_arguments(own)})
-
-    def carry(name: str) -> None:
-        @event.listens_for(derived, name)
-        def carried(*values: Any) -> None:
-            # Those of today: some may have come since. SQLAlchemy's own are of the other dialect.
-            for listener in getattr(own.pool.dispatch, name):
-                if not listener.__module__.startswith("sqlalchemy."):
-                    try:
-                        listener(*values)
-                    except (derived.dialect.loaded_dbapi.Error, SQLAlchemyError):
-                        raise
-                    except Exception as error:  # whatever another driver's connection doesn't have
-                        _refuse(own, f"its listener to {name!r}, which failed with {class_name(error)}", error)
-
-    carry("connect")
-    carry("checkout")
-    # What listens to an engine gets objects of SQLAlchemy's, of whichever driver.
-    like: Any = derived
-    like.dispatch, like._has_events = own.dispatch, own._has_events
+    for listener in getattr(own.pool.dispatch, name):
+        if not listener.__module__.startswith("sqlalchemy."):
+            try:
+                listener(connection, *values)
+            except AttributeError as error:  # what only another driver's connections have
+                _refuse(own, f"its listener to {name!r}, which failed ({error})", error)
+    connection.commit()  # what a listener has begun
+    connection.autocommit = False
 
 
 def connect_arguments(engine: Engine) -> dict[str, Any]:
@@ -261,31 +234,12 @@ def connect_arguments(engine: Engine) -> dict[str, Any]:
     Raises:
         InvalidSettings: it opens its connections in a way that can't be carried over.
     """
-    if not engine.dialect.is_async:
-        return _heard(engine)
-    from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415 - needs greenlet
-    from sqlalchemy.util.concurrency import in_greenlet  # noqa: PLC0415 - needs greenlet
-
-    if in_greenlet() or asyncio._get_running_loop() is not None:
-        return _heard(engine)
-    return asyncio.run(greenlet_spawn(_heard, engine))
-
-
-def _heard(engine: Engine) -> dict[str, Any]:
-    if (arguments := _arguments(engine)) is None:
-        _refuse(engine, "a creator")
-    unnamed: list[Any] = []
+    arguments = _static_arguments(engine)
     for listener in engine.dialect.dispatch.do_connect:
-        if (connection := listener(engine.dialect, None, unnamed, arguments)) is not None:
+        if (connection := listener(engine.dialect, None, [], arguments)) is not None:
             with suppress(Exception):  # it isn't used in any case
                 connection.close()
             _refuse(engine, "a listener to 'do_connect' that makes the connection")
-    if callable(password := arguments.get("password")):
-        arguments["password"] = password()
-    if inspect.isawaitable(password := arguments.get("password")):
-        from sqlalchemy.util import await_only  # noqa: PLC0415 - needs greenlet
-
-        arguments["password"] = await_only(password)
     return _as_psycopg(engine, arguments)
 
 
@@ -299,49 +253,37 @@ def _arguments(engine: Engine) -> dict[str, Any] | None:
     return dict(creator.__closure__[names.index("cparams")].cell_contents) if "cparams" in names else None
 
 
+def _static_arguments(engine: Engine) -> dict[str, Any]:
+    if (arguments := _arguments(engine)) is None:
+        _refuse(engine, "a creator")
+    return arguments
+
+
 def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a driver's connect arguments as psycopg's.
 
     Raises:
         InvalidSettings: one of them can't be put so.
     """
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - importing outbox must not pay for the driver
+    from psycopg import ProgrammingError  # noqa: PLC0415 - importing outbox must not pay for the driver
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: PLC0415 - as above
 
-    found = {name: value for name, value in arguments.items() if name not in _OF_DRIVERS and value is not None}
-    if made := sorted(found.keys() & set(_MAKERS)):
-        _refuse(engine, made[0])
-    for name in ("dsn", "conninfo"):
-        if text := found.pop(name, None):
-            found = {**conninfo_to_dict(text), **found}
-    if "database" in found:
-        found["dbname"] = found.pop("database")
-    return _of_asyncpg(engine, found) if engine.dialect.driver == ASYNCPG else found
-
-
-def _of_asyncpg(engine: Engine, found: dict[str, Any]) -> dict[str, Any]:
-    match found.pop("ssl", None):
-        case True:
-            found |= {"sslmode": "verify-full", "sslrootcert": "system"}
-        case False:
-            found["sslmode"] = "disable"
-        case str() as mode:
-            found["sslmode"] = mode
-        case None:
-            pass
-        case other:
-            _refuse(engine, f"ssl={type(other).__name__}(…)")
-    if "timeout" in found:
-        found["connect_timeout"] = math.ceil(found.pop("timeout"))
-    if found.pop("direct_tls", False):
-        found["sslnegotiation"] = "direct"
-    settings = dict(found.pop("server_settings", {}))
-    if "application_name" in settings:
-        found["application_name"] = settings.pop("application_name")
-    if settings:
+    found = {_LIBPQ.get(name, name): value for name, value in arguments.items() if name not in _OF_STATEMENTS}
+    own = {name: found.pop(name) for name in _OF_PSYCOPG & found.keys()}
+    if callable(password := found.get("password")):
+        found["password"] = password()
+    if settings := dict(found.pop("server_settings", None) or {}):
+        found["application_name"] = settings.pop("application_name", None)
         escaped = {name: re.sub(r"([\\\s])", r"\\\1", value) for name, value in settings.items()}
         found["options"] = " ".join(f"-c {name}={value}" for name, value in escaped.items())
-    lists = {name: ",".join(map(str, value)) for name, value in found.items() if isinstance(value, list | tuple)}
-    return found | lists
+    found = {name: ",".join(map(str, each)) if isinstance(each, list) else each for name, each in found.items()}
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | None):
+            _refuse(engine, f"{name} of type {class_name(value)}")
+    try:
+        return own | conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
+    except ProgrammingError as error:  # libpq knows no such option
+        _refuse(engine, str(error).strip())
 
 
 def connect_url(engine: Engine) -> URL:
@@ -528,13 +470,9 @@ class LoopRunner:
         return await greenlet_spawn(self._inside, one_pass)
 
     def _inside(self, one_pass: Pass) -> Counts:
-        engine = apart(engine_of(self._bind, is_async=True))
-        try:
-            with engine.connect() as connection:
-                know_engine(connection, self._bind)
-                return one_pass(connection, connection)
-        finally:
-            engine.pool.dispose()
+        with engine_like(self._bind, is_async=True).connect() as connection:
+            know_engine(connection, self._bind)
+            return one_pass(connection, connection)
 
     def end(self) -> None:
         """Do nothing: the connection was closed with its pass."""

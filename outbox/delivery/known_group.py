@@ -16,14 +16,14 @@ from outbox.database.session import CalledFunction, check_function
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codecs, check_group, check_seconds, check_topic
-from outbox.message.model import DeliveryStatus
+from outbox.message.model import Delivery, DeliveryStatus
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.compensate.compensation import Compensation
-    from outbox.message.declared import DeliveryDecorator, HeaderFilter
+    from outbox.message.declared import CallbackDecorator, HeaderFilter
     from outbox.message.topic import Topic
 
 #: Which callback learns of a message's fate.
@@ -170,7 +170,7 @@ class DeliveryDeclarations:
 
     def on_delivered(
         self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has consumed a message of ``topic``.
 
         ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
@@ -189,7 +189,7 @@ class DeliveryDeclarations:
 
     def on_undeliverable(
         self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has parked a message, or has lost it for good.
 
         As `on_delivered`. An operator may yet retry what is parked, and it is delivered then: what must not happen to a
@@ -199,7 +199,7 @@ class DeliveryDeclarations:
 
     def _callback(
         self, topic: str | Topic[Any], kind: CallbackKind, model: Any, timeout: dt.timedelta | float | None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         name, model = self._as_read(topic, model)
         limit = self.settings.callback_timeout if timeout is None else check_seconds("timeout", timeout)
 

@@ -10,7 +10,7 @@ from django.db.migrations import Migration
 from django.db.migrations.operations.base import Operation
 
 from outbox.database.migration import chain
-from outbox.database.migration.single import downgrade_sql, upgrade_sql
+from outbox.database.migration.script import between
 from outbox.django.configuration import configuration
 
 FOLDER = Path(__file__).parent / "migrations"
@@ -71,13 +71,10 @@ class RunRevision(Operation):
         applied = self._applied(connection, schema, collecting=schema_editor.collect_sql, forwards=forwards)
         if forwards is (self.revision in applied):
             return
-        if forwards:
-            statements = upgrade_sql(self.revision, schema)
-            if not schema_editor.collect_sql and _has_schema(connection, schema):
-                # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
-                statements = statements[1:]
-        else:
-            statements = downgrade_sql(self.revision, applied - {self.revision}, schema)
+        statements = between(applied, applied ^ {self.revision}, schema)
+        if not applied and not schema_editor.collect_sql and _has_schema(connection, schema):
+            # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
+            statements = statements[1:]
         for statement in statements:
             schema_editor.execute(statement, None)
 

@@ -19,7 +19,6 @@ from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.database.engines import Runner
 from outbox.database.execute import execute
 from outbox.database.migration.state import tables_missing
 from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
@@ -255,7 +254,7 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
             _refuse_rolled_back(runners, outbox)
         return Counts()
 
-    asker = Asker(_new_runner(runners, outbox, "an async checker"), outbox.settings.checks_in_flight)
+    asker = Asker(runners.new(outbox, "an async checker"), outbox.settings.checks_in_flight)
     try:
         return runners.active(outbox).run(
             lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
@@ -276,14 +275,16 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
     for each in outbox.compensations.values():
         if each.is_async:
             runners.of(outbox, f"the async compensation of {each.topic!r}")
-    new_runner = _new_runner(runners, outbox, "an async compensation")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
         while True:
             counts = bulk_once(connection, outbox.settings, rated=False)
             counts += compensate_once(
-                connection, outbox.settings, compensations=outbox.compensations, new_runner=new_runner
+                connection,
+                outbox.settings,
+                compensations=outbox.compensations,
+                new_runner=runners.new(outbox, "an async compensation"),
             )
             if not counts:
                 return replace(total, more=False)
@@ -299,7 +300,6 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
     for each in outbox.delivery_callbacks.values():
         if each.is_async:
             runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
-    new_runner = _new_runner(runners, outbox, "an async callback")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(
@@ -308,7 +308,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
             groups=outbox.groups_to_confirm(),
             callbacks=outbox.delivery_callbacks,
             compensations=outbox.compensations,
-            new_runner=new_runner,
+            new_runner=runners.new(outbox, "an async callback"),
         )
 
     return runners.active(outbox).run(one_pass)

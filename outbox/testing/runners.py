@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from outbox.database.at_commit import write_now
-from outbox.database.engines import EngineRunner, LoopRunner, Pass, Runner, address_of, engine_of
+from outbox.database.engines import EngineRunner, LoopRunner, NewRunner, Pass, Runner, address_of, engine_of
 from outbox.database.execute import execute
 from outbox.database.session import begin
 from outbox.errors import InvalidHandler
@@ -103,6 +103,10 @@ class PassRunners:
         if self.loop is not None and what is not None:
             return LoopRunner(outbox.engine, self.loop)
         return EngineRunner(outbox.engine)
+
+    def new(self, outbox: Outbox, what: str) -> NewRunner:
+        """Return what makes runners for functions of one kind, as `active` does; ``what`` names an async one."""
+        return lambda is_async: self.active(outbox, what if is_async else None)
 
     def active(self, outbox: Outbox, what: str | None = None) -> ActiveRunner:
         """Return a runner as `of` does, whose passes work for the outbox."""

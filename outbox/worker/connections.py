@@ -30,9 +30,9 @@ from outbox.database.engines import (
     SERVER_KEEP_ALIVE,
     Pass,
     address_of,
-    apart,
     connect,
     discard,
+    engine_like,
     engine_of,
     know_engine,
     psycopg_engine,
@@ -90,7 +90,7 @@ class WorkerDatabase:
         Raises:
             InvalidSettings: the engine that was given opens its own in a way that can't be carried over.
         """
-        return engine_of(self.bind, None, is_async=True)
+        return engine_like(self.bind, None, is_async=True)
 
     @property
     def name(self) -> str:
@@ -104,8 +104,7 @@ class WorkerDatabase:
 
     def connect(self, name: str = "outbox", *, is_async: bool = False) -> Connection:
         """Open a connection of this name, with ``is_async`` inside an event loop; the caller closes it."""
-        # A pool of its own in each loop.
-        connection = connect(apart(self.engine_of_loops) if is_async else self.engine)
+        connection = connect(self.engine_of_loops if is_async else self.engine)
         try:
             connection.detach()
             keep_alive(driver_of(connection))

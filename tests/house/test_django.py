@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from outbox.database.migration import chain
-from outbox.database.migration.single import in_order
 from tests.kit import ROOT
 
 FOLDER = ROOT / "outbox" / "django" / "migrations"
@@ -22,11 +21,12 @@ def test_each_revision_has_a_django_migration() -> None:
     files = sorted(FOLDER.glob("0*.py"))
     revisions = [path.stem.partition("_")[2] for path in files]
     number = len(files) + 1
-    missing = [revision for revision in in_order() if revision not in revisions]
+    in_order = [revision for branch in chain.BRANCHES for revision in reversed(chain.history(branch))]
+    missing = [revision for revision in in_order if revision not in revisions]
     mend = [f"cp {files[-1]} {FOLDER}/{number + more:04}_{each}.py" for more, each in enumerate(missing)]
     assert not missing, f"Django doesn't know revisions; run: {'; '.join(mend)}"
-    assert sorted(revisions) == sorted(in_order())
+    assert sorted(revisions) == sorted(in_order)
     assert [path.stem[:4] for path in files] == [f"{number:04}" for number in range(1, number)]
     assert {path.read_text("utf-8") for path in files} == {CONTENT}
     for count, revision in enumerate(revisions):
-        assert set(chain.built_on(revision)) <= set(revisions[:count])
+        assert set(chain._built_on()[revision]) <= set(revisions[:count])

@@ -71,7 +71,7 @@ def show_message(
     """
     message_id, shown, by = as_id(id_), None, _revealing(actor, body=body, reveal=reveal)
     consumer = find_url(consumer_url) if consumer_url else None
-    with databases.opened(partly=True, codecs=processes.codecs_of(app), consumer=consumer) as operator:
+    with databases.opened(partly=True, codecs=processes.declared_by(app).codecs, consumer=consumer) as operator:
         if "consumer" in operator.databases and consumer and "consumer" not in operator.databases["consumer"].parts:
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
         view = operator.message(message_id, reveal=by)
@@ -285,7 +285,7 @@ def export_messages(
       outbox messages export --status dispatched --header tenant=acme --body -o csv > acme.csv
     """
     by = _revealing(actor, body=body, reveal=reveal)
-    with databases.opened(codecs=processes.codecs_of(app)) as operator:
+    with databases.opened(codecs=processes.declared_by(app).codecs) as operator:
         found = all_rows(operator, databases, _MESSAGES, choice, limit)
         rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]
