@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -261,10 +261,6 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
         )
     finally:
         asker.end()
-
-
-def _new_runner(runners: PassRunners, outbox: Outbox, what: str) -> Callable[[bool], Runner]:
-    return lambda is_async: runners.active(outbox, what if is_async else None)
 
 
 def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
