@@ -146,10 +146,10 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
         try:
             numbers = statement(schema, sql.SEQUENCE, _SEQUENCE_OF_OPS, rows="SELECT sequence FROM {s}.op_message")
             waiting = COMMIT_SYNCHRONOUSLY, sql.WAIT_SHORTLY, sql.lock_ops(schema)
-            *_, ((sequence, value, highest),) = execute(connection, *waiting, numbers)
+            *_, ((_, value, highest),) = execute(connection, *waiting, numbers)
             if value is not None and value < highest:
                 # What came now would count as of before the re-base, and never be dispatched.
-                raise SequenceBehind(sequence, value, highest)
+                raise SequenceBehind(f"{schema}.op_sequence", value, highest)
             begun, _ = execute(connection, sql.begin_epoch(schema), sql.rebase(schema))
         except OperationalError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
