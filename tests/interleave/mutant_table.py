@@ -51,9 +51,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "decide alone: the loser is told",
-        "producer/producer.py",
-        "        if decision.resolution is not resolution:\n            raise already(decision)",
-        "        if False:\n            raise already(decision)",
+        "producer/deciding.py",
+        "    if decision.resolution is not resolution:\n        raise already(decision)",
+        "    if False:\n        raise already(decision)",
         "commit,rollback",
     ),
     Mutant(
@@ -152,8 +152,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: the next batch begins behind the snapshot, not behind its oldest transaction",
         "dispatch/sql.py",
-        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
-        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
+        "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
+        "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
         "send,dispatch@committed",
     ),
     Mutant(
@@ -284,9 +284,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "handlers: a connection that carries their changes can't be committed",
         "database/at_commit.py",
-        "        if connection.get_transaction() in _uncommittable:\n",
-        "        if connection.closed:\n",
-        "tests/consumer/test_carriers.py",
+        '        _refuse_held(connection, "connection.commit()")\n        _close(connection)\n',
+        "        _close(connection)\n",
+        "tests/producer/test_held.py tests/consumer/test_carriers.py",
+    ),
+    Mutant(
+        "held transactions: a cursor of the driver's own can't end one",
+        "database/at_commit.py",
+        "            if ending:\n                hold.refuse(ending)\n",
+        "",
+        "tests/producer/test_held.py",
+    ),
+    Mutant(
+        "held transactions: a session can't commit one",
+        "producer/producer.py",
+        '        hold.refuse("session.commit()")\n',
+        "        pass\n",
+        "tests/producer/test_held.py",
     ),
     Mutant(
         "consume: what was read ahead is used only if the offset is still there",

@@ -21,10 +21,11 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from pytest import MonkeyPatch
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
-from outbox.database import at_commit
+from outbox.database import at_commit, roundtrip
 from outbox.database import execute as execution
 from outbox.database.execute import driver_of
 
@@ -165,6 +166,12 @@ class SteppedCursor(psycopg.Cursor[Any]):
         answer = super().execute(sql.replace("'200ms'", "'120s'"), _patient(params), **options)
         connection.after()
         return answer
+
+
+class _OwnSteppedCursor(SteppedCursor):
+    """A cursor of ours on a stepped connection, with the adapters that our statements have."""
+
+    adapters = property(lambda _: roundtrip.own_adapters())
 
 
 def _patient(params: Any) -> Any:
@@ -341,7 +348,7 @@ def without_pipelines() -> Iterator[None]:
 
     A COMMIT then doesn't begin the next transaction, whose statements are the same ones, one by one.
     """
-    round_trip, can_chain = execution._round_trip, execution.can_chain
+    round_trip, can_chain, own_cursor = execution._round_trip, execution.can_chain, roundtrip.own_cursor
 
     def one_by_one(driver: Any, pairs: Any) -> Any:
         return None if _is_stepped(driver) else round_trip(driver, pairs)
@@ -349,8 +356,12 @@ def without_pipelines() -> Iterator[None]:
     def chains(connection: Connection) -> bool:
         return not _is_stepped(driver_of(connection)) and can_chain(connection)
 
+    def cursor(raw: Any) -> Any:
+        return _OwnSteppedCursor(raw, row_factory=tuple_row) if _is_stepped(raw) else own_cursor(raw)
+
     with MonkeyPatch.context() as patch:
         patch.setattr(execution, "_round_trip", one_by_one)
+        patch.setattr(roundtrip, "own_cursor", cursor)
         patch.setattr(at_commit, "can_chain", chains)
         yield
 
