@@ -208,51 +208,44 @@ def savepoint(connection: Connection) -> Iterator[None]:
 class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
-    ``function`` is the one, or its name; ``owner`` says whose the transactions are, and with what they are committed.
-    ``broken``: one has ended all the same. ``left`` takes note of what it leaves behind in the session. Savepoints are
-    the function's own.
+    ``owner`` says whose the transactions are, and with what they are committed. ``broken``: one has ended all the same.
+    ``left`` takes note of what the function leaves behind in the session. Savepoints are the function's own.
     """
 
     owner: str
     function: Any = None
     left: Left | None = None
     broken: bool = False
-    _taken: list[tuple[Connection, RootTransaction, Hold | None, Callable[[], None]]] = field(default_factory=list)
-    _used: list[Connection] = field(default_factory=list)
+    _taken: list[tuple[Connection, RootTransaction, Callable[[], None]]] = field(default_factory=list)
+    _used: set[Connection] = field(default_factory=set)
 
     def add(self, connection: Connection) -> None:
-        """Hold the running transaction of a connection, if there is one, until `release`."""
+        """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
         _listen(connection)
         transaction = connection.get_transaction()
-        if transaction is not None and (earlier := _held.get(transaction)) is not self:
+        if transaction is not None and transaction not in _held:
             _held[transaction] = self
-            self._taken.append(
-                (connection, transaction, earlier, hold_open(driver_of(connection), self.refuse, self.left))
-            )
+            self._taken.append((connection, transaction, hold_open(driver_of(connection), self)))
 
     def release(self) -> None:
-        """Let the transactions be ended again, or held by what held them before."""
+        """Let the transactions be ended again."""
         while self._taken:
-            _, transaction, earlier, let = self._taken.pop()
+            _, transaction, let = self._taken.pop()
             let()
-            if earlier is None:
-                del _held[transaction]
-            else:
-                _held[transaction] = earlier
+            del _held[transaction]
 
     def begins(self, connection: Connection, sql: str) -> None:
         """Look at a statement before it is sent."""
-        if (ending := ending_in(sql)) is not None:
+        if ending := effects_of(sql)[0]:
             self.refuse(ending)
-        if connection not in self._used:
-            self._used.append(connection)
+        self._used.add(connection)
 
     @property
     def has_ended(self) -> bool:
         """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
         return self.broken or any(
             not transaction.is_active or (connection in self._used and not in_transaction(driver_of(connection)))
-            for connection, transaction, _, _ in self._taken
+            for connection, transaction, _ in self._taken
         )
 
     def refuse(self, call: str) -> NoReturn:
@@ -330,7 +323,7 @@ def hook(engine: Engine) -> None:
 
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
-    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+    if (hold := _hold_of(connection)) is not None:
         hold.begins(connection, sql)
 
 
@@ -385,8 +378,12 @@ def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
 
 
+def _hold_of(connection: Connection) -> Hold | None:
+    return None if (transaction := connection.get_transaction()) is None else _held.get(transaction)
+
+
 def _refuse_held(connection: Connection, call: str) -> None:
-    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+    if (hold := _hold_of(connection)) is not None:
         hold.refuse(call)
 
 
@@ -460,7 +457,6 @@ _ENDS = re.compile(
     r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
     re.IGNORECASE,
 )
-_MAY_END = re.compile(r"\s*(?:--|/\*|commit|end|abort|rollback|prepare)", re.IGNORECASE)
 # What outlives the transaction. A setting may be for the transaction alone.
 _TEMPORARY = re.compile(
     r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?!.*\bon\s+commit\s+drop\b)"
@@ -517,9 +513,6 @@ BEGIN
 END $$
 """
 
-#: Raises, because of a call that would end a transaction.
-Refuse = Callable[[str], NoReturn]
-
 
 @dataclass(slots=True, eq=False)
 class Left:
@@ -548,40 +541,39 @@ class Left:
         self.any, self.temporary, self.own_settings = False, False, set()
 
 
-def ending_in(sql: str) -> str | None:
-    """Return the command in a string of statements that would end the transaction; None without one."""
-    if ";" not in sql and not _MAY_END.match(sql):
-        return None
-    found = (_ENDS.match(each) for each in _NO_CODE.sub(" ", sql).split(";"))
-    return next((" ".join(each[0].split()).upper() for each in found if each), None)
+def effects_of(sql: str) -> tuple[str | None, bool]:
+    """Return the command in statements that ends the transaction, and whether they leave something in the session."""
+    return (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
 
 
 @lru_cache(maxsize=1000)
 def _effects(sql: str) -> tuple[str | None, bool]:
-    """Return the command that ends the transaction, and whether something is left behind in the session."""
+    code = _NO_CODE.sub(" ", sql)
+    found = (_ENDS.match(each) for each in code.split(";"))
+    ending = next((" ".join(each[0].split()).upper() for each in found if each), None)
     # Calls also in texts: these may be the code of a block.
-    leaves = _LEAVES.search(_NO_CODE.sub(" ", sql)) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
-    return ending_in(sql), leaves is not None
+    leaves = _LEAVES.search(code) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
+    return ending, leaves is not None
 
 
-def hold_open(driver: Any, refuse: Refuse, left: Left | None = None) -> Callable[[], None]:
+def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
     """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
 
-    That is a call of its methods, or a statement of a cursor that is made meanwhile. ``left`` takes note of statements
-    that leave something behind.
+    That is a call of its methods, or a statement of a cursor that is made meanwhile.
     """
     if not hasattr(driver, "pgconn"):
         return lambda: None
 
     def transaction(*args: Any, **options: Any) -> Any:
         # On a connection that has yet to begin one, it would be no savepoint.
-        return type(driver).transaction(driver, *args, **options) if in_transaction(driver) else refuse("transaction()")
+        begun = in_transaction(driver)
+        return type(driver).transaction(driver, *args, **options) if begun else hold.refuse("transaction()")
 
-    held = {name: partial(refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
+    held = {name: partial(hold.refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
         "transaction": transaction,
         "cursor_factory": refusing(driver.cursor_factory),
         "row_factory": driver.row_factory,
-        "outbox_held": (refuse, left),
+        "outbox_hold": hold,
     }
     own = vars(driver)
     before = {name: own[name] for name in held if name in own}
@@ -607,15 +599,15 @@ def refusing(kind: type) -> type:
     def wrapped(name: str) -> Callable[..., Any]:
         def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
             send = partial(getattr(super(made, cursor), name), query, *args, **options)
-            refuse, left = getattr(cursor.connection, "outbox_held", (None, None))
-            if refuse is None or query is _NOTE:
+            hold: Hold | None = getattr(cursor.connection, "outbox_hold", None)
+            if hold is None or query is _NOTE:
                 return send()
             sql = _text_of(query, cursor)
-            ending, leaves = (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
+            ending, leaves = effects_of(sql)
             if ending:
-                refuse(ending)
+                hold.refuse(ending)
             values = args[0] if args else options.get("params")
-            if leaves and left is not None and left.note(sql, values) and name != "stream":
+            if leaves and hold.left is not None and hold.left.note(sql, values) and name != "stream":
                 noted = cursor.connection.cursor().execute(_NOTE)
                 return _after(noted, send) if inspect.isawaitable(noted) else send()
             return send()

@@ -14,15 +14,11 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import event
-from sqlalchemy.exc import InvalidRequestError
-
 from outbox.database.at_commit import (
     Hold,
     Left,
     can_begin_ahead,
     commit_and_begin,
-    refuse_autocommit,
     savepoint,
     write_now,
 )
@@ -36,7 +32,7 @@ from outbox.message.model import HANDLED
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
 
 
 def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -297,69 +293,9 @@ class JoinedSession:
             self._session.bind = None
 
 
-#: Where a session has what holds its transaction, and the connections that take part in it.
-_HOLD, _BEGUN = "outbox.hold", "outbox.begun"
-_ENDED = "a rollback, commit or close"
-
-
 def unscoped(carrier: Any) -> Any:
     """Return a session or connection, of a scoped_session the one of this scope."""
     return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
-
-
-def hook_holds() -> None:
-    """Listen to the events of all sessions, for those whose transaction is held; once per process."""
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
-
-    def on_begin(session: Session, _: Any, connection: Connection) -> None:
-        session.info.setdefault(_BEGUN, {})[connection] = None
-        if (hold := session.info.get(_HOLD)) is not None:
-            refuse_autocommit(connection)
-            hold.add(connection)
-
-    def before_commit(session: Session) -> None:
-        if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
-            hold.refuse("session.commit()")
-
-    def on_end(session: Session, transaction: SessionTransaction) -> None:
-        if transaction.parent is None:
-            session.info.pop(_BEGUN, None)
-            if (hold := session.info.get(_HOLD)) is not None:
-                hold.broken = True
-
-    event.listen(Session, "after_begin", on_begin)
-    event.listen(Session, "before_commit", before_commit)
-    event.listen(Session, "after_transaction_end", on_end)
-
-
-@contextmanager
-def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
-    """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
-
-    Raises:
-        TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
-    """
-    session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
-    hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
-    earlier, session.info[_HOLD] = session.info.get(_HOLD), hold
-    for connection in session.info.get(_BEGUN, ()):
-        hold.add(connection)
-    try:
-        yield
-        if hold.has_ended or not session.is_active:
-            hold.refuse(_ENDED)
-    except InvalidRequestError as error:
-        # What a closed session says to the statement after its end.
-        if hold.broken and type(error) is InvalidRequestError:
-            hold.refuse(_ENDED)
-        raise
-    finally:
-        session.info[_HOLD] = earlier
-        hold.release()
-        if earlier is not None:
-            earlier.broken |= hold.broken
-            for connection in session.info.get(_BEGUN, ()):
-                earlier.add(connection)
 
 
 def wait_for(awaitable: Any) -> Any:
@@ -487,21 +423,15 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     from sqlalchemy import URL, Engine  # noqa: PLC0415 - importing outbox must not pay for it
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, Engine):
-        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
-    if isinstance(bind, sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, Engine):
-            raise InvalidSettings(f"the sessionmaker must be bound to an engine, not {engine!r}")
-        return engine, engine, bind, None
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
+    kind: Any = Engine
+    factory: Any = sessionmaker
+    if is_async := not isinstance(bind, Engine | sessionmaker):
+        from sqlalchemy.ext import asyncio as of_asyncio  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, AsyncEngine):
-        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
-    if isinstance(bind, async_sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, AsyncEngine):
-            raise InvalidSettings(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
-        return engine, engine.sync_engine, None, bind
-    mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
-    raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
+        kind, factory = of_asyncio.AsyncEngine, of_asyncio.async_sessionmaker
+    engine: Any = bind.kw.get("bind") if isinstance(bind, factory) else bind
+    if not isinstance(engine, kind):
+        mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
+        raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
+    sessions = bind if isinstance(bind, factory) else factory(engine, expire_on_commit=False)
+    return (engine, engine.sync_engine, None, sessions) if is_async else (engine, engine, sessions, None)

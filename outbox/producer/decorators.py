@@ -20,13 +20,14 @@ from sqlalchemy.exc import ProgrammingError
 from outbox.database.at_commit import at_commit
 from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
-from outbox.database.session import holding, wait_for
+from outbox.database.session import wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.answer import finished
 from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
+from outbox.producer.producer import Producer, holding
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from outbox.database.execute import Statement
     from outbox.message.declared import TransactionalDecorator, TwoPhaseDecorator
-    from outbox.producer.producer import Producer
 
 F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]
@@ -265,12 +265,11 @@ def two_phase(
             half = _HalfOfCall(producer, half_id, message, outcome, transaction)
             with half.deciding_failures(rollback_on):
                 if parameter:
-                    own = _OwnError()
-                    with own.restored(), transaction() as session:
+                    with transaction() as session:
                         if not producer.is_captured:
                             _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.recorded(), holding(session, name, "two_phase"):
+                        with holding(session, name, "two_phase"):
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
                     outcome.resolution = Resolution.COMMIT
@@ -293,38 +292,6 @@ def _take_fence(session: Any, schema: str, half_id: UUID) -> None:
     if decided:
         resolution, by, at = decided[0]
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
-
-
-class _OwnError:
-    """Lets the function's own exception reach the caller, also when the connection was lost under its transaction.
-
-    The ROLLBACK that follows it fails then, and that error would take its place. The server rolls back by itself.
-    """
-
-    _error: BaseException | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Keep the exception with which the function ends."""
-        try:
-            yield
-        except BaseException as error:
-            self._error = error
-            raise
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put it back in the place of any that came after it."""
-        try:
-            yield
-        except Exception as later:
-            if self._error is None or later is self._error:
-                raise
-            context = self._error.__context__
-            try:
-                raise self._error
-            finally:
-                self._error.__context__ = context
 
 
 class _HalfOfCall:

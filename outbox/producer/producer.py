@@ -24,16 +24,16 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
+from outbox.database.at_commit import Hold, Item, Pending, new_item, refuse_autocommit, savepoints
 from outbox.database.decision import decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
-from outbox.database.session import RunningTransaction, factories, hook_holds, unscoped
+from outbox.database.session import RunningTransaction, factories, unscoped
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content, ids
@@ -261,7 +261,9 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
     return now - earlier > _NUDGE_AFTER
 
 
-_SENT = "outbox.sent"
+#: Where a session has what was sent with it, and what holds its transaction.
+_SENT, _HOLD = "outbox.sent", "outbox.hold"
+_ENDED = "a rollback, commit or close"
 _sessions_hooked = False
 
 
@@ -395,7 +397,6 @@ def hook_sessions() -> None:
         return
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
-    hook_holds()
     event.listen(Session, "after_begin", _on_begin)
     event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_commit", _after_commit)
@@ -416,9 +417,14 @@ def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -
         sent.connections[connection.engine] = connection, savepoints(connection)
         if sent.entries:
             at_commit.attach(connection, sent.take)
+    if (hold := session.info.get(_HOLD)) is not None:
+        refuse_autocommit(connection)
+        hold.add(connection)
 
 
 def _before_commit(session: Session) -> None:
+    if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+        hold.refuse("session.commit()")
     sent = _sent_of(session)
     sent.committing = True
     _assign(session, sent)
@@ -457,6 +463,8 @@ def _after_commit(session: Session) -> None:
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (hold := session.info.get(_HOLD)) is not None:
+        hold.broken = True
     sent: _Sent | None = session.info.get(_SENT)
     if sent is None:
         return
@@ -470,6 +478,36 @@ def _on_end(session: Session, transaction: SessionTransaction) -> None:
             if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
                 at_commit.add(connection, *sent.take(connection))
         sent.entries.clear()
+
+
+@contextmanager
+def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
+    """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
+
+    Raises:
+        TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
+    """
+    session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
+    hold: Hold | None = session.info.get(_HOLD)
+    if is_outermost := hold is None:
+        hold = session.info[_HOLD] = Hold(f"@{decorator}'s, which commits it together with the message")
+        for connection, _ in _sent_of(session).connections.values():
+            hold.add(connection)
+    outer, hold.function = hold.function, function
+    try:
+        yield
+        if hold.has_ended or not session.is_active:
+            hold.refuse(_ENDED)
+    except InvalidRequestError as error:
+        # What a closed session says to the statement after its end.
+        if hold.broken and type(error) is InvalidRequestError:
+            hold.refuse(_ENDED)
+        raise
+    finally:
+        hold.function = outer
+        if is_outermost:
+            del session.info[_HOLD]
+            hold.release()
 
 
 def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
@@ -531,7 +569,8 @@ class Producer:
     def transaction(self, *, is_async: bool) -> Iterator[Any]:
         """Open a session in a transaction, which commits when the block ends without an exception.
 
-        ``is_async``: an AsyncSession; the block runs inside ``greenlet_spawn``.
+        ``is_async``: an AsyncSession; the block runs inside ``greenlet_spawn``. The block's own exception reaches the
+        caller, also where the connection was lost under it and the ROLLBACK fails, which the server does by itself.
 
         Raises:
             TransactionRequired: the Outbox is bound to an engine of the other kind.
@@ -542,8 +581,22 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
         session: Any = self._async_sessions() if is_async else self._sessions()
         opened = getattr(session, "sync_session", session)
-        with opened, opened.begin(), self.within(session, is_async=is_async):
-            yield session
+        own: BaseException | None = None
+        try:
+            with opened, opened.begin(), self.within(session, is_async=is_async):
+                try:
+                    yield session
+                except BaseException as error:
+                    own = error
+                    raise
+        except Exception as later:
+            if own is None or later is own:
+                raise
+            context = own.__context__
+            try:
+                raise own
+            finally:
+                own.__context__ = context
 
     @contextmanager
     def within(self, session: Any, *, is_async: bool) -> Iterator[Any]:

@@ -264,8 +264,7 @@ def _headers(half: HalfMessage) -> str:
 @cache
 def _sender(_pid: int) -> tuple[str, str]:
     """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
-    name = process_name().encode("ascii", "backslashreplace").decode()
-    return name, json.dumps({SENDER_HEADER: name})
+    return process_name(), json.dumps({SENDER_HEADER: process_name()})
 
 
 def queues_of(schema: str, topics: Collection[str]) -> Statement:
