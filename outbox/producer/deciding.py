@@ -10,15 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.at_commit import after_commit
-from outbox.database.decision import already, decide
 from outbox.telemetry import hooks
 from outbox.telemetry.events import HalfDecided, HalfDeciding
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from outbox.message.model import Decision, Resolution
+    from outbox.message.model import Resolution
     from outbox.telemetry.hooks import Middleware, Registry
 
 
@@ -36,16 +32,3 @@ def tell_deciding(middlewares: Registry[Middleware], half_id: UUID, resolution: 
     with hooks.work_for(middlewares):
         hooks.emit(HalfDeciding(**decision))
     return [tell_decided]
-
-
-def decide_now(
-    connection: Connection, schema: str, half_id: UUID, resolution: Resolution, middlewares: Registry[Middleware]
-) -> Decision:
-    """Decide a half at once, in the connection's transaction; see `Producer.decide_now`."""
-    waiting = tell_deciding(middlewares, half_id, resolution)
-    decision = decide(connection, schema, half_id, resolution)
-    if decision.resolution is not resolution:
-        raise already(decision)
-    for tell_decided in waiting if decision.first else ():
-        after_commit(connection, tell_decided)
-    return decision

@@ -28,7 +28,7 @@ from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 
 from outbox.database import at_commit
 from outbox.database.at_commit import Hold, Item, Pending, new_item, refuse_autocommit, savepoints
-from outbox.database.decision import decide_first, deciding_first
+from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
@@ -40,7 +40,7 @@ from outbox.message import content, ids
 from outbox.message.compression import compress
 from outbox.message.ids import uuid7
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of
-from outbox.producer.deciding import decide_now, tell_deciding
+from outbox.producer.deciding import tell_deciding
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
@@ -721,7 +721,13 @@ class Producer:
             AlreadyCommitted, AlreadyRolledBack: it was decided otherwise before.
             HalfNotFound: no half message has this id.
         """
-        return decide_now(session.connection(), self.schema, half_id, resolution, self.middlewares)
+        waiting, connection = tell_deciding(self.middlewares, half_id, resolution), session.connection()
+        decision = decide(connection, self.schema, half_id, resolution)
+        if decision.resolution is not resolution:
+            raise already(decision)
+        for tell_decided in waiting if decision.first else ():
+            at_commit.after_commit(connection, tell_decided)
+        return decision
 
     def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options

@@ -51,9 +51,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "decide alone: the loser is told",
-        "producer/deciding.py",
-        "    if decision.resolution is not resolution:\n        raise already(decision)",
-        "    if False:\n        raise already(decision)",
+        "producer/producer.py",
+        "        if decision.resolution is not resolution:\n            raise already(decision)",
+        "        if False:\n            raise already(decision)",
         "commit,rollback",
     ),
     Mutant(
