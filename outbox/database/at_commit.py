@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -209,12 +209,12 @@ class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
     ``owner`` says whose the transactions are, and with what they are committed. ``broken``: one has ended all the same.
-    ``left`` takes note of what the function leaves behind in the session. Savepoints are the function's own.
+    ``left`` gets the statements that leave something behind in the session. Savepoints are the function's own.
     """
 
     owner: str
     function: Any = None
-    left: Left | None = None
+    left: list[str] | None = None
     broken: bool = False
     _taken: list[tuple[Connection, RootTransaction, Callable[[], None]]] = field(default_factory=list)
     _used: set[Connection] = field(default_factory=set)
@@ -334,8 +334,7 @@ def _on_commit(connection: Connection) -> None:
         _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
-        if not is_lost(connection):
-            let_roll_back(driver_of(connection))
+        if _let_roll_back(connection):
             connection.dialect.do_rollback(connection.connection)
         raise
 
@@ -348,8 +347,7 @@ def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> 
             _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
-        if not is_lost(connection):
-            let_roll_back(driver_of(connection))
+        if _let_roll_back(connection):
             connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise
 
@@ -367,9 +365,15 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
         raise
 
 
+def _let_roll_back(connection: Connection) -> bool:
+    """Let SQLAlchemy roll a transaction back that is held open; tell whether the connection is there to do so."""
+    if is_there := not is_lost(connection):
+        getattr(driver_of(connection), "__dict__", {}).pop("rollback", None)
+    return is_there
+
+
 def _on_rollback(connection: Connection, *_: Any) -> None:
-    if not is_lost(connection):
-        let_roll_back(driver_of(connection))
+    _let_roll_back(connection)
     _by_connection.pop(connection, None)
 
 
@@ -470,9 +474,8 @@ _LEAVES = re.compile(
 _LEAVES_BY_CALL = re.compile(
     r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b", re.IGNORECASE
 )
-# The name of a setting of the application's own, which PostgreSQL lists nowhere.
-_OWN_SETTING = re.compile(r"\bset(?:_config\s*\(\s*'|\s+(?:session\s+)?)(\w+\.\w+)", re.IGNORECASE)
-_IS_OWN_SETTING = re.compile(r"[a-z_]\w*\.\w+", re.IGNORECASE)
+# What may be the name of a setting of the application's own, which PostgreSQL lists nowhere.
+_OWN_SETTING = re.compile(r"\b[a-z_]\w*\.\w+", re.IGNORECASE | re.ASCII)
 #: From so many characters on, a statement isn't remembered.
 _LONG = 10_000
 #: What a cursor runs statements by.
@@ -480,7 +483,8 @@ _RUNS = ("execute", "executemany", "stream")
 
 #: Note the settings of the session before they are changed.
 _NOTE = """
-SELECT set_config('outbox.before', json_build_object('user', session_user, 'role', current_setting('role'), 'set',
+SELECT set_config('outbox.before', json_build_object(
+       'session_authorization', session_user, 'role', current_setting('role'), 'set',
        (SELECT coalesce(json_object_agg(name, setting), '{}') FROM pg_settings WHERE source = 'session'))::text, true)
 """
 # A setting that is as it was noted is left alone: it may have been made for this transaction.
@@ -490,22 +494,16 @@ DECLARE
     each record;
     before CONSTANT json = nullif(current_setting('outbox.before', true), '');
 BEGIN
-    IF session_user <> before->>'user' THEN
-        PERFORM set_config('session_authorization', before->>'user', false);
-    END IF;
-    IF current_setting('role') <> before->>'role' THEN
-        PERFORM set_config('role', before->>'role', false);
-    END IF;
+    PERFORM set_config(name, before->>name, false) FROM unnest('{session_authorization,role}'::text[]) name
+      WHERE current_setting(name) <> before->>name;
     PERFORM set_config(name, wanted, false)
        FROM (SELECT name, setting, coalesce(before->'set'->>name, reset_val) AS wanted FROM pg_settings
               WHERE before IS NOT NULL AND context IN ('user', 'superuser') AND name NOT LIKE 'transaction%') s
       WHERE setting IS DISTINCT FROM wanted;
     PERFORM set_config(name, '', false) FROM unnest('{own}'::text[]) name WHERE current_setting(name, true) <> '';
-    FOR each IN SELECT name FROM pg_prepared_statements WHERE from_sql LOOP
-        EXECUTE format('DEALLOCATE %I', each.name);
-    END LOOP;
-    FOR each IN SELECT name FROM pg_cursors WHERE is_holdable LOOP
-        EXECUTE format('CLOSE %I', each.name);
+    FOR each IN SELECT format('DEALLOCATE %I', name) AS act FROM pg_prepared_statements WHERE from_sql
+                 UNION ALL SELECT format('CLOSE %I', name) FROM pg_cursors WHERE is_holdable LOOP
+        EXECUTE each.act;
     END LOOP;
     PERFORM pg_advisory_unlock_all();
     EXECUTE 'UNLISTEN *';
@@ -514,31 +512,14 @@ END $$
 """
 
 
-@dataclass(slots=True, eq=False)
-class Left:
-    """What the code that runs in a transaction leaves behind for whatever runs next in the session."""
+def tidying(left: Sequence[str]) -> str:
+    """Return the statement that takes away what statements, with their values, have left behind in the session.
 
-    any: bool = False
-    temporary: bool = False
-    own_settings: set[str] = field(default_factory=set)
-
-    def note(self, sql: str, values: Any) -> bool:
-        """Take note of a statement that leaves something behind; return if it is the first one."""
-        first, self.any = not self.any, True
-        self.temporary = self.temporary or _TEMPORARY.search(sql) is not None
-        listed = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
-        self.own_settings.update(_OWN_SETTING.findall(sql))
-        self.own_settings.update(each for each in listed if isinstance(each, str) and _IS_OWN_SETTING.fullmatch(each))
-        return first
-
-    def tidying(self) -> str:
-        """Return the statement that takes it away, in the transaction or in a later one."""
-        discard = "EXECUTE 'DISCARD TEMP';" if self.temporary else ""
-        return _TIDY_UP.replace("{own}", f"{{{','.join(sorted(self.own_settings))}}}").replace("{discard}", discard)
-
-    def forget(self) -> None:
-        """Take note that nothing is left any more."""
-        self.any, self.temporary, self.own_settings = False, False, set()
+    It is for the same transaction or a later one.
+    """
+    own = ",".join(sorted({name for each in left for name in _OWN_SETTING.findall(each)}))
+    discard = "EXECUTE 'DISCARD TEMP';" if any(map(_TEMPORARY.search, left)) else ""
+    return _TIDY_UP.replace("{own}", f"{{{own}}}").replace("{discard}", discard)
 
 
 def effects_of(sql: str) -> tuple[str | None, bool]:
@@ -587,11 +568,6 @@ def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
     return let
 
 
-def let_roll_back(driver: Any) -> None:
-    """Let SQLAlchemy roll a transaction back that is held open."""
-    getattr(driver, "__dict__", {}).pop("rollback", None)
-
-
 @cache
 def refusing(kind: type) -> type:
     """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
@@ -606,10 +582,11 @@ def refusing(kind: type) -> type:
             ending, leaves = effects_of(sql)
             if ending:
                 hold.refuse(ending)
-            values = args[0] if args else options.get("params")
-            if leaves and hold.left is not None and hold.left.note(sql, values) and name != "stream":
-                noted = cursor.connection.cursor().execute(_NOTE)
-                return _after(noted, send) if inspect.isawaitable(noted) else send()
+            if leaves and hold.left is not None:
+                hold.left.append(f"{sql} {args} {options}")
+                if len(hold.left) == 1 and name != "stream":
+                    noted = cursor.connection.cursor().execute(_NOTE)
+                    return _after(noted, send) if inspect.isawaitable(noted) else send()
             return send()
 
         return run

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outbox.database.at_commit import (
     Hold,
-    Left,
     can_begin_ahead,
     commit_and_begin,
     savepoint,
+    tidying,
     write_now,
 )
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
@@ -113,7 +113,7 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
-#: Where a connection has what was left behind in its session.
+#: Where a connection has the statements that left something behind in its session.
 _LEFT = "outbox.left"
 _WORKERS = "the worker's, which commits it together with its own rows"
 
@@ -142,8 +142,8 @@ class JoinedSession:
         self._running = RunningTransaction(engine, is_async, self.open, connection)
         self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
-        self._left: Left = connection.info.setdefault(_LEFT, Left())
-        if self._left.any:  # by a function that failed: not all of it was rolled back
+        self._left: list[str] = connection.info.setdefault(_LEFT, [])
+        if self._left:  # by a function that failed: not all of it was rolled back
             self._tidy_up()
         self._hold = Hold(_WORKERS, left=self._left)
         self._hold.add(connection)
@@ -186,7 +186,7 @@ class JoinedSession:
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
             answer = wait_for(result) if self._is_async else result
-            if self._left.any and not (self.rolled_back or self.ended):
+            if self._left and not (self.rolled_back or self.ended):
                 self.flush()
                 self._tidy_up()
             return answer
@@ -196,10 +196,10 @@ class JoinedSession:
 
     def _tidy_up(self) -> None:
         """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
-        done = self._driver.cursor().execute(self._left.tidying())
+        done = self._driver.cursor().execute(tidying(self._left))
         if self._is_async:
             wait_for(done)
-        self._left.forget()
+        self._left.clear()
 
     def _other(self) -> Any:
         """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""

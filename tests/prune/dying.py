@@ -62,7 +62,7 @@ def run(url: str, act: str, last: int) -> None:
         patient(patch)
         with create_engine(url, connect_args={"application_name": NAME}).connect() as connection:
             patch.setattr(psycopg.Connection, "wait", wait)
-            patch.setattr(roundtrip, "send", sending)
+            patch.setattr(roundtrip.generators, "send", sending)
             ACTS[act](connection)
     os._exit(0)
 
