@@ -70,6 +70,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id",
         "resend,prune@settled",
     ),
+    Mutant(
+        "decide: a half that an old snapshot hides is asked of the index",
+        "database/decision.py",
+        "        yield statement(schema, _ASK_INDEX, {}, id=str(half_id))\n",
+        '        yield statement(schema, "SELECT 1", {})\n',
+        "commit_repeatable,make_segment",
+    ),
+    Mutant(
+        "check: what an old snapshot has left of a decided half goes",
+        "check/sql.py",
+        "     WHERE half_id IN (SELECT half_id FROM found) AND half_id NOT IN (SELECT half_id FROM due)\n",
+        "     WHERE false\n",
+        "commit_repeatable,rewrite",
+    ),
+    Mutant(
+        "saga: what it sends again has the same id",
+        "flow/saga.py",
+        "message_id = derived_id(flow.id, self.saga.name, step.name, kind.value, earlier)",
+        "message_id = uuid7()",
+        "advance,fall_back@booked",
+    ),
     # --- the check -------------------------------------------------------------------------------------------
     Mutant(
         "fence: taken as the business transaction's first statement",

@@ -33,6 +33,7 @@ _WRITTEN = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|LOCK\s+TABLE)\s+
 _READ = re.compile(r"\b(?:FROM|JOIN|EXISTS\s*\(\s*SELECT\s+FROM)\s+([\w.\"]+)", re.IGNORECASE)
 _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?(?:UPDATE|SHARE)\b", re.IGNORECASE)
 _OURS = re.compile(r"^(?:\"?outbox\"?\.)?\"?(\w+)\"?$")
+_PARTITION = re.compile(r"_(?:default|\d{8}t\d{6})$")
 _TIMEOUT = re.compile(r"^\d+ms$")
 
 #: Who is in flight: seen by whoever takes a snapshot as a value, changed by each transaction that writes.
@@ -101,7 +102,8 @@ def footprint_of(sql: str, values: object) -> Footprint:
 
 def _names(pattern: re.Pattern[str], sql: str) -> set[str]:
     matches = (_OURS.match(name) for name in pattern.findall(sql))
-    return {match[1].lower() for match in matches if match} - _NOT_TABLES
+    # A partition counts as its table.
+    return {_PARTITION.sub("", match[1].lower()) for match in matches if match} - _NOT_TABLES
 
 
 _NOT_TABLES = {
