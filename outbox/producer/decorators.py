@@ -27,7 +27,7 @@ from outbox.message.answer import finished
 from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
-from outbox.producer.producer import Producer, holding
+from outbox.producer.sessions import holding
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from outbox.database.execute import Statement
     from outbox.message.declared import TransactionalDecorator, TwoPhaseDecorator
+    from outbox.producer.producer import Producer
 
 F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]

@@ -14,27 +14,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute
+from outbox.database.execute import Statement, execute
 from outbox.database.sql import NOW
 from outbox.database.time_limit import by_size
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
-from outbox.prune.segments import (
-    FEW,
-    Segment,
-    SegmentedSide,
-    Survey,
-    delete_on,
-    gaps,
-    is_overdue,
-    now_ms,
-    segments,
-    shortly,
-)
+from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -162,14 +151,18 @@ def _prune_rows(
     schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
     values = {"group": group, "topic": topic, "end": end, "retention": retention}
 
-    def delete(after: UUID, size: int) -> tuple[int, int, UUID, bool]:
+    def delete(size: int) -> tuple[int, int, UUID, bool]:
         with connection.begin():
             (rows,) = execute(connection, sql.old_inbox(schema, after=after, limit=size, **values))
         old = [row[0] for row in rows if row[1]]
         gone = _forget(connection, source, settings, group, old)
         return len(rows), gone, rows[-1][0] if rows else after, len(rows) == size and (bool(old) or size < batch)
 
-    return delete_on(connection, ("prune", "inbox", group, topic), batch, stopping, after, delete)
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, after, going = by_size(connection, ("prune", "inbox", group, topic), batch, delete)
+        deleted += gone
+    return deleted
 
 
 def _prune_business_rows(
@@ -179,16 +172,21 @@ def _prune_business_rows(
     group, topic = pair
     schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
     values = {"group": group, "topic": topic, "retention": retention}
+    after, since = FIRST_BUSINESS_ID, _EPOCH
 
-    def delete(last: Row, size: int) -> tuple[int, int, Row, bool]:
+    def delete(size: int) -> tuple[int, int, Any, bool]:
         with connection.begin():
-            old = sql.old_business_inbox(schema, after=last[0], since=last[2], limit=size, **values)
+            old = sql.old_business_inbox(schema, after=after, since=since, limit=size, **values)
             (rows,) = execute(connection, old)
         gone = _forget(connection, source, settings, group, [row[0] for row in rows if row[1]])
-        return len(rows), gone, rows[-1] if rows else last, len(rows) == size
+        return len(rows), gone, rows[-1] if rows else (after, None, since), len(rows) == size
 
-    before_all = FIRST_BUSINESS_ID, None, _EPOCH
-    return delete_on(connection, ("prune", "business inbox", group, topic), batch, stopping, before_all, delete)
+    deleted, going = 0, True
+    while going and not stopping():
+        name = ("prune", "business inbox", group, topic)
+        _, gone, (after, _, since), going = by_size(connection, name, batch, delete)
+        deleted += gone
+    return deleted
 
 
 def _forget(connection: Connection, source: Connection, settings: Settings, group: str, old: Sequence[UUID]) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, sqlstate
+from outbox.database.time_limit import by_size
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
@@ -24,7 +25,6 @@ from outbox.prune.segments import (
     PRODUCER,
     SegmentedSide,
     complete_segments,
-    delete_on,
     drop_segment,
     empty_segment,
     gaps,
@@ -200,9 +200,12 @@ def _replaced(
 def _delete_all(connection: Connection, old: Callable[..., Statement], batch: int, stopping: Callable[[], bool]) -> int:
     """Run a statement, each time in a transaction of its own, until it finds less than a batch; return the rows."""
 
-    def delete(after: None, size: int) -> tuple[int, int, None, bool]:
+    def delete(size: int) -> tuple[int, int]:
         with connection.begin():
-            count = len(execute(connection, old(limit=size))[0])
-        return count, count, after, count >= size
+            return len(execute(connection, old(limit=size))[0]), size
 
-    return delete_on(connection, ("prune", old(limit=batch).sql), batch, stopping, None, delete)
+    name, total, more = ("prune", old(limit=batch).sql), 0, True
+    while more and not stopping():
+        count, size = by_size(connection, name, batch, delete)
+        total, more = total + count, count >= size
+    return total

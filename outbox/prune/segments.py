@@ -26,8 +26,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
-
-T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("outbox.prune")
 
@@ -480,7 +477,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
 
-    def delete(after: UUID, size: int) -> tuple[int, int, UUID, bool]:
+    def delete(size: int) -> tuple[int, int, UUID, bool]:
         halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
@@ -488,7 +485,11 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
             execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
         return found, gone, last, full and not young
 
-    return delete_on(connection, ("prune", "halves", schema), batch, stopping, after, delete)
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, after, going = by_size(connection, ("prune", "halves", schema), batch, delete)
+        deleted += gone
+    return deleted
 
 
 def prune_business_rows(connection: Connection, settings: Settings, stopping: Callable[[], bool]) -> int:
@@ -500,38 +501,22 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
+    xid, after = "0", str(FIRST_BUSINESS_ID)
 
-    def delete(after: tuple[str, str], size: int) -> tuple[int, int, Any, bool]:
-        halves = sql.settled_business_halves(schema, **ages, xid=after[0], after=after[1], limit=size)
+    def delete(size: int) -> tuple[int, int, Any, bool]:
+        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
-        return found, gone, last or after, found == size and not young
+        return found, gone, last or (xid, after), found == size and not young
 
-    first_id = "0", str(FIRST_BUSINESS_ID)
-    deleted = delete_on(connection, ("prune", "business halves", schema), batch, stopping, first_id, delete)
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, (xid, after), going = by_size(connection, ("prune", "business halves", schema), batch, delete)
+        deleted += gone
     size = (1 << 124) // _SLICES
     first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():
         execute(connection, sql.left_over(schema, UUID(int=first), UUID(int=first + size - 1)))
-    return deleted
-
-
-def delete_on(
-    connection: Connection,
-    name: tuple[str, ...],
-    batch: int,
-    stopping: Callable[[], bool],
-    after: T,
-    delete: Callable[[T, int], tuple[int, int, T, bool]],
-) -> int:
-    """Delete batch by batch, each from where the last one ended, ``after`` at first; return how many rows went.
-
-    ``delete`` returns how many rows it took, how many went, where it ended, and whether there may be more.
-    """
-    deleted, going = 0, True
-    while going and not stopping():
-        _, gone, after, going = by_size(connection, name, batch, partial(delete, after))
-        deleted += gone
     return deleted
 
 
