@@ -20,14 +20,13 @@ from sqlalchemy.exc import ProgrammingError
 from outbox.database.at_commit import at_commit
 from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
-from outbox.database.session import wait_for
+from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.answer import finished
 from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
-from outbox.producer.sessions import holding
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for

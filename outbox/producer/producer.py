@@ -32,17 +32,26 @@ from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
-from outbox.database.session import RunningTransaction, factories, unscoped
+from outbox.database.session import (
+    RunningTransaction,
+    SentItem,
+    SentWith,
+    assign,
+    certain,
+    factories,
+    hook_sessions,
+    sent_of,
+    unscoped,
+)
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
-from outbox.message import content, ids
+from outbox.message import content
 from outbox.message.compression import compress
-from outbox.message.ids import uuid7
+from outbox.message.ids import FOLLOWING_VERSION, uuid7
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
-from outbox.producer.sessions import Entry, Sent, assign, certain, hook_sessions, sent_of
 from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored, HalfDecided, HalfDeciding, HeadersRefused, MessagesSent
@@ -140,7 +149,7 @@ _NAMING = frozenset({"id", "dedupe", "on_duplicate"})
 _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 
-def _count_bytes(write: Write, transaction: Pending | Sent, earlier: Callable[[], Iterable[Item]]) -> None:
+def _count_bytes(write: Write, transaction: Pending | SentWith, earlier: Callable[[], Iterable[Item]]) -> None:
     """Add a body to what its transaction sends, or refuse it.
 
     ``earlier`` gives what the transaction still sends: what savepoints have undone is counted until it matters.
@@ -339,12 +348,27 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
     if isinstance(value, Write):
         _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
     level = session.get_nested_transaction() or session.get_transaction()
-    sent.entries.append(Entry(new_item(value, _write), engine, level))
+    sent.entries.append(SentItem(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
     if sent.committing and not sent.connections:
-        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        # SentWith by a flush hook in a transaction without a statement so far: no later event would pick it up.
         assign(session, sent)
+
+
+@contextmanager
+def _told_first(errors: list[BaseException]) -> Iterator[None]:
+    """Raise the error in the list, if there is one, in the place of any that came after it."""
+    try:
+        yield
+    except Exception as later:
+        if not errors or later is errors[0]:
+            raise
+        context = errors[0].__context__
+        try:
+            raise errors[0]
+        finally:
+            errors[0].__context__ = context
 
 
 class Producer:
@@ -410,22 +434,13 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
         session: Any = self._async_sessions() if is_async else self._sessions()
         opened = getattr(session, "sync_session", session)
-        own: BaseException | None = None
-        try:
-            with opened, opened.begin(), self.within(session, is_async=is_async):
-                try:
-                    yield session
-                except BaseException as error:
-                    own = error
-                    raise
-        except Exception as later:
-            if own is None or later is own:
-                raise
-            context = own.__context__
+        errors: list[BaseException] = []
+        with _told_first(errors), opened, opened.begin(), self.within(session, is_async=is_async):
             try:
-                raise own
-            finally:
-                own.__context__ = context
+                yield session
+            except BaseException as error:
+                errors.append(error)
+                raise
 
     @contextmanager
     def within(self, session: Any, *, is_async: bool) -> Iterator[Any]:
@@ -442,8 +457,10 @@ class Producer:
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
         half = self._half(topic, message, carrier)
-        drawn = _NAMING.isdisjoint(message.options) and half.id.version != ids.FOLLOWING_VERSION
-        return self._add(carrier, self._new_write(half, None, None if drawn else once_of(message.options, half.id)))
+        once = None if _NAMING.isdisjoint(message.options) else once_of(message.options)
+        if half.id.version == FOLLOWING_VERSION and message.options.get("id") is None:
+            once = Once(str(half.id), "ignore")  # what a replay sends again isn't to fail where it is there
+        return self._add(carrier, self._new_write(half, None, once))
 
     def prepare(
         self,

@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "held transactions: a session can't commit one",
-        "producer/sessions.py",
+        "database/session.py",
         '        hold.refuse("session.commit()")\n',
         "        pass\n",
         "tests/producer/test_held.py",
