@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import event
@@ -311,7 +312,6 @@ def unscoped(carrier: Any) -> Any:
 #: Where a session has what was sent with it, and what holds its transaction.
 _SENT, _HOLD = "outbox.sent", "outbox.hold"
 _ENDED = "a rollback, commit or close"
-_sessions_hooked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,18 +368,15 @@ def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | En
     return sent.target(engine) or session.bind
 
 
+@cache
 def hook_sessions() -> None:
     """Listen to the events of all sessions, once per process."""
-    global _sessions_hooked  # noqa: PLW0603 - once a process
-    if _sessions_hooked:
-        return
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
     event.listen(Session, "after_begin", _on_begin)
     event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_commit", _after_commit)
     event.listen(Session, "after_transaction_end", _on_end)
-    _sessions_hooked = True
 
 
 def sent_of(session: Session) -> SentWith:

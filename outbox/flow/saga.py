@@ -223,12 +223,7 @@ class Saga(Generic[T]):
     """
 
     def __init__(
-        self,
-        outbox: Outbox,
-        name: str,
-        *,
-        model: type[T] | None = None,
-        timeout: dt.timedelta | float | None = 60.0,
+        self, outbox: Outbox, name: str, *, model: type[T] | None = None, timeout: dt.timedelta | float | None = 60.0
     ) -> None:
         self.name: str = check_group(name)
         self.steps: list[SagaStep] = []

@@ -98,12 +98,7 @@ def _late_ms(segment: Segment) -> int:
 
 
 def prune_inbox(
-    connection: Connection,
-    source: Connection,
-    settings: Settings,
-    group: str,
-    topic: str,
-    stopping: Callable[[], bool],
+    connection: Connection, source: Connection, settings: Settings, group: str, topic: str, stopping: Callable[[], bool]
 ) -> int:
     """Say what a group's producer still has of old segments; delete its rows of no segment, or of one that is overdue.
 

@@ -115,14 +115,7 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     few = {"few": _FEW}
     may, sizes, lock, keep, truncate, put_back = (
         statement(schema, template, values, counts=rewritten.counts, table=rewritten.table)
-        for template, values in (
-            (_MAY, {}),
-            (_SIZES, few),
-            (_LOCK, {}),
-            (_KEEP, few),
-            (_TRUNCATE, {}),
-            (_PUT_BACK, {}),
-        )
+        for template, values in ((_MAY, {}), (_SIZES, few), (_LOCK, {}), (_KEEP, few), (_TRUNCATE, {}), (_PUT_BACK, {}))
     )
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
