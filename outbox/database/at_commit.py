@@ -209,6 +209,7 @@ class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
     ``owner`` says whose the transactions are, and with what they are committed. ``broken``: one has ended all the same.
+    ``used``: the connections that have executed something through SQLAlchemy.
     ``left`` gets the statements that leave something behind in the session. Savepoints are the function's own.
     """
 
@@ -217,7 +218,7 @@ class Hold:
     left: list[str] | None = None
     broken: bool = False
     _taken: list[tuple[Connection, RootTransaction, Callable[[], None]]] = field(default_factory=list)
-    _used: set[Connection] = field(default_factory=set)
+    used: set[Connection] = field(default_factory=set)
 
     def add(self, connection: Connection) -> None:
         """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
@@ -234,17 +235,11 @@ class Hold:
             let()
             del _held[transaction]
 
-    def begins(self, connection: Connection, sql: str) -> None:
-        """Look at a statement before it is sent."""
-        if ending := effects_of(sql)[0]:
-            self.refuse(ending)
-        self._used.add(connection)
-
     @property
     def has_ended(self) -> bool:
         """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
         return self.broken or any(
-            not transaction.is_active or (connection in self._used and not in_transaction(driver_of(connection)))
+            not transaction.is_active or (connection in self.used and not in_transaction(driver_of(connection)))
             for connection, transaction, _ in self._taken
         )
 
@@ -324,7 +319,9 @@ def hook(engine: Engine) -> None:
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
     if (hold := _hold_of(connection)) is not None:
-        hold.begins(connection, sql)
+        if ending := effects_of(sql)[0]:
+            hold.refuse(ending)
+        hold.used.add(connection)
 
 
 def _on_commit(connection: Connection) -> None:

@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -294,23 +295,18 @@ def _take_fence(session: Any, schema: str, half_id: UUID) -> None:
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
 
 
+@dataclass(slots=True, eq=False)
 class _HalfOfCall:
     """The half of one call of a ``@two_phase`` function: decides it, and stores what the function raised with it."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        half_id: UUID,
-        message: Outgoing,
-        outcome: CallOutcome,
-        transaction: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._producer = producer
-        self._half_id = half_id
-        self._message = message
-        self._outcome = outcome
-        self._transaction = transaction
-        outcome.message_id, outcome.resolution = half_id, Resolution.UNKNOWN
+    _producer: Producer
+    _half_id: UUID
+    _message: Outgoing
+    _outcome: CallOutcome
+    _transaction: Callable[[], AbstractContextManager[Any]]
+
+    def __post_init__(self) -> None:
+        self._outcome.message_id, self._outcome.resolution = self._half_id, Resolution.UNKNOWN
 
     @contextmanager
     def deciding_failures(self, rollback_on: tuple[type[BaseException], ...]) -> Iterator[None]:
