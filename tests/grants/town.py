@@ -194,7 +194,6 @@ def saga(town: Town) -> None:
             flow_sql.confirm_branch("outbox", **branch),
             flow_sql.cancel_branch("outbox", **branch),
             flow_sql.branch_state("outbox", **branch),
-            flow_sql.branches("outbox", **branch),
         )
 
 
