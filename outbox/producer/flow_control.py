@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Template, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
 from outbox.telemetry.events import SendRefused
@@ -58,7 +58,7 @@ class _Limit:
     setting: str
     what: str
     of_prepared: bool
-    count: Callable[[str, int, int], Statement]
+    count: Template
 
 
 @dataclass(slots=True)
@@ -149,10 +149,12 @@ class FlowControl:
             # One counts; those who come meanwhile go by the last count.
             gauge.until = now + INTERVAL
         counted_from = [gauge.let.copy() for gauge in gauges]
-        counts = (gauge.limit.count(self._schema, gauge.least, gauge.limit.value) for gauge in gauges)
-        plan = sql.plan_by_index_until_back(self._schema, INTERVAL)
+        counts = (
+            each.limit.count(self._schema, least=each.least, limit=each.limit.value, **sql.SAMPLE) for each in gauges
+        )
+        plan = sql.plan_by_index_until_back(self._schema, seconds=INTERVAL)
         try:
-            planned, *counted, _ = execute(connection, plan, *counts, sql.plan_back())
+            planned, *counted, _ = execute(connection, plan, *counts, sql.PLAN_BACK)
         except BaseException:
             for gauge in gauges:
                 gauge.until = 0.0

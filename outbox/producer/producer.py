@@ -211,7 +211,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
     duplicates: dict[int, DuplicateIgnored] = {}
     for schema, of_schema in by_schema.items():
         if choosing := [write.half for write in of_schema if write.half.queue is not None]:
-            (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
+            (rows,) = execute(connection, queues_of(schema, list({half.topic for half in choosing})))
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):

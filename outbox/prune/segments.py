@@ -207,7 +207,7 @@ class _ProducerSide(SegmentedSide):
 
     def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
         with connection.begin():
-            execute(connection, sql.left_over(schema, segment.first, segment.end))
+            execute(connection, sql.left_over(schema, first=segment.first, end=segment.end))
 
 
 PRODUCER: SegmentedSide = _ProducerSide()
@@ -482,7 +482,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
             full = found == size
-            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
+            execute(connection, sql.left_over(schema, first=_next(after), end=_next(last) if full else end))
         return found, gone, last, full and not young
 
     deleted, going = 0, True
@@ -516,7 +516,7 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     size = (1 << 124) // _SLICES
     first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():
-        execute(connection, sql.left_over(schema, UUID(int=first), UUID(int=first + size - 1)))
+        execute(connection, sql.left_over(schema, first=UUID(int=first), end=UUID(int=first + size - 1)))
     return deleted
 
 

@@ -217,7 +217,8 @@ SELECT '', n.half_id
 )
 
 # Of halves that are gone. While a half is there, its history is.
-_LEFT_OVER = """
+#: Delete what is in other tables of the halves from ``first`` to ``end`` that are gone.
+left_over: Template = Template("""
 WITH histories AS (
     DELETE FROM {s}.check_history c
      WHERE half_id >= %(first)s AND half_id < %(end)s
@@ -234,7 +235,7 @@ WITH histories AS (
 DELETE FROM {s}.scheduled_message d
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL
    AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = d.half_id)
-"""
+""")
 
 
 def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
@@ -253,11 +254,6 @@ def undelivered(schema: str, leaves: Mapping[str, str], values: Mapping[str, obj
 def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
     """Read what must be kept besides, since a survey. Rows: ``("", id)``."""
     return of_segment(_CHANGED, schema, leaves, values)
-
-
-def left_over(schema: str, first: UUID, end: UUID) -> Statement:
-    """Delete what is in other tables of the halves of a range that are gone."""
-    return Statement(in_schema(_LEFT_OVER, schema), {"first": first, "end": end})
 
 
 # --- of all sides ----------------------------------------------------------------------------------------------------
@@ -299,9 +295,7 @@ WITH moved AS (
 )
 INSERT INTO {s}.{leaf} ({columns}) SELECT {columns} FROM moved
 """
-    for name, text in {**names, "columns": columns}.items():
-        template = template.replace(f"{{{name}}}", text)
-    return Statement(in_schema(template, schema), values)
+    return statement(schema, template, values, **names, columns=columns)
 
 
 def attach(schema: str, names: Mapping[str, str], first: UUID, end: UUID) -> Statement:

@@ -455,7 +455,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: a delivery that slipped in behind its message goes",
         "prune/segments.py",
-        "            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))\n",
+        "            execute(connection, sql.left_over(schema, first=_next(after), "
+        "end=_next(last) if full else end))\n",
         "",
         "tests/delivery/test_pruned.py",
     ),

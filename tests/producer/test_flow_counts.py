@@ -43,8 +43,8 @@ def undispatched(engine: Engine, limit: int = 1) -> dict[str, int]:
     with engine.begin() as connection:
         _, rows = execute(
             connection,
-            producer_sql.plan_by_index_until_back("outbox", 1.0),
-            producer_sql.undispatched("outbox", limit, limit),
+            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+            producer_sql.undispatched("outbox", least=limit, limit=limit, **producer_sql.SAMPLE),
         )
     return {str(row[0]): int(row[1]) for row in rows}
 
@@ -54,8 +54,8 @@ def undecided(engine: Engine, limit: int = 1) -> dict[str, int]:
     with engine.begin() as connection:
         _, rows = execute(
             connection,
-            producer_sql.plan_by_index_until_back("outbox", 1.0),
-            producer_sql.undecided("outbox", limit, limit),
+            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+            producer_sql.undecided("outbox", least=limit, limit=limit, **producer_sql.SAMPLE),
         )
     return {str(row[0]): int(row[1]) for row in rows}
 
@@ -233,7 +233,7 @@ def tuples_read(connection: Connection) -> dict[str, int]:
 def read_rows(engine: Engine, statement: Statement) -> list[dict[str, object]]:
     """Run a statement as flow control does, and return the scans of its plan."""
     with engine.begin() as connection:
-        execute(connection, producer_sql.plan_by_index_until_back("outbox", 1.0))
+        execute(connection, producer_sql.plan_by_index_until_back("outbox", seconds=1.0))
         return table_scans(connection, statement)
 
 
@@ -247,9 +247,9 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
             with connection.begin():
                 execute(
                     connection,
-                    producer_sql.plan_by_index_until_back("outbox", 1.0),
+                    producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
                     statement,
-                    producer_sql.plan_back(),
+                    producer_sql.PLAN_BACK,
                 )
         send_many(engine, 2_000, "a")
         dispatch_all(engine, SETTINGS)
@@ -257,7 +257,10 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
         with connection.begin():
             before = tuples_read(connection)
             execute(
-                connection, producer_sql.plan_by_index_until_back("outbox", 1.0), statement, producer_sql.plan_back()
+                connection,
+                producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+                statement,
+                producer_sql.PLAN_BACK,
             )
             read = {name: rows - before[name] for name, rows in tuples_read(connection).items()}
     beside = 202  # where the stretches begin and end
