@@ -181,7 +181,7 @@ class _ProducerSide(SegmentedSide):
             return None  # it waits for its groups as a whole: row by row, each pass would read all of it in vain
         values = {"first": segment.first, "end": segment.end, "retention": settings.retention, "limit": FEW + 1}
         with connection.begin():
-            survey = sql.survey(settings.schema, self.leaves(segment), values)
+            survey = sql.of_segment(sql.SURVEY, settings.schema, self.leaves(segment), values)
             _, ((snapshot, halves, keep, *ends),) = execute(connection, plan_by_index(), survey)
         since = {"snapshot": snapshot} | dict(zip(("topics", "queues", "lasts"), ends, strict=True))
         return Survey(halves, frozenset(("", id_) for id_ in {*(keep or ()), *undelivered}), since)
@@ -192,13 +192,13 @@ class _ProducerSide(SegmentedSide):
             return set()
         values = {"undelivered": settings.undelivered_retention, "limit": FEW + 1}
         with connection.begin():
-            statement = sql.undelivered(settings.schema, self.leaves(segment), values)
+            statement = sql.of_segment(sql.UNDELIVERED, settings.schema, self.leaves(segment), values)
             _, rows = execute(connection, plan_by_index(), statement)
         return {half_id for (half_id,) in rows}
 
     def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
         values = {"first": segment.first, "end": segment.end, **survey.since}
-        return sql.changed(schema, self.leaves(segment), values)
+        return sql.of_segment(sql.CHANGED, schema, self.leaves(segment), values)
 
     def prune_rows(
         self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]

@@ -136,7 +136,8 @@ queue_of AS (
 
 # The same as in `settled_halves`, for a whole segment at once: by the index of what is open, and by that of the queues.
 # A group that gets its first cursor while a segment is emptied isn't waited for yet.
-_UNDELIVERED = (
+#: Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``.
+UNDELIVERED: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + f", {_KNOWN}"
@@ -156,7 +157,9 @@ _UNDELIVERED = (
 )
 
 # Settled is the same as in `settled_halves`, for a whole segment at once. What lacks its half stays, as it does there.
-_SURVEY = (
+#: Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``; of
+#: the ids ``limit`` at most, and maybe None, as the queues may be.
+SURVEY: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + """, ends AS MATERIALIZED (
@@ -194,7 +197,8 @@ SELECT pg_current_snapshot()::text, (SELECT count(*) FROM {half_message}), (SELE
 # segment is locked meanwhile. An op's transaction wasn't in the survey's snapshot. A half that is new without an op has
 # a check. A message that is new (sent again, released, made by a repair) is behind the end that its queue had in the
 # segment: positions only grow, and the batches that append them come one after another.
-_CHANGED = (
+#: Read what must be kept besides, since a survey. Rows: ``("", id)``.
+CHANGED: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + """
@@ -236,24 +240,6 @@ DELETE FROM {s}.scheduled_message d
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL
    AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = d.half_id)
 """)
-
-
-def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``.
-
-    The ids are ``limit`` at most, and may be None, as the queues may.
-    """
-    return of_segment(_SURVEY, schema, leaves, values)
-
-
-def undelivered(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``."""
-    return of_segment(_UNDELIVERED, schema, leaves, values)
-
-
-def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Read what must be kept besides, since a survey. Rows: ``("", id)``."""
-    return of_segment(_CHANGED, schema, leaves, values)
 
 
 # --- of all sides ----------------------------------------------------------------------------------------------------
