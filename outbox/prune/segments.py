@@ -41,7 +41,7 @@ from outbox.database.execute import (
     lock_key,
     sqlstate,
 )
-from outbox.database.sql import plan_by_index, try_lock, wait_at_most
+from outbox.database.sql import limits, plan_by_index, try_lock
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
 from outbox.database.time_limit import CUT_OFF, by_size
 from outbox.message.ids import FIRST_BUSINESS_ID
@@ -536,8 +536,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
     begun = False
     try:
         with connection.begin():
-            limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
-            (taken, *_), *_ = execute(connection, try_lock(side.lock(schema)), *limits)
+            (taken, *_), _ = execute(connection, try_lock(side.lock(schema)), limits(WAIT, WAIT))
             # Read after the lock was taken: another worker may have made or dropped it meanwhile.
             found = segments(connection, schema, side)
             match act:

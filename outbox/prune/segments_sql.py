@@ -262,11 +262,6 @@ def at_most(schema: str, leaves: Mapping[str, str], limit: int) -> Statement:
     return Statement(in_schema(f"SELECT greatest({counts})", schema))
 
 
-def at_most_seconds(seconds: float) -> Statement:
-    """For this transaction, let no statement take longer."""
-    return Statement("SELECT set_config('statement_timeout', %s, true)", (f"{int(seconds * 1000)}ms",))
-
-
 def create(schema: str, table: str, leaf: str) -> Statement:
     """Make a table that can be attached."""
     like = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING INDEXES INCLUDING STORAGE"
