@@ -357,7 +357,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
 
 
 @contextmanager
-def _told_first(errors: list[BaseException]) -> Iterator[None]:
+def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
     """Raise the error in the list, if there is one, in the place of any that came after it."""
     try:
         yield
@@ -435,7 +435,7 @@ class Producer:
         session: Any = self._async_sessions() if is_async else self._sessions()
         opened = getattr(session, "sync_session", session)
         errors: list[BaseException] = []
-        with _told_first(errors), opened, opened.begin(), self.within(session, is_async=is_async):
+        with _own_error_first(errors), opened, opened.begin(), self.within(session, is_async=is_async):
             try:
                 yield session
             except BaseException as error:
