@@ -346,10 +346,9 @@ class SentWith:
 
     def take(self, connection: Connection) -> list[Item]:
         """Give up what is to be written at the commit of ``connection``."""
-        taken = [entry for entry in self.entries if self.target(entry.engine) is connection]
-        if taken:
-            self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
-        return [entry.item for entry in taken]
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
 
 
 def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | Engine | None:

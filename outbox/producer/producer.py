@@ -52,7 +52,7 @@ from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, R
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
-from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
+from outbox.producer.sql import queues_of, write_halves, write_late
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored, HalfDecided, HalfDeciding, HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Middleware, Registry, Sending
@@ -516,7 +516,7 @@ class Producer:
             rows = yield queues_of(self.schema, [write.half.topic])
             content.check_queue_of(write.half.topic, write.half.queue, dict(rows))
         if write.once is not None:
-            if not (yield write_late_once(self.schema, write.half)):
+            if not (yield write_late(self.schema, write.half, once=True)):
                 duplicate = write.once.second(write.half)
                 with hooks.work_for(self.middlewares):
                     hooks.emit(duplicate)

@@ -230,16 +230,16 @@ def write_once(
     return Statement(in_schema(_SEND_ONCE, schema), [list(column) for column in zip(*rows, strict=True)])
 
 
-def write_late(schema: str, half: HalfMessage) -> Statement:
-    """Write a half message before the COMMIT, which then draws the sequence of its op(commit)."""
+def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Statement:
+    """Write a half message before the COMMIT, which then draws the sequence of its op(commit).
+
+    ``once``: unless its id is there already. Rows: ``(id,)`` if it was written.
+    """
+    if once:
+        return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
     if half.queue is None:
         return Statement(in_schema(_SEND_LATE, schema), _columns(half))
     return Statement(in_schema(_SEND_LATE_TO_QUEUE, schema), (half.queue, *_columns(half)))
-
-
-def write_late_once(schema: str, half: HalfMessage) -> Statement:
-    """Do as `write_late`, unless its id is there already. Rows: ``(id,)`` if it was written."""
-    return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
 
 
 def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:
