@@ -204,7 +204,7 @@ def test_many_ops_are_estimated(dispatched: int, engine: Engine) -> None:
 
 def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic with few messages among very many of another is never taken for one with more."""
-    monkeypatch.setattr(producer_sql, "SAMPLED", 100)
+    monkeypatch.setattr(producer_sql, "SAMPLE", {**producer_sql.SAMPLE, "looked_at": 100})
     send_many(engine, 10_000, "a")
     send_many(engine, 20, "b")
     send_many(engine, 10_000, "a")
