@@ -44,8 +44,8 @@ def storable(value: object) -> str:
 
 
 def process_name() -> str:
-    """Return what tells this process from others, in ASCII, which every database takes: ``host:pid``."""
-    return storable(f"{socket.gethostname()}:{os.getpid()}").encode("ascii", "backslashreplace").decode()
+    """Return what tells this process from others, in lists and histories; in ASCII, which all databases can store."""
+    return f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "backslashreplace").decode()
 
 
 def class_name(value: object) -> str:

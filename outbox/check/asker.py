@@ -22,6 +22,7 @@ from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.database.sql import limits
 from outbox.message.answer import CHECKER
 from outbox.message.masking import without
 from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
@@ -232,7 +233,7 @@ class Interview:
         return answer
 
     def _limits(self) -> Statement:
-        return sql.limit_checker(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
+        return limits(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
 
     def _answered(self, answer: Answer) -> Statement:
         found = {"answer": answer.resolution.value, "seconds": answer.seconds, "error": answer.error}

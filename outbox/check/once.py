@@ -23,14 +23,7 @@ from outbox.database.sql import plan_by_index
 from outbox.database.time_limit import by_size
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
-from outbox.telemetry.events import (
-    CheckerHangs,
-    CheckerMissing,
-    CheckSkipped,
-    CheckTimedOut,
-    FencesChecked,
-    HalfParked,
-)
+from outbox.telemetry.events import CheckerHangs, CheckerMissing, CheckSkipped, CheckTimedOut, FencesChecked, HalfParked
 from outbox.telemetry.hooks import emit
 from outbox.text import process_name
 

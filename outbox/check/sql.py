@@ -178,8 +178,6 @@ WITH mine AS MATERIALIZED (
 INSERT INTO {s}.topic_total (topic, checks) SELECT topic, -1 FROM given_back
 """)
 
-_LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
-
 #: Set the next check of all undecided halves to now, but for those that are parked.
 hurry: Template = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
 
@@ -236,8 +234,3 @@ def claim(schema: str, topic: str, limit: int, question: Question) -> Statement:
 def claim_this(schema: str, half_id: UUID, question: Question) -> Statement:
     """Claim one half, parked or not, unless its checker is being asked. Rows: as of `claim`."""
     return _CLAIM_THIS(schema, half_id=half_id, **_TEXTS, **asdict(question))
-
-
-def limit_checker(seconds: float, lock_seconds: float) -> Statement:
-    """For this transaction, let no statement take longer, and none wait longer for a lock."""
-    return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(lock_seconds * 1000), 1)}ms"))

@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
-from outbox.compensate.run import (
-    LEASE,
-    CompensationItem,
-    CompensationRun,
-    ItemTable,
-    StaleItem,
-)
+from outbox.compensate.run import LEASE, CompensationItem, CompensationRun, ItemTable, StaleItem
 from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index

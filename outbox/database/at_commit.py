@@ -15,7 +15,7 @@ import inspect
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -210,51 +210,39 @@ def savepoint(connection: Connection) -> Iterator[None]:
 class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
-    ``function`` is the one, or its name; ``owner`` says whose the transactions are, and with what they are committed.
-    ``broken``: one has ended all the same. ``left`` takes note of what it leaves behind in the session. Savepoints are
-    the function's own.
+    ``owner`` says whose the transactions are, and with what they are committed. ``broken``: one has ended all the same.
+    ``used``: the connections that have executed something through SQLAlchemy.
+    ``left`` gets the statements that leave something behind in the session. Savepoints are the function's own.
     """
 
     owner: str
     function: Any = None
-    left: Left | None = None
+    left: list[str] | None = None
     broken: bool = False
-    _taken: list[tuple[Connection, RootTransaction, Hold | None, Callable[[], None]]] = field(default_factory=list)
-    _used: list[Connection] = field(default_factory=list)
+    _taken: list[tuple[Connection, RootTransaction, Callable[[], None]]] = field(default_factory=list)
+    used: set[Connection] = field(default_factory=set)
 
     def add(self, connection: Connection) -> None:
-        """Hold the running transaction of a connection, if there is one, until `release`."""
+        """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
         _listen(connection)
         transaction = connection.get_transaction()
-        if transaction is not None and (earlier := _held.get(transaction)) is not self:
+        if transaction is not None and transaction not in _held:
             _held[transaction] = self
-            self._taken.append(
-                (connection, transaction, earlier, hold_open(driver_of(connection), self.refuse, self.left))
-            )
+            self._taken.append((connection, transaction, hold_open(driver_of(connection), self)))
 
     def release(self) -> None:
-        """Let the transactions be ended again, or held by what held them before."""
+        """Let the transactions be ended again."""
         while self._taken:
-            _, transaction, earlier, let = self._taken.pop()
+            _, transaction, let = self._taken.pop()
             let()
-            if earlier is None:
-                del _held[transaction]
-            else:
-                _held[transaction] = earlier
-
-    def begins(self, connection: Connection, sql: str) -> None:
-        """Look at a statement before it is sent."""
-        if (ending := ending_in(sql)) is not None:
-            self.refuse(ending)
-        if connection not in self._used:
-            self._used.append(connection)
+            del _held[transaction]
 
     @property
     def has_ended(self) -> bool:
         """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
         return self.broken or any(
-            not transaction.is_active or (connection in self._used and not in_transaction(driver_of(connection)))
-            for connection, transaction, _, _ in self._taken
+            not transaction.is_active or (connection in self.used and not in_transaction(driver_of(connection)))
+            for connection, transaction, _ in self._taken
         )
 
     def refuse(self, call: str) -> NoReturn:
@@ -335,8 +323,10 @@ def hook(engine: Engine) -> None:
 
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
-    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
-        hold.begins(connection, sql)
+    if (hold := _hold_of(connection)) is not None:
+        if ending := effects_of(sql)[0]:
+            hold.refuse(ending)
+        hold.used.add(connection)
 
 
 def _on_commit(connection: Connection) -> None:
@@ -346,8 +336,7 @@ def _on_commit(connection: Connection) -> None:
         _write(connection, then_commit=True)
     except BaseException:
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
-        if not is_lost(connection):
-            let_roll_back(driver_of(connection))
+        if _let_roll_back(connection):
             connection.dialect.do_rollback(connection.connection)
         raise
 
@@ -360,8 +349,7 @@ def _on_commit_twophase(connection: Connection, xid: Any, is_prepared: bool) -> 
             _close(connection)
             _write(connection, then_commit=False)
     except BaseException:
-        if not is_lost(connection):
-            let_roll_back(driver_of(connection))
+        if _let_roll_back(connection):
             connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise
 
@@ -379,9 +367,15 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
         raise
 
 
+def _let_roll_back(connection: Connection) -> bool:
+    """Let SQLAlchemy roll a transaction back that is held open; tell whether the connection is there to do so."""
+    if is_there := not is_lost(connection):
+        getattr(driver_of(connection), "__dict__", {}).pop("rollback", None)
+    return is_there
+
+
 def _on_rollback(connection: Connection, *_: Any) -> None:
-    if not is_lost(connection):
-        let_roll_back(driver_of(connection))
+    _let_roll_back(connection)
     _by_connection.pop(connection, None)
 
 
@@ -390,8 +384,12 @@ def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
 
 
+def _hold_of(connection: Connection) -> Hold | None:
+    return None if (transaction := connection.get_transaction()) is None else _held.get(transaction)
+
+
 def _refuse_held(connection: Connection, call: str) -> None:
-    if (transaction := connection.get_transaction()) is not None and (hold := _held.get(transaction)) is not None:
+    if (hold := _hold_of(connection)) is not None:
         hold.refuse(call)
 
 
@@ -465,7 +463,6 @@ _ENDS = re.compile(
     r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
     re.IGNORECASE,
 )
-_MAY_END = re.compile(r"\s*(?:--|/\*|commit|end|abort|rollback|prepare)", re.IGNORECASE)
 # What outlives the transaction. A setting may be for the transaction alone.
 _TEMPORARY = re.compile(
     r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?!.*\bon\s+commit\s+drop\b)"
@@ -479,9 +476,8 @@ _LEAVES = re.compile(
 _LEAVES_BY_CALL = re.compile(
     r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b", re.IGNORECASE
 )
-# The name of a setting of the application's own, which PostgreSQL lists nowhere.
-_OWN_SETTING = re.compile(r"\bset(?:_config\s*\(\s*'|\s+(?:session\s+)?)(\w+\.\w+)", re.IGNORECASE)
-_IS_OWN_SETTING = re.compile(r"[a-z_]\w*\.\w+", re.IGNORECASE)
+# What may be the name of a setting of the application's own, which PostgreSQL lists nowhere.
+_OWN_SETTING = re.compile(r"\b[a-z_]\w*\.\w+", re.IGNORECASE | re.ASCII)
 #: From so many characters on, a statement isn't remembered.
 _LONG = 10_000
 #: What a cursor runs statements by.
@@ -489,7 +485,8 @@ _RUNS = ("execute", "executemany", "stream")
 
 #: Note the settings of the session before they are changed.
 _NOTE = """
-SELECT set_config('outbox.before', json_build_object('user', session_user, 'role', current_setting('role'), 'set',
+SELECT set_config('outbox.before', json_build_object(
+       'session_authorization', session_user, 'role', current_setting('role'), 'set',
        (SELECT coalesce(json_object_agg(name, setting), '{}') FROM pg_settings WHERE source = 'session'))::text, true)
 """
 # A setting that is as it was noted is left alone: it may have been made for this transaction.
@@ -499,22 +496,16 @@ DECLARE
     each record;
     before CONSTANT json = nullif(current_setting('outbox.before', true), '');
 BEGIN
-    IF session_user <> before->>'user' THEN
-        PERFORM set_config('session_authorization', before->>'user', false);
-    END IF;
-    IF current_setting('role') <> before->>'role' THEN
-        PERFORM set_config('role', before->>'role', false);
-    END IF;
+    PERFORM set_config(name, before->>name, false) FROM unnest('{session_authorization,role}'::text[]) name
+      WHERE current_setting(name) <> before->>name;
     PERFORM set_config(name, wanted, false)
        FROM (SELECT name, setting, coalesce(before->'set'->>name, reset_val) AS wanted FROM pg_settings
               WHERE before IS NOT NULL AND context IN ('user', 'superuser') AND name NOT LIKE 'transaction%') s
       WHERE setting IS DISTINCT FROM wanted;
     PERFORM set_config(name, '', false) FROM unnest('{own}'::text[]) name WHERE current_setting(name, true) <> '';
-    FOR each IN SELECT name FROM pg_prepared_statements WHERE from_sql LOOP
-        EXECUTE format('DEALLOCATE %I', each.name);
-    END LOOP;
-    FOR each IN SELECT name FROM pg_cursors WHERE is_holdable LOOP
-        EXECUTE format('CLOSE %I', each.name);
+    FOR each IN SELECT format('DEALLOCATE %I', name) AS act FROM pg_prepared_statements WHERE from_sql
+                 UNION ALL SELECT format('CLOSE %I', name) FROM pg_cursors WHERE is_holdable LOOP
+        EXECUTE each.act;
     END LOOP;
     PERFORM pg_advisory_unlock_all();
     EXECUTE 'UNLISTEN *';
@@ -522,71 +513,50 @@ BEGIN
 END $$
 """
 
-#: Raises, because of a call that would end a transaction.
-Refuse = Callable[[str], NoReturn]
+
+def tidying(left: Sequence[str]) -> str:
+    """Return the statement that takes away what statements, with their values, have left behind in the session.
+
+    It is for the same transaction or a later one.
+    """
+    own = ",".join(sorted({name for each in left for name in _OWN_SETTING.findall(each)}))
+    discard = "EXECUTE 'DISCARD TEMP';" if any(map(_TEMPORARY.search, left)) else ""
+    return _TIDY_UP.replace("{own}", f"{{{own}}}").replace("{discard}", discard)
 
 
-@dataclass(slots=True, eq=False)
-class Left:
-    """What the code that runs in a transaction leaves behind for whatever runs next in the session."""
-
-    any: bool = False
-    temporary: bool = False
-    own_settings: set[str] = field(default_factory=set)
-
-    def note(self, sql: str, values: Any) -> bool:
-        """Take note of a statement that leaves something behind; return if it is the first one."""
-        first, self.any = not self.any, True
-        self.temporary = self.temporary or _TEMPORARY.search(sql) is not None
-        listed = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
-        self.own_settings.update(_OWN_SETTING.findall(sql))
-        self.own_settings.update(each for each in listed if isinstance(each, str) and _IS_OWN_SETTING.fullmatch(each))
-        return first
-
-    def tidying(self) -> str:
-        """Return the statement that takes it away, in the transaction or in a later one."""
-        discard = "EXECUTE 'DISCARD TEMP';" if self.temporary else ""
-        return _TIDY_UP.replace("{own}", f"{{{','.join(sorted(self.own_settings))}}}").replace("{discard}", discard)
-
-    def forget(self) -> None:
-        """Take note that nothing is left any more."""
-        self.any, self.temporary, self.own_settings = False, False, set()
-
-
-def ending_in(sql: str) -> str | None:
-    """Return the command in a string of statements that would end the transaction; None without one."""
-    if ";" not in sql and not _MAY_END.match(sql):
-        return None
-    found = (_ENDS.match(each) for each in _NO_CODE.sub(" ", sql).split(";"))
-    return next((" ".join(each[0].split()).upper() for each in found if each), None)
+def effects_of(sql: str) -> tuple[str | None, bool]:
+    """Return the command in statements that ends the transaction, and whether they leave something in the session."""
+    return (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
 
 
 @lru_cache(maxsize=1000)
 def _effects(sql: str) -> tuple[str | None, bool]:
-    """Return the command that ends the transaction, and whether something is left behind in the session."""
+    code = _NO_CODE.sub(" ", sql)
+    found = (_ENDS.match(each) for each in code.split(";"))
+    ending = next((" ".join(each[0].split()).upper() for each in found if each), None)
     # Calls also in texts: these may be the code of a block.
-    leaves = _LEAVES.search(_NO_CODE.sub(" ", sql)) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
-    return ending_in(sql), leaves is not None
+    leaves = _LEAVES.search(code) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
+    return ending, leaves is not None
 
 
-def hold_open(driver: Any, refuse: Refuse, left: Left | None = None) -> Callable[[], None]:
+def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
     """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
 
-    That is a call of its methods, or a statement of a cursor that is made meanwhile. ``left`` takes note of statements
-    that leave something behind.
+    That is a call of its methods, or a statement of a cursor that is made meanwhile.
     """
     if not hasattr(driver, "pgconn"):
         return lambda: None
 
     def transaction(*args: Any, **options: Any) -> Any:
         # On a connection that has yet to begin one, it would be no savepoint.
-        return type(driver).transaction(driver, *args, **options) if in_transaction(driver) else refuse("transaction()")
+        begun = in_transaction(driver)
+        return type(driver).transaction(driver, *args, **options) if begun else hold.refuse("transaction()")
 
-    held = {name: partial(refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
+    held = {name: partial(hold.refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
         "transaction": transaction,
         "cursor_factory": refusing(driver.cursor_factory),
         "row_factory": driver.row_factory,
-        "outbox_held": (refuse, left),
+        "outbox_hold": hold,
     }
     own = vars(driver)
     before = {name: own[name] for name in held if name in own}
@@ -600,11 +570,6 @@ def hold_open(driver: Any, refuse: Refuse, left: Left | None = None) -> Callable
     return let
 
 
-def let_roll_back(driver: Any) -> None:
-    """Let SQLAlchemy roll a transaction back that is held open."""
-    getattr(driver, "__dict__", {}).pop("rollback", None)
-
-
 @cache
 def refusing(kind: type) -> type:
     """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
@@ -612,17 +577,18 @@ def refusing(kind: type) -> type:
     def wrapped(name: str) -> Callable[..., Any]:
         def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
             send = partial(getattr(super(made, cursor), name), query, *args, **options)
-            refuse, left = getattr(cursor.connection, "outbox_held", (None, None))
-            if refuse is None or query is _NOTE:
+            hold: Hold | None = getattr(cursor.connection, "outbox_hold", None)
+            if hold is None or query is _NOTE:
                 return send()
             sql = _text_of(query, cursor)
-            ending, leaves = (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
+            ending, leaves = effects_of(sql)
             if ending:
-                refuse(ending)
-            values = args[0] if args else options.get("params")
-            if leaves and left is not None and left.note(sql, values) and name != "stream":
-                noted = cursor.connection.cursor().execute(_NOTE)
-                return _after(noted, send) if inspect.isawaitable(noted) else send()
+                hold.refuse(ending)
+            if leaves and hold.left is not None:
+                hold.left.append(f"{sql} {args} {options}")
+                if len(hold.left) == 1 and name != "stream":
+                    noted = cursor.connection.cursor().execute(_NOTE)
+                    return _after(noted, send) if inspect.isawaitable(noted) else send()
             return send()
 
         return run

@@ -21,9 +21,11 @@ T = TypeVar("T")
 # The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Whoever decides
 # locks the half's check first, as the check pass does: in the other order the two would deadlock.
 #: Write the op of a half unless it has one. Rows: ``(halves found, decided_at or None)``.
-_TEMPLATE = """
+_DECIDE = Template("""
 WITH half AS (
-    {half}
+    SELECT id FROM {s}.half_message WHERE id = %(id)s
+     UNION ALL
+    SELECT %(id)s::uuid WHERE current_setting('outbox.unseen_half', true) = %(id)s::uuid::text
 ), locked AS MATERIALIZED (
     SELECT half_id FROM {s}.half_check WHERE half_id = %(id)s FOR UPDATE
 ), decided AS (
@@ -35,8 +37,7 @@ WITH half AS (
     DELETE FROM {s}.half_check WHERE half_id IN (SELECT half_id FROM decided)
 )
 SELECT (SELECT count(*) FROM half), (SELECT decided_at FROM decided)
-"""
-_DECIDE = Template(_TEMPLATE.replace("{half}", "SELECT id FROM {s}.half_message WHERE id = %(id)s"))
+""")
 
 # A transaction whose snapshot is older than a move of the half (into a segment that was made or emptied, or out of one
 # that was dropped) doesn't see it, at a level above READ COMMITTED. The unique index knows it: nothing else in the
@@ -54,12 +55,6 @@ EXCEPTION
         RAISE serialization_failure USING MESSAGE = 'this snapshot is too old to show half {id}: try again';
 END $$
 """
-_DECIDE_UNSEEN = Template(
-    _TEMPLATE.replace(
-        "{half}", "SELECT %(id)s::uuid AS id WHERE current_setting('outbox.unseen_half', true) = %(id)s::uuid::text"
-    )
-)
-
 #: Read the op of a half. Rows: ``(resolution, decided_by, decided_at)``.
 op: Template = Template("SELECT resolution, decided_by, decided_at FROM {s}.op_message WHERE half_id = %s")
 
@@ -85,7 +80,7 @@ def deciding(schema: str, half_id: UUID, resolution: Resolution, decided_by: str
     ((found, decided_at),) = yield _DECIDE(schema, **values)
     if not found:
         yield statement(schema, _ASK_INDEX, {}, id=str(half_id))
-        ((found, decided_at),) = yield _DECIDE_UNSEEN(schema, **values)
+        ((found, decided_at),) = yield _DECIDE(schema, **values)
     if not found:
         raise HalfNotFound(half_id)
     if decided_at is not None:

@@ -169,13 +169,7 @@ DUTIES = (
         scheduled_message="SELECT(half_id) INSERT",
         topic_pause="SELECT",
     ),
-    _duty(
-        "release",
-        "producer",
-        _APPEND,
-        scheduled_message="SELECT INSERT UPDATE DELETE",
-        topic_pause="SELECT DELETE",
-    ),
+    _duty("release", "producer", _APPEND, scheduled_message="SELECT INSERT UPDATE DELETE", topic_pause="SELECT DELETE"),
     _duty(
         "check",
         "producer",
@@ -203,13 +197,7 @@ DUTIES = (
         saga_command="SELECT DELETE",
         tcc_branch="SELECT DELETE",
     ),
-    _duty(
-        "dead letters",
-        "producer",
-        half_check="SELECT",
-        half_message="SELECT",
-        audit="SELECT(target action) INSERT",
-    ),
+    _duty("dead letters", "producer", half_check="SELECT", half_message="SELECT", audit="SELECT(target action) INSERT"),
     _duty("prune records", "producer", _RECORDS),
     _duty(
         "confirm",
@@ -395,11 +383,7 @@ ROLES: Mapping[str, GrantRole] = {
         GrantRole("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
         GrantRole("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
         GrantRole(
-            "operator",
-            "sees it, and acts",
-            ("look", "order", "bulk"),
-            ("look", "order", "bulk"),
-            (_STATS, _SIGNAL),
+            "operator", "sees it, and acts", ("look", "order", "bulk"), ("look", "order", "bulk"), (_STATS, _SIGNAL)
         ),
         GrantRole(
             "admin",

@@ -12,18 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import event
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 
 from outbox.database.at_commit import (
     Hold,
-    Left,
+    Item,
+    add,
+    attach,
     can_begin_ahead,
     commit_and_begin,
     refuse_autocommit,
     savepoint,
+    savepoints,
+    tidying,
     write_now,
 )
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
@@ -135,7 +140,7 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
-#: Where a connection has what was left behind in its session.
+#: Where a connection has the statements that left something behind in its session.
 _LEFT = "outbox.left"
 _WORKERS = "the worker's, which commits it together with its own rows"
 
@@ -164,8 +169,8 @@ class JoinedSession:
         self._running = RunningTransaction(engine, is_async, self.open, connection)
         self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
-        self._left: Left = connection.info.setdefault(_LEFT, Left())
-        if self._left.any:  # by a function that failed: not all of it was rolled back
+        self._left: list[str] = connection.info.setdefault(_LEFT, [])
+        if self._left:  # by a function that failed: not all of it was rolled back
             self._tidy_up()
         self._hold = Hold(_WORKERS, left=self._left)
         self._hold.add(connection)
@@ -208,7 +213,7 @@ class JoinedSession:
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
             answer = wait_for(result) if self._is_async else result
-            if self._left.any and not (self.rolled_back or self.ended):
+            if self._left and not (self.rolled_back or self.ended):
                 self.flush()
                 self._tidy_up()
             return answer
@@ -218,10 +223,10 @@ class JoinedSession:
 
     def _tidy_up(self) -> None:
         """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
-        done = self._driver.cursor().execute(self._left.tidying())
+        done = self._driver.cursor().execute(tidying(self._left))
         if self._is_async:
             wait_for(done)
-        self._left.forget()
+        self._left.clear()
 
     def _other(self) -> Any:
         """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
@@ -315,39 +320,157 @@ class JoinedSession:
             self._session.bind = None
 
 
-#: Where a session has what holds its transaction, and the connections that take part in it.
-_HOLD, _BEGUN = "outbox.hold", "outbox.begun"
-_ENDED = "a rollback, commit or close"
-
-
 def unscoped(carrier: Any) -> Any:
     """Return a session or connection, of a scoped_session the one of this scope."""
     return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
 
 
-def hook_holds() -> None:
-    """Listen to the events of all sessions, for those whose transaction is held; once per process."""
+# --- what was sent with a session ---------------------------------------------------------------------------------
+
+#: Where a session has what was sent with it, and what holds its transaction.
+_SENT, _HOLD = "outbox.sent", "outbox.hold"
+_ENDED = "a rollback, commit or close"
+
+
+@dataclass(frozen=True, slots=True)
+class SentItem:
+    """An item, the engine of its Outbox, and the transaction or savepoint of the session that it was sent in."""
+
+    item: Item
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class SentWith:
+    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
+    """
+
+    entries: list[SentItem] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+    bytes_sent: int = 0
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Item]:
+        """Give up what is to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
+
+
+def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | Engine | None:
+    """Return what will carry the messages of an Outbox on ``engine``; None while only the COMMIT will tell.
+
+    A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
+    """
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if engine in sent.connections:
+        return sent.connections[engine][0]
+    # SQLAlchemy 2.0 keeps the engines of single classes to itself.
+    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)
+    if binds or type(session).get_bind is not Session.get_bind:
+        return None
+    return sent.target(engine) or session.bind
+
+
+@cache
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
-    def on_begin(session: Session, _: Any, connection: Connection) -> None:
-        session.info.setdefault(_BEGUN, {})[connection] = None
-        if (hold := session.info.get(_HOLD)) is not None:
-            refuse_autocommit(connection)
-            hold.add(connection)
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
 
-    def before_commit(session: Session) -> None:
-        if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
-            hold.refuse("session.commit()")
 
-    def on_end(session: Session, transaction: SessionTransaction) -> None:
-        if transaction.parent is None:
-            session.info.pop(_BEGUN, None)
-            if (hold := session.info.get(_HOLD)) is not None:
-                hold.broken = True
+def sent_of(session: Session) -> SentWith:
+    """Return what was sent with a session's transaction."""
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = SentWith()
+    return sent
 
-    event.listen(Session, "after_begin", on_begin)
-    event.listen(Session, "before_commit", before_commit)
-    event.listen(Session, "after_transaction_end", on_end)
+
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    sent = sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, savepoints(connection)
+        if sent.entries:
+            attach(connection, sent.take)
+    if (hold := session.info.get(_HOLD)) is not None:
+        refuse_autocommit(connection)
+        hold.add(connection)
+
+
+def _before_commit(session: Session) -> None:
+    if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+        hold.refuse("session.commit()")
+    sent = sent_of(session)
+    sent.committing = True
+    assign(session, sent)
+
+
+def assign(session: Session, sent: SentWith) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            refuse_autocommit(sent.connections[engine][0])
+            continue
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:  # a session with engines by table has none for no table
+            connection = session.connection(bind_arguments={"bind": engine})
+        refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        attach(connection, sent.take)
+
+
+def _after_commit(session: Session) -> None:
+    sent = sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            SentItem(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (hold := session.info.get(_HOLD)) is not None:
+        hold.broken = True
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
+                add(connection, *sent.take(connection))
+        sent.entries.clear()
 
 
 @contextmanager
@@ -358,10 +481,12 @@ def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
         TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
     """
     session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
-    hold = Hold(f"@{decorator}'s, which commits it together with the message", function)
-    earlier, session.info[_HOLD] = session.info.get(_HOLD), hold
-    for connection in session.info.get(_BEGUN, ()):
-        hold.add(connection)
+    hold: Hold | None = session.info.get(_HOLD)
+    if is_outermost := hold is None:
+        hold = session.info[_HOLD] = Hold(f"@{decorator}'s, which commits it together with the message")
+        for connection, _ in sent_of(session).connections.values():
+            hold.add(connection)
+    outer, hold.function = hold.function, function
     try:
         yield
         if hold.has_ended or not session.is_active:
@@ -372,12 +497,18 @@ def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
             hold.refuse(_ENDED)
         raise
     finally:
-        session.info[_HOLD] = earlier
-        hold.release()
-        if earlier is not None:
-            earlier.broken |= hold.broken
-            for connection in session.info.get(_BEGUN, ()):
-                earlier.add(connection)
+        hold.function = outer
+        if is_outermost:
+            del session.info[_HOLD]
+            hold.release()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False
 
 
 def wait_for(awaitable: Any) -> Any:
@@ -505,21 +636,15 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     from sqlalchemy import URL, Engine  # noqa: PLC0415 - importing outbox must not pay for it
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, Engine):
-        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
-    if isinstance(bind, sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, Engine):
-            raise InvalidSettings(f"the sessionmaker must be bound to an engine, not {engine!r}")
-        return engine, engine, bind, None
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
+    kind: Any = Engine
+    factory: Any = sessionmaker
+    if is_async := not isinstance(bind, Engine | sessionmaker):
+        from sqlalchemy.ext import asyncio as of_asyncio  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, AsyncEngine):
-        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
-    if isinstance(bind, async_sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, AsyncEngine):
-            raise InvalidSettings(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
-        return engine, engine.sync_engine, None, bind
-    mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
-    raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
+        kind, factory = of_asyncio.AsyncEngine, of_asyncio.async_sessionmaker
+    engine: Any = bind.kw.get("bind") if isinstance(bind, factory) else bind
+    if not isinstance(engine, kind):
+        mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
+        raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
+    sessions = bind if isinstance(bind, factory) else factory(engine, expire_on_commit=False)
+    return (engine, engine.sync_engine, None, sessions) if is_async else (engine, engine, sessions, None)

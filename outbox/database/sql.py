@@ -32,6 +32,7 @@ VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
 """)
 
 _WAIT = "SELECT set_config('lock_timeout', %s, true)"
+_LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 
 #: For this transaction, have COMMIT wait for the disk, and for a synchronous standby, whatever the setting says: what
 #: others act on must not be lost. All that it has read is written out with it.
@@ -217,6 +218,11 @@ def plan_by_index(*, once: bool = False) -> Statement:
 def wait_at_most(seconds: float) -> Statement:
     """For this transaction, let no statement wait longer for a lock."""
     return Statement(_WAIT, (f"{max(int(seconds * 1000), 1)}ms",))
+
+
+def limits(seconds: float, wait: float) -> Statement:
+    """For this transaction, let no statement take longer, and none ``wait`` longer (seconds) for a lock."""
+    return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(wait * 1000), 1)}ms"))
 
 
 def read_only(seconds: float) -> Statement:

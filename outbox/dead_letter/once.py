@@ -156,11 +156,7 @@ def _announce_all(
 
 
 def _announce(
-    connection: Connection,
-    settings: Settings,
-    callback: ParkedCallback,
-    letter: DeadLetter[Any],
-    stands: Statement,
+    connection: Connection, settings: Settings, callback: ParkedCallback, letter: DeadLetter[Any], stands: Statement
 ) -> Counts:
     facts: dict[str, Any] = {"message_id": letter.id, "topic": letter.topic, "group": letter.group or ""}
     called = False

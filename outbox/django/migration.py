@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.db import connections, router
 from django.db.migrations import Migration
@@ -14,9 +14,10 @@ from outbox.database.migration.script import between
 from outbox.django.configuration import configuration
 
 FOLDER = Path(__file__).parent / "migrations"
+MigrationType: TypeAlias = type[Migration]
 
 
-def migration_of(module: str) -> type[Migration]:
+def migration_of(module: str) -> MigrationType:
     """Return the migration of a module such as ``0002_consumer_0001``: its revision, after the one before it."""
     number, _, revision = module.rpartition(".")[2].partition("_")
     before = sorted(path.stem for path in FOLDER.glob(f"{int(number) - 1:04}_*.py"))

@@ -102,7 +102,7 @@ def transactional(
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with transaction.atomic(using):
                 hold = Hold("@transactional's, which commits it together with the message", function)
-                let = hold_open(connections[using or DEFAULT_DB_ALIAS].connection, hold.refuse)
+                let = hold_open(connections[using or DEFAULT_DB_ALIAS].connection, hold)
                 try:
                     result = function(*args, **kwargs)
                 finally:

@@ -54,10 +54,9 @@ from outbox.errors import InvalidHandler
 from outbox.flow import sql
 from outbox.message.answer import FUNCTION, finished
 from outbox.message.content import Codecs, check_group, check_seconds
-from outbox.message.ids import derived_id, uuid7
-from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions, followed
+from outbox.message.ids import derived_id
+from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions
 from outbox.message.topic import Topic
-from outbox.producer.once import chosen_id, following_id
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
 from outbox.telemetry.hooks import emit
 
@@ -224,12 +223,7 @@ class Saga(Generic[T]):
     """
 
     def __init__(
-        self,
-        outbox: Outbox,
-        name: str,
-        *,
-        model: type[T] | None = None,
-        timeout: dt.timedelta | float | None = 60.0,
+        self, outbox: Outbox, name: str, *, model: type[T] | None = None, timeout: dt.timedelta | float | None = 60.0
     ) -> None:
         self.name: str = check_group(name)
         self.steps: list[SagaStep] = []
@@ -324,19 +318,10 @@ class Saga(Generic[T]):
         """
         if not self.steps:
             raise InvalidHandler(f"saga {self.name!r} has no steps; declare them with step()")
-        outbox, codecs = self._outbox.current, self._outbox.codecs
-        raw, content_type = codecs.encode(body)
-        codecs.decode(raw, content_type, self._model)
-        flow_id, merged = chosen_id(self.start_topic, options), options
-        if flow_id is None and (follows := followed(options)) is not None:
-            flow_id = following_id(carrier, self.start_topic, follows, options, (options.get("key"), raw))
-            merged["on_duplicate"] = "ignore"
-        flow_id = flow_id or uuid7()
-        merged = {"key": str(flow_id), **merged}
-        if options.get("dedupe") is None:
-            merged["id"] = flow_id
-        sent: UUID = outbox.send(carrier, self.start_topic, body, **merged)
-        return sent
+        codecs = self._outbox.codecs
+        codecs.decode(*codecs.encode(body), self._model)
+        flow_id: UUID = self._outbox.current.send(carrier, self.start_topic, body, **options)
+        return flow_id
 
     def flow(self, session: Session | Connection, flow_id: UUID) -> Flow[T] | None:
         """Return a saga that was started, by the id that `start` returned; None before a worker has begun with it."""

@@ -165,9 +165,3 @@ RETURNING was_tried
 
 #: Read the state of a branch. Rows: ``(state,)`` or none.
 branch_state: Template = Template(f"SELECT state FROM {{s}}.tcc_branch WHERE {_BRANCH}")
-
-#: Read which branches of a transaction a participant knows; at most five.
-branches: Template = Template("""
-SELECT branch FROM {s}.tcc_branch WHERE transaction_id = %(transaction_id)s AND participant = %(participant)s
- ORDER BY branch LIMIT 5
-""")

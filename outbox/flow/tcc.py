@@ -117,7 +117,7 @@ class Participant(Generic[T]):
 
         Raises:
             BranchCancelled: it was cancelled before.
-            BranchUnknown: it was never tried; names the branches that were.
+            BranchUnknown: it was never tried.
             InvalidMessage: as `attempt`.
             InvalidHandler: what confirms isn't declared, or is async and the session isn't.
         """
@@ -166,9 +166,7 @@ class Participant(Generic[T]):
             self._call(BranchState.CONFIRMED, carrier, branch)
             return True
         if state is None:
-            (known,) = execute(connection, sql.branches(self._schema, **key))
-            names = f" (its branches are {', '.join(repr(name) for (name,) in known)})" if known else ""
-            raise BranchUnknown(f"{self._text(branch)} can't be confirmed: it was never tried{names}")
+            raise BranchUnknown(f"{self._text(branch)} can't be confirmed: it was never tried")
         if state is BranchState.CANCELLED:
             raise BranchCancelled(f"{self._text(branch)} can't be confirmed: it was cancelled")
         return False

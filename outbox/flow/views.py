@@ -152,13 +152,7 @@ class Sagas(OverDatabases):
         return self._first(f"flow {flow_id}", read)
 
     def answer(
-        self,
-        message_id: UUID,
-        answer: CommandAnswer | str,
-        *,
-        by: str | Actor,
-        why: str,
-        result: str | None = None,
+        self, message_id: UUID, answer: CommandAnswer | str, *, by: str | Actor, why: str, result: str | None = None
     ) -> str:
         """Answer the command of a message for its participant, which doesn't; return a sentence.
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -265,12 +266,11 @@ def two_phase(
             half = _HalfOfCall(producer, half_id, message, outcome, transaction)
             with half.deciding_failures(rollback_on):
                 if parameter:
-                    own = _OwnError()
-                    with own.restored(), transaction() as session:
+                    with transaction() as session:
                         if not producer.is_captured:
                             _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.recorded(), holding(session, name, "two_phase"):
+                        with holding(session, name, "two_phase"):
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
                     outcome.resolution = Resolution.COMMIT
@@ -295,55 +295,18 @@ def _take_fence(session: Any, schema: str, half_id: UUID) -> None:
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
 
 
-class _OwnError:
-    """Lets the function's own exception reach the caller, also when the connection was lost under its transaction.
-
-    The ROLLBACK that follows it fails then, and that error would take its place. The server rolls back by itself.
-    """
-
-    _error: BaseException | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Keep the exception with which the function ends."""
-        try:
-            yield
-        except BaseException as error:
-            self._error = error
-            raise
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put it back in the place of any that came after it."""
-        try:
-            yield
-        except Exception as later:
-            if self._error is None or later is self._error:
-                raise
-            context = self._error.__context__
-            try:
-                raise self._error
-            finally:
-                self._error.__context__ = context
-
-
+@dataclass(slots=True, eq=False)
 class _HalfOfCall:
     """The half of one call of a ``@two_phase`` function: decides it, and stores what the function raised with it."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        half_id: UUID,
-        message: Outgoing,
-        outcome: CallOutcome,
-        transaction: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._producer = producer
-        self._half_id = half_id
-        self._message = message
-        self._outcome = outcome
-        self._transaction = transaction
-        outcome.message_id, outcome.resolution = half_id, Resolution.UNKNOWN
+    _producer: Producer
+    _half_id: UUID
+    _message: Outgoing
+    _outcome: CallOutcome
+    _transaction: Callable[[], AbstractContextManager[Any]]
+
+    def __post_init__(self) -> None:
+        self._outcome.message_id, self._outcome.resolution = self._half_id, Resolution.UNKNOWN
 
     @contextmanager
     def deciding_failures(self, rollback_on: tuple[type[BaseException], ...]) -> Iterator[None]:

@@ -3,13 +3,13 @@
 What waits is counted once a second in a process (for each pool of connections), in a transaction that is about to
 commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
 I/O, and where that says that the topic is full, a send is refused on the spot. It is counted earlier where the process
-itself has let so many messages through since the last count that the topic may be full by now; so a limit that is small
-holds, and one that is large (`_SMALL`) is exceeded by a twentieth rather than counted for each message.
+has let so many messages through since that the topic may be full: a small limit holds, and one over `_SMALL` is
+exceeded by a twentieth rather than counted for each message.
 
-The limits hold approximately all the same. A process doesn't know of what others write until its next count, and a
-transaction exceeds them by all that it writes itself; numbers are estimates where very much waits
-(`outbox.producer.sql`). That is right for a purpose which wants no lock that all producers share. (To a SERIALIZABLE
-transaction a count is a read like any other: once a second, one more reason to be asked to try again.)
+The limits hold approximately all the same: a count doesn't see transactions that are open, nor, until the next one,
+what other processes write, and a transaction exceeds them by all that it writes itself; numbers are estimates where
+very much waits (`outbox.producer.sql`). That is right for a purpose which wants no lock that all producers share. (To a
+SERIALIZABLE transaction a count is a read like any other: once a second, one more reason to be asked to try again.)
 
 Only new messages are refused. A decision never is, be it the producer's, a check's or an operator's: it is what halves
 wait for, and a commit that is refused would be a lost one (RocketMQ throttled both alike).
@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Template, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
 from outbox.telemetry.events import SendRefused
 from outbox.telemetry.hooks import Middleware, Registry, emit, work_for
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, RootTransaction
+    from sqlalchemy import Connection
     from sqlalchemy.pool import Pool
 
     from outbox.settings import Settings
@@ -58,22 +58,20 @@ class _Limit:
     setting: str
     what: str
     of_prepared: bool
-    count: Callable[[str, int, int], Statement]
+    count: Template
 
 
 @dataclass(slots=True)
 class _Gauge:
     """What was counted last in one database, and how long that is believed (by `time.monotonic`).
 
-    ``waiting`` has the topics with `least` messages; ``let`` how many were let through since, and ``open`` those of
-    transactions that may not have ended, which a count doesn't see.
+    ``waiting`` has the topics with `least` messages, ``let`` how many were let through since.
     """
 
     limit: _Limit
     middlewares: Registry[Middleware]
     waiting: Mapping[str, int] = field(default_factory=dict)
     let: Counter[str] = field(default_factory=Counter)
-    open: list[tuple[RootTransaction, Counter[str]]] = field(default_factory=list)
     until: float = 0.0
 
     @property
@@ -91,17 +89,6 @@ class _Gauge:
         return now >= self.until or any(
             self.let[each] >= max(limit - self.waiting.get(each, unread), limit // _SMALL, 1) for each in topics
         )
-
-    def let_in(self, transaction: RootTransaction | None, messages: Counter[str]) -> None:
-        """Take note of messages that a transaction is about to write."""
-        self.let += messages
-        self.forget_ended(None)
-        if transaction is not None and messages:
-            self.open.append((transaction, messages))
-
-    def forget_ended(self, own: RootTransaction | None) -> None:
-        """Forget transactions that have ended, and the one that counts itself."""
-        self.open = [each for each in self.open if each[0].is_active and each[0] is not own]
 
     def refuse(self, arrivals: Iterable[Arrival]) -> None:
         """Raise for the first message of a full topic."""
@@ -155,18 +142,19 @@ class FlowControl:
         for gauge in concerned:
             gauge.refuse(arrivals)
         for gauge in concerned:
-            gauge.let_in(connection.get_transaction(), gauge.of(arrivals))
+            gauge.let += gauge.of(arrivals)
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
             # One counts; those who come meanwhile go by the last count.
             gauge.until = now + INTERVAL
-            gauge.forget_ended(connection.get_transaction())
-        known = [(gauge.let.copy(), sum((messages for _, messages in gauge.open), Counter())) for gauge in gauges]
-        counts = (gauge.limit.count(self._schema, gauge.least, gauge.limit.value) for gauge in gauges)
-        plan = sql.plan_by_index_until_back(self._schema, INTERVAL)
+        counted_from = [gauge.let.copy() for gauge in gauges]
+        counts = (
+            each.limit.count(self._schema, least=each.least, limit=each.limit.value, **sql.SAMPLE) for each in gauges
+        )
+        plan = sql.plan_by_index_until_back(self._schema, seconds=INTERVAL)
         try:
-            planned, *counted, _ = execute(connection, plan, *counts, sql.plan_back())
+            planned, *counted, _ = execute(connection, plan, *counts, sql.PLAN_BACK)
         except BaseException:
             for gauge in gauges:
                 gauge.until = 0.0
@@ -174,7 +162,7 @@ class FlowControl:
         *_, sees_the_present = planned[0]
         ended = time.monotonic()
         until = ended + max(INTERVAL, min(PATIENCE * (ended - now), LONGEST)) if sees_the_present else 0.0
-        for gauge, rows, (let, unseen) in zip(gauges, counted, known, strict=True):
-            gauge.waiting = unseen + Counter(dict(rows)) if sees_the_present else {}
+        for gauge, rows, let in zip(gauges, counted, counted_from, strict=True):
+            gauge.waiting = dict(rows) if sees_the_present else {}
             gauge.let -= let
             gauge.until = until

@@ -21,7 +21,7 @@ from outbox.database.execute import execute
 from outbox.database.session import RunningTransaction
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.content import MAX_KEY_BYTES, check_text
-from outbox.message.ids import FOLLOWING_VERSION, derived_id, message_id
+from outbox.message.ids import derived_id, message_id
 from outbox.message.model import Follows, HalfMessage, OnDuplicate, SendOptions
 from outbox.producer.sql import write_once
 from outbox.telemetry.events import DuplicateIgnored
@@ -51,10 +51,8 @@ class Once:
         return DuplicateIgnored(topic=half.topic, message_id=half.id, dedupe=self.dedupe)
 
 
-def once_of(options: SendOptions, half_id: UUID | None = None) -> Once | None:
+def once_of(options: SendOptions) -> Once | None:
     """Return what the options say of a second send; None where they say nothing.
-
-    ``half_id`` is the id that the message has: one that follows from what is handled isn't to fail where it is there.
 
     Raises:
         InvalidMessage: an option isn't what it must be, or two of them exclude each other.
@@ -62,8 +60,7 @@ def once_of(options: SendOptions, half_id: UUID | None = None) -> Once | None:
     on_duplicate, chosen = options.get("on_duplicate"), options.get("id")
     dedupe = _business_string("dedupe", options.get("dedupe"))
     if dedupe is None and on_duplicate is None:
-        follows = chosen is None and half_id is not None and half_id.version == FOLLOWING_VERSION
-        return Once(str(half_id), "ignore") if follows else None
+        return None
     if dedupe is None and chosen is None:
         raise InvalidMessage(
             f"on_duplicate = {on_duplicate!r} says nothing without dedupe='…' or id=…; give one of them too, or none"

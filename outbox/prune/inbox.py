@@ -24,6 +24,7 @@ from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
 from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
+from outbox.prune.segments_sql import of_segment
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -70,7 +71,9 @@ class _InboxSide(SegmentedSide):
             return None
         values = {"first": segment.first, "retention": settings.inbox_retention, "limit": FEW + 1}
         with connection.begin():
-            ((rows, groups, ids),) = execute(connection, sql.survey_inbox(schema, self.leaves(segment), values))[0]
+            ((rows, groups, ids),) = execute(connection, of_segment(sql.SURVEY, schema, self.leaves(segment), values))[
+                0
+            ]
         keep = frozenset(zip(groups, ids, strict=True))
         return Survey(rows, keep, {"since": since - dt.timedelta(seconds=_MARGIN)})
 
@@ -98,12 +101,7 @@ def _late_ms(segment: Segment) -> int:
 
 
 def prune_inbox(
-    connection: Connection,
-    source: Connection,
-    settings: Settings,
-    group: str,
-    topic: str,
-    stopping: Callable[[], bool],
+    connection: Connection, source: Connection, settings: Settings, group: str, topic: str, stopping: Callable[[], bool]
 ) -> int:
     """Say what a group's producer still has of old segments; delete its rows of no segment, or of one that is overdue.
 

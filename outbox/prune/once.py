@@ -145,12 +145,7 @@ def prune_consumer_once(
 
 
 def prune_runs_once(
-    connection: Connection,
-    settings: Settings,
-    group: str,
-    topic: str,
-    *,
-    stopping: Callable[[], bool] = lambda: False,
+    connection: Connection, settings: Settings, group: str, topic: str, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
     """Delete reconciliations of a group that are older than records are kept, but the newest by each timetable.
 

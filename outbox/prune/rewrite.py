@@ -22,8 +22,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import CONTENDED, STATEMENT_CANCELLED, execute, sqlstate, statement
-from outbox.database.sql import wait_at_most
-from outbox.prune.segments_sql import at_most_seconds
+from outbox.database.sql import limits
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -115,19 +114,12 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     few = {"few": _FEW}
     may, sizes, lock, keep, truncate, put_back = (
         statement(schema, template, values, counts=rewritten.counts, table=rewritten.table)
-        for template, values in (
-            (_MAY, {}),
-            (_SIZES, few),
-            (_LOCK, {}),
-            (_KEEP, few),
-            (_TRUNCATE, {}),
-            (_PUT_BACK, {}),
-        )
+        for template, values in ((_MAY, {}), (_SIZES, few), (_LOCK, {}), (_KEEP, few), (_TRUNCATE, {}), (_PUT_BACK, {}))
     )
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
             return None
-    limits, size = (wait_at_most(WAIT), at_most_seconds(WAIT)), _OVERDUE + 1  # while it isn't known
+    size = _OVERDUE + 1  # while it isn't known
     try:
         with connection.begin():
             ((size, rows, counting),) = execute(connection, sizes)[0]
@@ -136,7 +128,7 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
         if rows == counting if rewritten.size is None else size <= rewritten.size:
             return 0
         with connection.begin():
-            *_, ((_, replaced),), _, _ = execute(connection, *limits, lock, keep, truncate, put_back)
+            *_, ((_, replaced),), _, _ = execute(connection, limits(WAIT, WAIT), lock, keep, truncate, put_back)
     except DBAPIError as error:
         if sqlstate(error) not in _NOT_NOW:
             raise

@@ -41,7 +41,7 @@ from outbox.database.execute import (
     lock_key,
     sqlstate,
 )
-from outbox.database.sql import plan_by_index, try_lock, wait_at_most
+from outbox.database.sql import limits, plan_by_index, try_lock
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
 from outbox.database.time_limit import CUT_OFF, by_size
 from outbox.message.ids import FIRST_BUSINESS_ID
@@ -181,7 +181,7 @@ class _ProducerSide(SegmentedSide):
             return None  # it waits for its groups as a whole: row by row, each pass would read all of it in vain
         values = {"first": segment.first, "end": segment.end, "retention": settings.retention, "limit": FEW + 1}
         with connection.begin():
-            survey = sql.survey(settings.schema, self.leaves(segment), values)
+            survey = sql.of_segment(sql.SURVEY, settings.schema, self.leaves(segment), values)
             _, ((snapshot, halves, keep, *ends),) = execute(connection, plan_by_index(), survey)
         since = {"snapshot": snapshot} | dict(zip(("topics", "queues", "lasts"), ends, strict=True))
         return Survey(halves, frozenset(("", id_) for id_ in {*(keep or ()), *undelivered}), since)
@@ -192,13 +192,13 @@ class _ProducerSide(SegmentedSide):
             return set()
         values = {"undelivered": settings.undelivered_retention, "limit": FEW + 1}
         with connection.begin():
-            statement = sql.undelivered(settings.schema, self.leaves(segment), values)
+            statement = sql.of_segment(sql.UNDELIVERED, settings.schema, self.leaves(segment), values)
             _, rows = execute(connection, plan_by_index(), statement)
         return {half_id for (half_id,) in rows}
 
     def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
         values = {"first": segment.first, "end": segment.end, **survey.since}
-        return sql.changed(schema, self.leaves(segment), values)
+        return sql.of_segment(sql.CHANGED, schema, self.leaves(segment), values)
 
     def prune_rows(
         self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
@@ -207,7 +207,7 @@ class _ProducerSide(SegmentedSide):
 
     def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
         with connection.begin():
-            execute(connection, sql.left_over(schema, segment.first, segment.end))
+            execute(connection, sql.left_over(schema, first=segment.first, end=segment.end))
 
 
 PRODUCER: SegmentedSide = _ProducerSide()
@@ -482,7 +482,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
             full = found == size
-            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
+            execute(connection, sql.left_over(schema, first=_next(after), end=_next(last) if full else end))
         return found, gone, last, full and not young
 
     deleted, going = 0, True
@@ -516,7 +516,7 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     size = (1 << 124) // _SLICES
     first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():
-        execute(connection, sql.left_over(schema, UUID(int=first), UUID(int=first + size - 1)))
+        execute(connection, sql.left_over(schema, first=UUID(int=first), end=UUID(int=first + size - 1)))
     return deleted
 
 
@@ -536,8 +536,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
     begun = False
     try:
         with connection.begin():
-            limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
-            (taken, *_), *_ = execute(connection, try_lock(side.lock(schema)), *limits)
+            (taken, *_), _ = execute(connection, try_lock(side.lock(schema)), limits(WAIT, WAIT))
             # Read after the lock was taken: another worker may have made or dropped it meanwhile.
             found = segments(connection, schema, side)
             match act:

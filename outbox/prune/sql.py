@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import SETTLED
 from outbox.message.ids import FIRST_BUSINESS_ID
-from outbox.prune.segments_sql import of_segment
 
 
 def _deleting(table: str, key: str, keys: str) -> Template:
@@ -162,7 +159,9 @@ drop_holds: Template = Template("DELETE FROM {s}.segment_hold WHERE first_id <> 
 
 # Of a group and topic for which no pass has asked its producer, all stays. What was written since it asked may be of a
 # half that wasn't committed then. The rows are counted where few are to be kept: all of them have been read then.
-_SURVEY = f"""
+#: Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``; to be kept are
+#: ``limit`` at most, and where there are as many, that isn't all.
+SURVEY: str = f"""
 WITH held AS MATERIALIZED (
     SELECT consumer_group, topic, unnest(message_ids) AS message_id FROM {{s}}.segment_hold WHERE first_id = %(first)s
 ), survivor AS MATERIALIZED (
@@ -179,14 +178,6 @@ SELECT CASE WHEN (SELECT count(*) FROM survivor) < %(limit)s THEN (SELECT count(
             ELSE %(limit)s + 1 END,
        ARRAY(SELECT consumer_group FROM survivor), ARRAY(SELECT message_id FROM survivor)
 """
-
-
-def survey_inbox(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``.
-
-    To be kept are ``limit`` at most; where there are as many, that isn't all.
-    """
-    return of_segment(_SURVEY, schema, leaves, values)
 
 
 def index_of_late(schema: str, leaf: str, since: str) -> Statement:

@@ -72,12 +72,7 @@ def failing(
 
 @contextmanager
 def killing(
-    outbox: Outbox,
-    topic: str,
-    *,
-    group: str | None = None,
-    point: Point = "after_handler",
-    process: bool = False,
+    outbox: Outbox, topic: str, *, group: str | None = None, point: Point = "after_handler", process: bool = False
 ) -> Iterator[None]:
     """Have the worker die when it next comes to this point with a message of the topic; the block ends there.
 

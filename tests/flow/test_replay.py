@@ -161,8 +161,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("an id was drawn")
 
     def forbid() -> None:
-        for module in ("outbox.producer.producer", "outbox.flow.saga"):
-            monkeypatch.setattr(f"{module}.uuid7", drawn)
+        monkeypatch.setattr("outbox.producer.producer.uuid7", drawn)
 
     return forbid
 
@@ -245,7 +244,6 @@ def test_called_functions_draw_no_id(engine: Engine, settings: Settings, undrawn
 
 #: What draws an id, and why nothing sends it again.
 DRAWS = {
-    "flow/saga.py": "a saga is started from outside of what is handled",
     "flow/views.py": "an operator answers: an act, and each is another one",
     "operator/bulk/jobs.py": "an operator orders a job",
     "operator/edit.py": "an operator sends a copy",

@@ -193,7 +193,6 @@ def saga(town: Town) -> None:
             flow_sql.confirm_branch("outbox", **branch),
             flow_sql.cancel_branch("outbox", **branch),
             flow_sql.branch_state("outbox", **branch),
-            flow_sql.branches("outbox", **branch),
         )
 
 
@@ -207,8 +206,8 @@ def flow_control(town: Town) -> None:
         app.prepare(connection, "other", "b")
         transaction.rollback()
     with town.at["producer"].begin() as connection:
-        for count in (producer_sql.undecided("outbox", 1, 1), producer_sql.undispatched("outbox", 1, 1)):
-            execute_module.execute(connection, count)
+        for count in (producer_sql.undecided, producer_sql.undispatched):
+            execute_module.execute(connection, count("outbox", least=1, limit=1, **producer_sql.SAMPLE))
 
 
 def dispatch(town: Town) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from outbox import INJECTED, Outbox, Settings
-from outbox.database.at_commit import ending_in
+from outbox.database.at_commit import effects_of
 from outbox.errors import TransactionRequired
 from tests.producer.bank import Account, change, changes, halves, idle_in_transaction, messages, settle
 from tests.producer.caller import Declined
@@ -390,7 +390,7 @@ def test_connections_are_as_before_when_they_go_back(outbox: Outbox, engine: Eng
             Town(outbox, engine, False).decorated("transactional", act)(1)
         with engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
-            assert not {"commit", "rollback", "transaction", "outbox_refuse"} & vars(driver).keys()
+            assert not {"commit", "rollback", "transaction", "outbox_hold"} & vars(driver).keys()
             assert driver.cursor_factory is psycopg.Cursor
             driver.execute("DELETE FROM change")
             driver.commit()
@@ -419,4 +419,4 @@ def _crash(session: Session, _: int) -> None:
 )
 def test_what_ends_a_transaction(statements: str, ending: str | None) -> None:
     """Commands are told from texts, names, comments and bodies of functions."""
-    assert ending_in(statements) == ending
+    assert effects_of(statements)[0] == ending

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import execute
+from outbox.database.sql import limits
 from outbox.dispatch.once import release_due_once
 from outbox.message.ids import uuid7_at
 from outbox.prune import segments as module
@@ -259,7 +260,7 @@ def test_a_transaction_that_is_cut_off_before_its_block(
     """A lock that can't be had, or a time-out, before the first statement of the block: told, and left to the next."""
     monkeypatch.setattr(module, "WAIT", 0.05)
     if state == "57014":  # the time-out of statements comes first
-        monkeypatch.setattr(module, "wait_at_most", lambda _: Statement("SELECT 1"))
+        monkeypatch.setattr(module, "limits", lambda seconds, _: limits(seconds, 60))
     caplog.set_level(logging.DEBUG, "outbox.prune")
     later = module.segment_of(WIDE.end, uuid7_at(5e9))
     with yard.observer.begin() as catalog:
@@ -277,16 +278,14 @@ def test_a_survey_that_takes_longer_than_the_server_lets_it(yard: Yard, monkeypa
     """The segment is left for now; once it is overdue, its rows go one by one."""
     yard.send(*"abababab")
     before = len(yard.left())
-    monkeypatch.setattr(segments_sql, "survey", lambda *_: Statement("SELECT pg_sleep(60)"))
+    monkeypatch.setattr(segments_sql, "SURVEY", "SELECT pg_sleep(60)")
     yard.connection.execute(text("SET statement_timeout = '100ms'"))
     yard.connection.commit()
     assert yard.empty() == 0
     assert len(yard.left()) == before
     yard.connection.execute(text("SET statement_timeout = 0"))
     yard.connection.commit()
-    monkeypatch.setattr(
-        segments_sql, "survey", lambda *_: Statement("DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$")
-    )
+    monkeypatch.setattr(segments_sql, "SURVEY", "DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$")
     gone = yard.empty(by_row=True)
     assert gone == before - len(yard.left()) > 0
 
