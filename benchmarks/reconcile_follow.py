@@ -25,8 +25,7 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, server_seconds
 from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Outbox, Settings
-from outbox.message.ids import uuid7
-from outbox.message.model import Message
+from outbox.message.model import Message, uuid7
 from outbox.reconcile.follow.follower import Follower, PassResult
 from outbox.reconcile.job import PASS_EVERY, Access, Job, Pair, Window
 from outbox.worker import Worker

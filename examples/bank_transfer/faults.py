@@ -15,7 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, func, select, tuple_, update
 
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.job import Outcome
 
 from . import bank_a, bank_b, corrections

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from outbox.check import sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.checker import Checker
-from outbox.database.execute import execute
+from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index
-from outbox.database.time_limit import by_size
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
 from outbox.telemetry.events import CheckerHangs, CheckerMissing, CheckSkipped, CheckTimedOut, FencesChecked, HalfParked

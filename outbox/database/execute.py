@@ -11,20 +11,27 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.util import await_only
 
-from outbox.errors import ErrorKind, InvalidSettings, OutboxError
+from outbox.errors import ErrorKind, InvalidSettings, OutboxError, SchemaError
+from outbox.message.model import Counts
+from outbox.telemetry.events import BatchTooLarge
+from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Dialect
+    from sqlalchemy import URL, Dialect, Engine
 
     from outbox.database.roundtrip import RoundTrip
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
+B = TypeVar("B", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
 
 #: The drivers that a message may be sent through. Statements are written with the placeholders of psycopg 3.
 PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
@@ -580,3 +587,66 @@ def run_on(connection: Connection, steps: Steps[T]) -> T:
         return await_only(asyncio.to_thread(work)) if connection.dialect.is_async else work()
 
     return run_steps(steps, do)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+#
+# A batch that a limit of the server cuts off (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), or
+# that fails by its size (memory) or by one of its rows, would fail so for ever. So it is tried with half of the rows,
+# down to one. The next one begins with what went well, and takes an eighth more after each that was full.
+
+# What fails with any number of rows: no connection or no server (08, 28, 3D, 57P), a statement that can't be run (0A,
+# 3F, 42), a database that takes no writes; and tables that dispatch isn't to work on (SchemaError).
+_WHATEVER_THE_SIZE = re.compile(r"08|0A|25006|28|3D|3F|42|57P")
+#: The server's own limits of time: a statement that was cancelled, a transaction that was idle, or open, for too long,
+#: and a lock that was waited for.
+CUT_OFF = frozenset({"57014", "25P03", "25P04", "55P03"})
+
+_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], int]] = WeakKeyDictionary()
+
+
+def batch_sizes(engine: Engine) -> dict[tuple[str, ...], int]:
+    """Return how many rows a batch of each name takes at most on a database, of those that have failed.
+
+    It outlives the connections: what a batch fails by may cost it its own.
+    """
+    return _sizes.setdefault(engine, {})
+
+
+def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt: Callable[[int], B]) -> B:
+    """Have a batch done with so many rows at most, and with half of them while it fails, down to one.
+
+    ``attempt`` gets the number of rows. It returns counts, or first how many it took. It works in transactions of its
+    own on ``bind``, and may be called again after any that it has committed. ``name`` begins with what events call it.
+
+    Raises:
+        Exception: what one row alone raised, or any number of them would; or the connection was lost: the next batch is
+            smaller then, if that may help.
+    """
+    sizes = batch_sizes(bind.engine)
+    while True:
+        size = min(sizes.get(name, most), most)
+        try:
+            result = attempt(size)
+        except Exception as error:
+            lost = isinstance(bind, Connection) and is_lost(bind)
+            if not _fails_by_size(error, lost=lost):
+                raise
+            sizes[name] = max(size // 2, 1)
+            if size == 1:
+                raise
+            emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
+            if lost:
+                raise
+        else:
+            taken = result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0]
+            if name in sizes and taken >= size:
+                sizes[name] = size + max(size // 8, 1)
+            return result
+
+
+def _fails_by_size(error: Exception, *, lost: bool) -> bool:
+    """Tell whether fewer rows may help; a lost connection may be the batch's doing, though the server said nothing."""
+    state = sqlstate(error) or sqlstate(error.__cause__)
+    late = isinstance(error.__cause__, TimeoutError)
+    return not isinstance(error, SchemaError) and not _WHATEVER_THE_SIZE.match(state) and bool(state or late or lost)

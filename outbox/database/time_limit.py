@@ -1,41 +1,17 @@
-"""What takes too long: a function of the application's loses its connection, and a batch is tried with fewer rows.
-
-A batch that is cut off by a limit of the server (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), or
-fails by its size (memory) or one of its rows, would fail so for ever. So it is tried with half of the rows, down to one
-(`by_size`). The next one begins with what went well, and takes an eighth more after each that was full.
-"""
+"""A function of the application's that takes too long loses its connection."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine
-
-from outbox.database.execute import is_lost, sqlstate
-from outbox.errors import InvalidHandler, SchemaError
-from outbox.message.model import Counts
-from outbox.telemetry.events import BatchTooLarge
-from outbox.telemetry.hooks import emit
-from outbox.text import message_of
+from outbox.errors import InvalidHandler
 
 if TYPE_CHECKING:
     from outbox.database.engines import NewRunner, Pass, Runner
-
-T = TypeVar("T", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
-
-# What fails with any number of rows: no connection or no server (08, 28, 3D, 57P), a statement that can't be run (0A,
-# 3F, 42), a database that takes no writes; and tables that dispatch isn't to work on (SchemaError).
-_WHATEVER_THE_SIZE = re.compile(r"08|0A|25006|28|3D|3F|42|57P")
-#: The server's own limits of time: a statement that was cancelled, a transaction that was idle, or open, for too long,
-#: and a lock that was waited for.
-CUT_OFF = frozenset({"57014", "25P03", "25P04", "55P03"})
 
 #: In so many threads of a process one function may hang; then it isn't called, until one of them has ended.
 MOST_LEFT_BEHIND = 5
@@ -134,56 +110,3 @@ class LimitedRunners:
         """Close the connections."""
         for runner in self._open.values():
             runner.end()
-
-
-# --- batches ---------------------------------------------------------------------------------------------------------
-
-
-_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], int]] = WeakKeyDictionary()
-
-
-def batch_sizes(engine: Engine) -> dict[tuple[str, ...], int]:
-    """Return how many rows a batch of each name takes at most on a database, of those that have failed.
-
-    It outlives the connections: what a batch fails by may cost it its own.
-    """
-    return _sizes.setdefault(engine, {})
-
-
-def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt: Callable[[int], T]) -> T:
-    """Have a batch done with so many rows at most, and with half of them while it fails, down to one.
-
-    ``attempt`` gets the number of rows. It returns counts, or first how many it took. It works in transactions of its
-    own on ``bind``, and may be called again after any that it has committed. ``name`` begins with what events call it.
-
-    Raises:
-        Exception: what one row alone raised, or any number of them would; or the connection was lost: the next batch is
-            smaller then, if that may help.
-    """
-    sizes = batch_sizes(bind.engine)
-    while True:
-        size = min(sizes.get(name, most), most)
-        try:
-            result = attempt(size)
-        except Exception as error:
-            lost = isinstance(bind, Connection) and is_lost(bind)
-            if not _fails_by_size(error, lost=lost):
-                raise
-            sizes[name] = max(size // 2, 1)
-            if size == 1:
-                raise
-            emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
-            if lost:
-                raise
-        else:
-            taken = result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0]
-            if name in sizes and taken >= size:
-                sizes[name] = size + max(size // 8, 1)
-            return result
-
-
-def _fails_by_size(error: Exception, *, lost: bool) -> bool:
-    """Tell whether fewer rows may help; a lost connection may be the batch's doing, though the server said nothing."""
-    state = sqlstate(error) or sqlstate(error.__cause__)
-    late = isinstance(error.__cause__, TimeoutError)
-    return not isinstance(error, SchemaError) and not _WHATEVER_THE_SIZE.match(state) and bool(state or late or lost)

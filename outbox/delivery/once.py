@@ -59,9 +59,9 @@ from uuid import UUID
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import NewRunner
-from outbox.database.execute import execute
+from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index, wait_at_most
-from outbox.database.time_limit import FunctionTimedOut, LimitedRunners, by_size
+from outbox.database.time_limit import FunctionTimedOut, LimitedRunners
 from outbox.delivery import sql
 from outbox.delivery.callback import CallbackRun
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of

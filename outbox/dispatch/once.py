@@ -39,9 +39,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.at_commit import after_commit, announce, behind_commit
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate, statement
+from outbox.database.execute import LOCK_NOT_AVAILABLE, by_size, execute, lock_key, sqlstate, statement
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
-from outbox.database.time_limit import by_size
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden, SequenceBehind
 from outbox.message.model import Counts

@@ -18,8 +18,7 @@ from outbox.errors import ActRefused, FlowNotFound, InvalidMessage, InvalidReque
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
-from outbox.message.ids import uuid7
-from outbox.message.model import HalfMessage
+from outbox.message.model import HalfMessage, uuid7
 from outbox.operator.acts import ANSWER
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases

@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -652,3 +655,46 @@ class Counts:
             self.parked + other.parked,
             self.more or other.more,
         )
+
+
+#: What a UUIDv7 of RFC 9562 has beside its time and what is drawn.
+VERSION_AND_VARIANT: int = (7 << 76) | (0b10 << 62)
+_lock = threading.Lock()
+_last_ms = 0
+_counter = 0
+
+
+def uuid7() -> UUID:
+    """Return a new id: 48 bits of Unix milliseconds, 12 + 30 bits of counter, 32 random bits.
+
+    Ids made by one process strictly increase (RFC 9562 section 6.2, method 1), also when its clock
+    is set back. Nothing is decided by the time in an id: it only keeps index inserts at the right edge.
+    """
+    global _last_ms, _counter  # noqa: PLW0603 - the monotonic state of this process
+    now_ms = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(8), "big")
+    with _lock:
+        if now_ms > _last_ms:
+            _last_ms = now_ms
+            # Half of the counter's range stays free for this millisecond.
+            _counter = (random >> 32) & 0x1FF_FFFF
+        else:
+            _counter += 1
+        ms, counter = _last_ms, _counter
+    return UUID(
+        int=(ms << 80)
+        | VERSION_AND_VARIANT
+        | ((counter >> 30) << 64)
+        | ((counter & 0x3FFF_FFFF) << 32)
+        | (random & 0xFFFF_FFFF)
+    )
+
+
+def _forget_after_fork() -> None:
+    """A forked child must not continue its parent's counter in the same millisecond."""
+    global _lock, _counter  # noqa: PLW0603 - the state of the process's ids
+    _lock = threading.Lock()
+    _counter = int.from_bytes(os.urandom(3), "big")
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -15,8 +15,7 @@ from outbox.database.sql import take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
-from outbox.message.ids import uuid7
-from outbox.message.model import HalfMessage, Status
+from outbox.message.model import HalfMessage, Status, uuid7
 from outbox.operator.acts import ACTS, EDIT, STATES
 from outbox.operator.changes import apply, checked_actor, lock, record_of, requested, unless_locked
 from outbox.operator.look.message import MessageFacts, MessageViews, gather

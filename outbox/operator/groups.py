@@ -23,9 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
-from outbox.database.execute import Template, execute, lock_key
+from outbox.database.execute import Template, by_size, execute, lock_key
 from outbox.database.sql import NOW, GroupQueue, take_lock
-from outbox.database.time_limit import by_size
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from outbox.database.engines import usable_anywhere
 from outbox.database.execute import Statement, Template, execute
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import process_name, summary_of

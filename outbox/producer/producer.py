@@ -47,8 +47,8 @@ from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
-from outbox.message.ids import FOLLOWING_VERSION, uuid7
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of
+from outbox.message.ids import FOLLOWING_VERSION
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
 from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport

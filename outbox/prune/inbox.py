@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, by_size, execute
 from outbox.database.sql import NOW
-from outbox.database.time_limit import by_size
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, sqlstate
-from outbox.database.time_limit import by_size
+from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, by_size, execute, sqlstate
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead

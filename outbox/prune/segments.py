@@ -33,8 +33,10 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import (
     CONTENDED,
+    CUT_OFF,
     STATEMENT_CANCELLED,
     Statement,
+    by_size,
     execute,
     in_schema,
     is_lost,
@@ -43,7 +45,6 @@ from outbox.database.execute import (
 )
 from outbox.database.sql import limits, plan_by_index, try_lock
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
-from outbox.database.time_limit import CUT_OFF, by_size
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments_sql import Key

@@ -267,7 +267,7 @@ def _guarded(hook: object, function: Callable[..., T], *arguments: Any, kind: Ca
     key = id(hook), getattr(function, "__name__", "")
     try:
         result = function(*arguments)
-        if refusal := kind.refusal(result):
+        if result is not None and (refusal := kind.refusal(result)):
             raise TypeError(refusal)
     except BaseException as error:  # also SystemExit: what a hook does ends nothing else
         if is_from_outside(error):

@@ -19,9 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database import migration
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
-from outbox.message.ids import uuid7
 from outbox.message.limits import rate_text
-from outbox.message.model import Counts
+from outbox.message.model import Counts, uuid7
 from outbox.operator.health.locks import held_locks
 from outbox.operator.health.rules import Thresholds
 from outbox.operator.health.stats import as_sample, stats

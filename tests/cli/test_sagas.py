@@ -6,7 +6,7 @@ from sqlalchemy import Engine
 
 from outbox import Settings
 from outbox.cli.exits import Code
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from tests.cli.conftest import Cli
 from tests.flow.support import World
 

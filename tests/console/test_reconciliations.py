@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.worker.following import followings
 from tests.console.reading import Visitor
 from tests.console.reconciled import CARD, Reconciled, reconciled, sums

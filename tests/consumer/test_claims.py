@@ -14,8 +14,7 @@ import pytest
 from outbox import Message
 from outbox.compensate.compensation import Postponed
 from outbox.compensate.quarantine import QuarantineOrder, quarantine
-from outbox.message.ids import uuid7
-from outbox.message.model import Counts
+from outbox.message.model import Counts, uuid7
 from outbox.telemetry.events import ClaimLost, CrashFound
 from outbox.telemetry.hooks import add_hook
 from tests.consumer import outside_workers

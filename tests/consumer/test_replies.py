@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings, Topic, testing
 from outbox.errors import DuplicateMessage, InvalidMessage
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator.operator import Operator
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored

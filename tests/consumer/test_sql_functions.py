@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessage
 from outbox.message.content import check_group
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from tests.consumer.support import Bench
 from tests.kit import wait_until
 

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from outbox import Outbox
 from outbox.asgi import InboxStatusService
 from outbox.errors import InvalidSettings
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from tests.delivery.support import Post
 from tests.kit import PATIENCE, wait_until
 

@@ -19,7 +19,7 @@ from outbox.database.at_commit import announce
 from outbox.database.execute import sqlstate
 from outbox.database.sql import PROBE, notify
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
 from outbox.worker.connections import WorkerDatabase

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 from outbox import Delivery, Flow, Message, Outbox, Park, Saga, Settings, testing
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.flow.saga import read_flows
-from outbox.message.ids import uuid7
-from outbox.message.model import DeliveryStatus
+from outbox.message.model import DeliveryStatus, uuid7
 from outbox.prune.once import prune_producer_once
 from outbox.telemetry import hooks
 from outbox.telemetry.event import TelemetryEvent

@@ -11,7 +11,7 @@ from outbox import Settings
 from outbox.errors import ActRefused, FlowNotFound, InvalidRequest
 from outbox.flow.saga import CommandAnswer, SagaStatus
 from outbox.flow.views import FlowFilter, Sagas
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator.databases import Databases
 from outbox.operator.model import PageRequest
 from tests.flow.support import World

@@ -31,7 +31,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.flow import sql as flow_sql
 from outbox.flow.views import FlowFilter, Sagas
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases

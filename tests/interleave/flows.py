@@ -26,7 +26,7 @@ from outbox.database.execute import SERIALIZATION_FAILURE, execute, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, MessageNotFound
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from outbox.prune.rewrite import CHECKS, rewrite
 from outbox.prune.segments import id_at, make_segment, segment_of

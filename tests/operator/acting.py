@@ -12,8 +12,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox, Settings
 from outbox.embedded import ServerLike
-from outbox.message.ids import uuid7
-from outbox.message.model import Counts
+from outbox.message.model import Counts, uuid7
 from outbox.operator.bulk import run
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import (

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest, MessageNotFound, UnknownDatabase, VersionMismatch
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator.acts import ACTS
 from outbox.operator.model import Actor
 from tests.operator.acting import ANN, Desk, open_desk

@@ -18,8 +18,7 @@ from outbox.errors import (
     MessageNotFound,
     SelectorChanged,
 )
-from outbox.message.ids import uuid7
-from outbox.message.model import Status
+from outbox.message.model import Status, uuid7
 from outbox.operator import model
 from outbox.operator.model import (
     MAX_IDS,

@@ -12,8 +12,7 @@ from sqlalchemy import Engine, text
 
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
-from outbox.message.ids import uuid7
-from outbox.message.model import Status
+from outbox.message.model import Status, uuid7
 from outbox.operator.databases import Databases
 from outbox.operator.look import inbox_sql
 from outbox.operator.model import DeadGroup, InboxFilter, InboxRow, PageRequest, Total

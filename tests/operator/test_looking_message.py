@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.errors import MessageNotFound
-from outbox.message.ids import uuid7
 from outbox.message.masking import MASK
+from outbox.message.model import uuid7
 from outbox.operator.acts import ACTS
 from outbox.operator.databases import Database, Databases
 from outbox.operator.look.message import _at as at

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, create_engine
 from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
-from outbox.message.ids import uuid7
-from outbox.message.model import Status
+from outbox.message.model import Status, uuid7
 from outbox.operator.acts import act_named
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import ResolvedIds, Selection, match

@@ -30,7 +30,7 @@ from outbox.errors import (
     SchemaMissing,
     TransactionRequired,
 )
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessagesSent
 from outbox.telemetry.hooks import add_hook

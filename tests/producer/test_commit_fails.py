@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from tests.kit import wait_until
 from tests.producer.bank import (
     KINDS,

@@ -23,7 +23,7 @@ from outbox import Decision, Outbox, Resolution, Settings
 from outbox.database.decision import decide, decide_first
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, TransactionRequired
 from outbox.message.content import SENDER_HEADER
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.text import process_name
 from tests.kit import tries, wait_until
 from tests.producer.bank import (

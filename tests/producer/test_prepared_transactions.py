@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
 from outbox.errors import TransactionRequired
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from tests.producer.bank import change, changes, idle_in_transaction, messages
 
 

@@ -23,8 +23,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Outbox, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message import content
-from outbox.message.ids import uuid7
-from outbox.message.model import expiry_in
+from outbox.message.model import expiry_in, uuid7
 from tests.kit import tries, wait_until
 from tests.kit.programs import lacks
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock

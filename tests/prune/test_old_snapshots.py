@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.dispatch.once import dispatch_once
 from outbox.errors import AlreadyCommitted, HalfNotFound, OutboxBusy
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.producer import flow_control
 from outbox.prune import rewrite as rewrite_module
 from outbox.prune import segments as module

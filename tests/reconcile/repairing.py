@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.compare import Collected, compared
 from outbox.reconcile.job import FIRST_ID, Access, Effect, Job, Outcome, Pair, Range, Repair, Window
 from outbox.reconcile.pairing import rules_now

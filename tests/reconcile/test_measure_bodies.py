@@ -18,7 +18,7 @@ from outbox import Outbox
 from outbox.database.execute import Statement, execute
 from outbox.errors import InvalidMessage
 from outbox.message.content import JSON
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.job import Pair, Window
 from outbox.reconcile.measure import Measure, compute
 from outbox.reconcile.measure import sql as measure_sql

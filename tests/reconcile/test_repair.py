@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile import repair as package
 from outbox.reconcile.job import Outcome, Pair, ProducerState, Repair
 from outbox.reconcile.repair import repair

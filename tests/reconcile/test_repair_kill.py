@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 from outbox import Settings
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Job, Outcome, Repair
 from outbox.reconcile.rows import Finding
 from tests.kit import wait_until

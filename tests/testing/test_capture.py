@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import INJECTED, Outbox, Outgoing, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.testing import Partial, SentMessages, assert_not_sent, assert_sent, capture, drain, sent_messages
 from tests.testing.shop import send
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Outgoing, Settings
 from outbox.errors import InvalidHandler
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.testing import drain
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.message import ids
-from outbox.message.ids import uuid7, uuid7_at
+from outbox.message import model as ids
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 
 
 def milliseconds(id_: UUID) -> int:

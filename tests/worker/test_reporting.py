@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 
 import outbox
 from outbox import Message, Outbox, Park, Resolution, Settings
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.worker import Worker
 from outbox.worker.report import Facts, handlers_of, leave, report_once
 from tests.kit import wait_until

@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Outgoing, Settings
 from outbox.check.once import check_fences
 from outbox.database.engines import EngineRunner
-from outbox.database.execute import driver_of
-from outbox.database.time_limit import batch_sizes, by_size
+from outbox.database.execute import batch_sizes, by_size, driver_of
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.operator import model

@@ -23,7 +23,7 @@ from outbox.errors import (
     MessageNotFound,
     SelectorChanged,
 )
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql

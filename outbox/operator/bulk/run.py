@@ -14,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import CONTENDED, Row, execute, is_lost, query, sqlstate, statement
+from outbox.database.execute import CONTENDED, CUT_OFF, Row, by_size, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
-from outbox.database.time_limit import CUT_OFF, by_size
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
 from outbox.operator.acts import ACTS

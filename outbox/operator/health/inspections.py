@@ -197,8 +197,8 @@ def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Subject]
 
 
 #: Groups that an operator has paused, and those that their breaker has stopped; topics that an operator has paused.
-stopped_groups = judging(sql.STOPPED, "group.paused", "breaker.open")
-paused_topics = judging(sql.PAUSED_TOPICS, "topic.paused")
+stopped_groups: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.STOPPED, "group.paused", "breaker.open")
+paused_topics: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.PAUSED_TOPICS, "topic.paused")
 
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:

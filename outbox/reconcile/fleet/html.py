@@ -8,6 +8,7 @@ from outbox.reconcile.fleet.report import findings_shown, fleet_verdict, in_sync
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.report import verdict
 from outbox.reconcile.report.html import LIMIT, ROWS, template
+from outbox.reconcile.rows import JobResult
 from outbox.text import write_whole
 
 
@@ -30,7 +31,11 @@ def render_fleet(result: FleetResult, limit: int = LIMIT) -> str:
         is_well=in_sync(result),
         messages=sum(pair.counts.total() for _, each in result.results for pair in each.pairs),
         troubles=troubles,
-        measures_of=lambda each: verdict(each).measures,
+        measures_of=_measures,
         findings=list(findings_shown(result, limit)),
         rows_shown=ROWS,
     )
+
+
+def _measures(result: JobResult) -> tuple[str, ...]:
+    return verdict(result).measures

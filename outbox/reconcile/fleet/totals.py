@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from outbox.database.execute import execute, statement
 from outbox.errors import OutboxError
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile import job as jobs
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.fleet.config import Fleet, FleetTotal

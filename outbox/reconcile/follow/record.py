@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import Statement, execute, lock_key, statement
 from outbox.database.sql import try_lock
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reconcile.follow.state import counts_as_json
 from outbox.reconcile.job import HEALED, Job, Outcome, Pair
 from outbox.reconcile.record.views import SETTLED

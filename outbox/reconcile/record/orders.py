@@ -16,7 +16,7 @@ from uuid import UUID
 from outbox.database.execute import Row, Statement, Template, execute, query, statement
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.operator.acts import RECONCILE, REPAIR
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.bulk.sql import Settled, settle

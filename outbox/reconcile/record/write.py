@@ -12,7 +12,7 @@ from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
-from outbox.message.ids import uuid7
+from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import Interrupted, Job, Outcome, Repair, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT

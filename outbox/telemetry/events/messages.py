@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from dataclasses import dataclass
-from uuid import UUID
 
 from outbox.telemetry.event import TelemetryEvent, event
 
@@ -16,7 +16,7 @@ class MessagesSent(TelemetryEvent):
     """A transaction that sent these messages (or prepared these halves) has committed. Told only to hooks."""
 
     topic: str
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     prepared: bool = False
 
 
@@ -24,7 +24,7 @@ class MessagesSent(TelemetryEvent):
 class HalfDeciding(TelemetryEvent):
     """The producer is about to write the op of a half: it may yet fail. Told only to hooks, before the write."""
 
-    half_id: UUID
+    half_id: uuid.UUID
     resolution: str
 
 
@@ -48,7 +48,7 @@ class DuplicateIgnored(TelemetryEvent):
     """
 
     topic: str
-    message_id: UUID
+    message_id: uuid.UUID
     dedupe: str
 
 
@@ -76,7 +76,7 @@ class SendRefused(TelemetryEvent):
 class RollbackFailed(TelemetryEvent):
     """A ``@two_phase`` function failed, and its half could not be rolled back; the check will decide it."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 @event(
@@ -88,7 +88,7 @@ class RollbackFailed(TelemetryEvent):
 class HalfErrorLost(TelemetryEvent):
     """A ``@two_phase`` function failed, and what it raised could not be stored; its caller got it."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 @event(
@@ -100,7 +100,7 @@ class HalfErrorLost(TelemetryEvent):
 class HeadersRefused(TelemetryEvent):
     """A send hook has added headers that can't be stored; the message goes without them."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     names: tuple[str, ...]
     reason: str
@@ -140,7 +140,7 @@ class EpochBegun(TelemetryEvent):
 class HalfMissing(TelemetryEvent):
     """A committed half is gone from its table, so that it can't become a message."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 # --- consumer --------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class MessagesHandled(TelemetryEvent):
     group: str
     topic: str
     queue: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     attempt: int = 1
 
     @property
@@ -178,7 +178,7 @@ class _Settled(TelemetryEvent):
     topic: str
     queue: int
     position: int
-    message_id: UUID
+    message_id: uuid.UUID
     attempt: int
     reason: str
 
@@ -229,7 +229,7 @@ class MessageExpired(TelemetryEvent):
     topic: str
     queue: int
     position: int
-    message_id: UUID
+    message_id: uuid.UUID
     attempts: int
 
 
@@ -361,4 +361,4 @@ class LogWentBack(TelemetryEvent):
     agreed: int
     position: int
     count: int
-    lost: tuple[UUID, ...]
+    lost: tuple[uuid.UUID, ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from outbox.telemetry.event import TelemetryEvent, event
 
@@ -324,7 +324,7 @@ class DifferencesFound(_Followed):
 
     kind: str
     number: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     mend: str
 
 
@@ -339,7 +339,7 @@ class DifferencesGone(_Followed):
 
     kind: str
     number: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     left: int
 
 
@@ -372,7 +372,7 @@ class FollowerRewound(_Followed):
 class BulkItemFailed(TelemetryEvent):
     """An item of a bulk job has failed for a reason that is no refusal."""
 
-    bulk_job: UUID
+    bulk_job: uuid.UUID
     item: int
 
 

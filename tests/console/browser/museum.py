@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session
 from outbox import Resolution, testing
 from outbox.database.execute import execute
 from outbox.flow import sql
-from outbox.message.ids import uuid7
-from outbox.message.model import Status
+from outbox.message.model import Status, uuid7
 from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.measure import Measure
