@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine
@@ -83,9 +82,8 @@ class WorkerDatabase:
         self.url: URL = url_of(bind)
         self.engine: Engine = engine_of(bind, None)
 
-    @cached_property
-    def engine_of_loops(self) -> Engine:
-        """What connections are made by in event loops.
+    def engine_of_loop(self) -> Engine:
+        """Return what a connection is made by in one event loop: a pool that connects for several at once has one lock.
 
         Raises:
             InvalidSettings: the engine that was given opens its own in a way that can't be carried over.
@@ -104,7 +102,7 @@ class WorkerDatabase:
 
     def connect(self, name: str = "outbox", *, is_async: bool = False) -> Connection:
         """Open a connection of this name, with ``is_async`` inside an event loop; the caller closes it."""
-        connection = connect(self.engine_of_loops if is_async else self.engine)
+        connection = connect(self.engine_of_loop() if is_async else self.engine)
         try:
             connection.detach()
             keep_alive(driver_of(connection))
