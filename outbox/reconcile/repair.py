@@ -22,7 +22,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import CONTENDED, Statement, execute, sqlstate, statement
+from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, sqlstate, statement
 from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
@@ -238,7 +238,7 @@ def attempt(repairer: Repairer, work: Work, batch: Sequence[Finding]) -> dict[UU
         return repairer(work, batch)
     except DBAPIError as error:
         # Of one that took too long, the server may have ended the connection: each act opens one of its own.
-        refusal = BUSY if len(batch) > 1 else _refusal(error)
+        refusal = BUSY if len(batch) > 1 and sqlstate(error) in CUT_OFF else _refusal(error)
     results: dict[UUID, str] = {}
     vain = 0
     for finding in batch:

@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
-from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -80,7 +79,13 @@ def conninfo(url: str) -> str:
     """
     parts = make_url(url)
     _, options = parts.get_dialect()().create_connect_args(parts)
-    return make_conninfo(**{**engines.KEEP_ALIVE, **options})
+    # Not by psycopg, which asks libpq: an executor has none.
+    return " ".join(f"{name}={_quoted(str(value))}" for name, value in {**engines.KEEP_ALIVE, **options}.items())
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def raise_bare(error: OutboxError) -> NoReturn:
