@@ -14,7 +14,7 @@ import asyncio
 import random
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -204,11 +204,9 @@ def separate_engine(
     if own is not None:
         if "creator" not in options:
             event.listen(engine, "do_connect", partial(_connect_as, own, arguments))
-        for kind in ("connect", "checkout"):
-            # SQLAlchemy's own are of the other dialect.
-            theirs = [one for one in getattr(own.pool.dispatch, kind) if not one.__module__.startswith("sqlalchemy.")]
-            if theirs:
-                event.listen(engine, kind, partial(_hear, own, kind, theirs))
+        event.listen(engine, "connect", partial(_hear, own, "connect"))
+        if own.pool.dispatch.checkout:
+            event.listen(engine, "checkout", partial(_hear, own, "checkout"))
     return engine
 
 
@@ -216,13 +214,17 @@ def _connect_as(own: Engine, more: Mapping[str, Any], dialect: Any, *_: object) 
     return dialect.connect(**{**more, **connect_arguments(own)})
 
 
-def _hear(own: Engine, name: str, listeners: Sequence[Callable[..., object]], connection: Any, *values: object) -> None:
-    """Have an application's listeners to its pool hear of a connection that was made like the pool's."""
-    for listener in listeners:
-        try:
-            listener(connection, *values)
-        except AttributeError as error:  # what only another driver's connections have
-            _refuse(own, f"its listener to {name!r}, which failed ({error})", error)
+def _hear(own: Engine, name: str, connection: Any, *values: object) -> None:
+    """Have an application's listeners to its pool hear of a connection that was made like the pool's.
+
+    Those of today: some may have come since. SQLAlchemy's own are of the other dialect.
+    """
+    for listener in getattr(own.pool.dispatch, name):
+        if not listener.__module__.startswith("sqlalchemy."):
+            try:
+                listener(connection, *values)
+            except AttributeError as error:  # what only another driver's connections have
+                _refuse(own, f"its listener to {name!r}, which failed ({error})", error)
     connection.commit()  # what a listener has begun
     connection.autocommit = False
 

@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: what was recalled before its dispatch stays recalled",
         "dispatch/sql.py",
-        "(SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)",
+        "(SELECT d.half_id FROM {{s}}.scheduled_message d WHERE d.half_id = h.id) IS NULL)",
         "true)",
         "recall,dispatch@delayed",
     ),
@@ -529,8 +529,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
-        "          AND (o.position, o.claims) < (SELECT",
-        "          AND (o.position, o.claims) <= (SELECT",
+        "   AND (o.position, o.claims) < (SELECT",
+        "   AND (o.position, o.claims) <= (SELECT",
         "tests/prune/test_rewrite.py",
     ),
     Mutant(
