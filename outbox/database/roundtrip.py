@@ -209,7 +209,7 @@ class RoundTrip:
         """
         libpq = self._connection.pgconn
         libpq.enter_pipeline_mode()
-        collected, error = False, None
+        collected, error, rows = False, None, None
         try:
             for sending in self._sent:
                 self._send(sending)
@@ -221,6 +221,7 @@ class RoundTrip:
             if not (committed or self._has_committed()):
                 raise
             error = lost
+            rows = self._rows()  # before it is closed, which crashes libpq's wrapper in psycopg 3.2.0
             _take_for_committed(self._connection)
         finally:
             if collected:
@@ -232,6 +233,9 @@ class RoundTrip:
             if not (committed or self._has_committed()):
                 raise error
             emit(AfterCommitFailed(reason=message_of(error), error=error))
+        return self._rows() if rows is None else rows
+
+    def _rows(self) -> list[list[Row]]:
         return [sending.rows(self._transformer) for sending in self._sent]
 
     def _has_committed(self) -> bool:
