@@ -33,11 +33,20 @@ from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
 from outbox.message.masking import without
-from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Start, Status, read_headers
+from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
-from outbox.text import error_text, function_name, kind_of_error, kind_of_text, message_of, storable
+from outbox.text import (
+    class_name,
+    error_text,
+    function_name,
+    kind_of_error,
+    kind_of_text,
+    message_of,
+    storable,
+    summary_of,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -408,14 +417,12 @@ def failure_of(answer: Any) -> HandlerFailure | None:
         return None
     if refusal := HANDLER.refusal(answer):
         return HandlerFailure(refusal)
-    match answer:
-        case Retry(after=after, reason=reason):
-            return _retry(after, reason)
-        case Park(reason=reason):
-            return HandlerFailure(storable(reason), Status.PARKED)
-        case Skip(reason=reason):
-            return HandlerFailure(storable(reason), Status.CONSUMED)
-    return None
+    try:
+        if isinstance(answer, Retry):
+            return _retry(answer.after, answer.reason)
+        return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
+    except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
+        return HandlerFailure(f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}")
 
 
 def _retry(after: Any, reason: Any) -> HandlerFailure:

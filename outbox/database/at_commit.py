@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache, partial, reduce
 from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -454,9 +454,12 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
 
 # --- transactions that the running code isn't to end -----------------------------------------------------------------
 
+# Comments, which PostgreSQL nests: to four levels.
+_COMMENT = reduce(lambda inner, _: rf"/\*(?:(?!/\*|\*/).|{inner})*\*/", range(4), "(?!)")
 # What looks like a statement's begin and is none: comments, texts, names, the body of a function.
 _NO_CODE = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|\bbegin\s+atomic\b.*\bend\b""",
+    rf"""--[^\n\r]*|{_COMMENT}|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|(?<![\w$])\$(\w*)\$.*?\$\1\$"""
+    r"""|\bbegin\s+atomic\b(?:.*?;)?\s*end\b""",
     re.DOTALL | re.IGNORECASE,
 )
 _ENDS = re.compile(
@@ -465,23 +468,26 @@ _ENDS = re.compile(
 )
 # What outlives the transaction. A setting may be for the transaction alone.
 _TEMPORARY = re.compile(
-    r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?!.*\bon\s+commit\s+drop\b)"
-    r"|\bcreate\b.*\bpg_temp\s*\.",
+    r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?![^;]*\bon\s+commit\s+drop\b)"
+    r"|\bpg_temp\b",
     re.DOTALL | re.IGNORECASE,
 )
 _LEAVES = re.compile(
-    r"(?:^|;)\s*(?:set\s+(?!local\b|transaction\b|constraints\b)|(?:reset|listen|prepare|deallocate|discard|load)\b)",
+    r"(?:^|;)\s*(?:set\s+(?!local\b|transaction\b|constraints\b)|(?:reset|listen|prepare|deallocate|discard|load|do)\b)",
     re.IGNORECASE,
 )
 _LEAVES_BY_CALL = re.compile(
-    r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b", re.IGNORECASE
+    r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b"
+    r"|\bupdate\s+(?:pg_catalog\s*\.\s*)?pg_settings\b",
+    re.IGNORECASE,
 )
 # What may be the name of a setting of the application's own, which PostgreSQL lists nowhere.
 _OWN_SETTING = re.compile(r"\b[a-z_]\w*\.\w+", re.IGNORECASE | re.ASCII)
 #: From so many characters on, a statement isn't remembered.
 _LONG = 10_000
 #: What a cursor runs statements by.
-_RUNS = ("execute", "executemany", "stream")
+_RUNS = ("execute", "executemany", "stream", "copy")
+_ITERATED = ("stream", "copy")
 
 #: Note the settings of the session before they are changed.
 _NOTE = """
@@ -534,8 +540,9 @@ def _effects(sql: str) -> tuple[str | None, bool]:
     code = _NO_CODE.sub(" ", sql)
     found = (_ENDS.match(each) for each in code.split(";"))
     ending = next((" ".join(each[0].split()).upper() for each in found if each), None)
-    # Calls also in texts: these may be the code of a block.
-    leaves = _LEAVES.search(code) or _LEAVES_BY_CALL.search(sql) or _TEMPORARY.search(sql)
+    # Calls also in texts, which may be the code of a block; and without them, which may look like the end of a call.
+    called = _LEAVES_BY_CALL.search(sql) or _LEAVES_BY_CALL.search(code)
+    leaves = _LEAVES.search(code) or called or _TEMPORARY.search(sql)
     return ending, leaves is not None
 
 
@@ -552,7 +559,14 @@ def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
         begun = in_transaction(driver)
         return type(driver).transaction(driver, *args, **options) if begun else hold.refuse("transaction()")
 
-    held = {name: partial(hold.refuse, f"{name}() of the driver's connection") for name in ("commit", "rollback")} | {
+    def refused(call: str, *_: Any) -> NoReturn:
+        hold.refuse(f"{call} of the driver's connection")
+
+    held = {
+        "commit": partial(refused, "commit()"),
+        "rollback": partial(refused, "rollback()"),
+        "set_autocommit": partial(refused, "set_autocommit()"),
+        "_set_autocommit": partial(refused, "autocommit"),
         "transaction": transaction,
         "cursor_factory": refusing(driver.cursor_factory),
         "row_factory": driver.row_factory,
@@ -586,7 +600,7 @@ def refusing(kind: type) -> type:
                 hold.refuse(ending)
             if leaves and hold.left is not None:
                 hold.left.append(f"{sql} {args} {options}")
-                if len(hold.left) == 1 and name != "stream":
+                if len(hold.left) == 1 and name not in _ITERATED:
                     noted = cursor.connection.cursor().execute(_NOTE)
                     return _after(noted, send) if inspect.isawaitable(noted) else send()
             return send()

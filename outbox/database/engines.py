@@ -235,12 +235,14 @@ def connect_arguments(engine: Engine) -> dict[str, Any]:
     Raises:
         InvalidSettings: it opens its connections in a way that can't be carried over.
     """
-    arguments = _static_arguments(engine)
+    arguments, positional = _static_arguments(engine), list[Any]()
     for listener in engine.dialect.dispatch.do_connect:
-        if (connection := listener(engine.dialect, None, [], arguments)) is not None:
+        if (connection := listener(engine.dialect, None, positional, arguments)) is not None:
             with suppress(Exception):  # it isn't used in any case
                 connection.close()
             _refuse(engine, "a listener to 'do_connect' that makes the connection")
+    if positional:
+        _refuse(engine, "a listener to 'do_connect' that gives positional arguments")
     return _as_psycopg(engine, arguments)
 
 
@@ -281,10 +283,17 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, str | int | None):
             _refuse(engine, f"{name} of type {class_name(value)}")
+    refusal = ""
     try:
-        return own | conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
-    except ProgrammingError as error:  # libpq knows no such option
-        _refuse(engine, str(error).strip())
+        found = conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
+    except ProgrammingError as error:
+        refusal = str(error).strip()
+    if (
+        refusal
+    ):  # not inside of the except, and only what it says of options: else it quotes the string, and its password
+        is_option = refusal.startswith("invalid connection option")
+        _refuse(engine, refusal if is_option else "a connection string that libpq can't read")
+    return own | found
 
 
 def connect_url(engine: Engine) -> URL:
@@ -370,7 +379,8 @@ def connect(engine: Engine) -> Connection:
 def _connect(engine: Engine) -> Connection:
     connection = engine.connect()
     try:
-        connection.connection.commit()  # what a listener has begun
+        connection.commit()  # what listeners have begun, to the engine's connections or the driver's
+        connection.connection.commit()
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         with connection.begin():
             connection.exec_driver_sql("SELECT 1")

@@ -158,6 +158,7 @@ class JoinedSession:
         self._transaction = connection.get_nested_transaction() or connection.get_transaction()
         self._driver = driver_of(connection)
         self._libpq = self._driver.pgconn
+        self._set = connection._execution_options, self._driver.prepare_threshold
         self._is_async = is_async
         self._takes = takes or DeclaredCarrier(is_async=is_async)
         self._kind = self._takes.kind
@@ -218,6 +219,8 @@ class JoinedSession:
                 self._tidy_up()
             return answer
         finally:
+            # What a function has set for the connection's statements isn't for those of the next message.
+            self._connection._execution_options, self._driver.prepare_threshold = self._set
             if self._cursors and not self._in_pipeline:  # there, its answers are yet to come
                 self._close_cursors()
 

@@ -123,7 +123,7 @@ class Sagas(OverDatabases):
             listed = sql.listed_flows(database.schema, **fields, below=below, window=WINDOW, limit=limit)
             return Part.of(execute(connection, listed)[0], 1, lambda row: _flow_row(database, row), WINDOW)
 
-        return page_of(self.databases, "producer", criteria, page, _NEWEST, read)
+        return self.shown_texts(page_of(self.databases, "producer", criteria, page, _NEWEST, read))
 
     def flow(self, flow_id: UUID) -> FlowView:
         """Return a flow with its commands.

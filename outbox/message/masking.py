@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args
+from urllib.parse import quote
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.message.content import SENDER_HEADER, Codecs, is_json
@@ -40,13 +41,13 @@ KEYS = "|".join(
         # Passwords, keys and other means of access.
         rf"{_ANY}pass_?wor[dt]s?|{_ANY}passwds?|{_ANY}pass_?phrases?|pass_?codes?|(db|user|admin|login|smtp)_?pass|pwds?",
         rf"{_ANY}secrets?|{_ANY}tokens?|jwts?|bearers?|authori[sz]ations?|auth|{_ANY}credentials?|creds?|{_ANY}cookies?",
-        r"(api|access|account|auth|client|deploy|encryption|hmac|license|master|private|session|shared|signature|"
-        r"signing|ssh|storage|symmetric|webhook)_?keys?",
+        r"(aes|api|access|account|auth|client|deploy|encryption|hmac|license|master|private|session|shared|signature|"
+        r"secret|signing|ssh|storage|subscription|symmetric|webhook)_?keys?|connection_?strings?|dsns?",
         rf"{_ANY}signatures?|sigs?|hmacs?|[mt]?pins?|pin({_NO}|_?codes?|_?blocks?)|t?otps?|otp_?codes?|one_?time_?pass",
         r"(2?fa|mfa|auth|two_?factor|one_?time|verification|confirmation|recovery|backup|access|sms|security)_?codes?",
         # Cards and accounts.
         rf"((credit|debit|bank|payment)_?)?cards?({_NO}|_?holders?(_?names?)?)?|ccn|cc{_NO}|pans?",
-        r"(cvv|cvc|cvn|csc)(_?(codes?|numbers?|values?))?|ibans?|bics?|swift_?(bic|codes?)|sort_?codes?|bsb",
+        r"(cvv|cvc|cvn|csc)(_?(codes?|numbers?|values?))?|ibans?|bics?|swift(_?(bic|codes?))?|sort_?codes?|bsb",
         rf"(bank_?)?(accounts?|acct|acc){_NO}|bank_?accounts?|(routing|aba){_NO}",
         # Persons.
         rf"{_ANY}e_?mails?|mails?|{_ANY}birth_?(days?|dates?|places?|years?)|births?|date_?of_?birth|dobs?",
@@ -88,7 +89,7 @@ class SecretNames:
             names = [name for name in path if isinstance(name, str)]
             if not (names or named) or any(map(self.masks, names)):
                 yield value
-            elif (inner := read_container(value)) is not NO_JSON:
+            elif (inner := read_container(value)) is not NO_JSON and inner:  # else it is its own text again
                 yield from self.secrets_in(inner, named=True)
 
 
@@ -121,13 +122,22 @@ def _has_word(keys: str, name: str) -> bool:
 
 def without(text: str, secrets: Iterable[str]) -> str:
     """Return a text without secrets that it quotes, as they are or as Python or JSON write them."""
-    forms = (form for each in secrets for form in (each, repr(each)[1:-1], json.dumps(each)[1:-1]))
-    quoted = {form for form in forms if len(form) >= _SHORTEST and form in text} - {"true", "false", "null"}
+    forms = (form for each in secrets for form in _forms(each))
+    folded = text.casefold()
+    quoted = {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded} - {
+        "true",
+        "false",
+        "null",
+    }
     spelled = [
         re.escape(each) if len(each) > _SHORT else rf"(?<!\w){re.escape(each)}(?!\w)"
         for each in sorted(quoted, key=len, reverse=True)
     ]
-    return re.sub("|".join(spelled), MASK, text) if spelled else text
+    return re.sub("|".join(spelled), MASK, text, flags=re.IGNORECASE) if spelled else text
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], repr(secret.encode())[2:-1], quote(secret, safe="")
 
 
 def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> Any:
@@ -136,7 +146,10 @@ def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> A
         inner = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return dataclasses.replace(value, **cleaned(inner, secrets))
     if isinstance(value, dict):
-        return {name: cleaned(each, secrets, is_text=is_text or name in _TEXTS) for name, each in value.items()}
+        return {
+            without(name, secrets) if is_text else name: cleaned(each, secrets, is_text=is_text or name in _TEXTS)
+            for name, each in value.items()
+        }
     if isinstance(value, list):
         return [cleaned(each, secrets, is_text=is_text) for each in value]
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -370,7 +383,14 @@ class Redactor:
             return None
         old, new = (dict(leaves(document)) for document in documents)
         different = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-        return [self._change(path_of(path), old.get(path), new.get(path)) for path in different[:CHANGES]]
+        return [
+            self._change(path_of(self._shown_path(path)), old.get(path), new.get(path)) for path in different[:CHANGES]
+        ]
+
+    def _shown_path(self, path: Sequence[str | int]) -> Sequence[str | int]:
+        """Return a path to the first of its names that is masked: those below are a part of the value."""
+        ends = (n for n, name in enumerate(path, 1) if isinstance(name, str) and self.names.masks(name))
+        return path[: next(ends, len(path))]
 
     def _change(self, path: str, before: str | None, after: str | None) -> dict[str, str | None]:
         old, new = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -217,6 +218,22 @@ class Query(Template):
         return self.named(execute(connection, self(schema, **values))[0])
 
 
+#: The fields of views that quote errors, or what came of acts.
+_TEXT_FIELDS = frozenset({"detail", "details", "error", "last_error", "next", "outcome", "reason", "result", "worker"})
+
+
+def _shown_texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shown_texts(each) for each in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    changed = {
+        name: without_addresses(each) if name in _TEXT_FIELDS else _shown_texts(each) for name, each in fields.items()
+    }
+    return dataclasses.replace(value, **{name: each for name, each in changed.items() if each is not fields[name]})
+
+
 class OverDatabases:
     """The base of what an operator sees and does over the registered databases.
 
@@ -231,6 +248,11 @@ class OverDatabases:
     def shown(self, value: T) -> T:
         """Return a value as it may be shown."""
         found: T = value if self.addresses else without_addresses(value)
+        return found
+
+    def shown_texts(self, value: T) -> T:
+        """Return a view, or a page of rows, as it may be shown: what it tells of failures and acts may name a host."""
+        found: T = value if self.addresses else _shown_texts(value)
         return found
 
     def first_of(self, part: str | None, find: Callable[[Database], T | None], missing: OutboxError) -> T:

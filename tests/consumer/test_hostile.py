@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from outbox import Settings
+from outbox import Park, Retry, Settings, Skip
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.subscription import failure_of
+from outbox.message.model import Status
 from outbox.telemetry.hooks import add_observer
 from tests.consumer.support import Bench
 from tests.kit.hostile import HOSTILE, LEAVING, NO_ANSWERS, VALUES
@@ -174,3 +176,13 @@ def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> Non
 
     asyncio.run(cancelled())
     assert bench.statuses() == []
+
+
+@pytest.mark.parametrize("kind", [Retry, Park, Skip])
+def test_an_answer_that_cannot_be_read(kind: type) -> None:
+    """A class of the application's own that doesn't call its base's ``__init__`` is a failure, and no success."""
+    bare: Any = type("Bare", (kind,), {"__init__": lambda _: None})
+    failure = failure_of(bare())
+    assert failure is not None
+    assert failure.error.startswith("the handler returned a Bare that can't be read: ")
+    assert failure.status is Status.FAILED

@@ -300,3 +300,36 @@ def test_what_is_set_for_the_transaction_stays_in_it(bench: Bench) -> None:
     statements = ["SET LOCAL lock_timeout = '7s'", "SET search_path = pg_catalog", "SET LOCAL work_mem = '7MB'"]
     _consume(bench, _session(statements, seen), [1, 2, 3])
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_options_of_a_handler_are_not_those_of_the_next(bench: Bench, batch: int) -> None:
+    """What a handler sets for the statements of its connection, such as another schema, ends with its message."""
+    seen: list[Any] = []
+
+    def handler(message: Message, session: Session) -> None:
+        connection = session.connection()
+        driver: Any = connection.connection.driver_connection
+        seen.append((connection.get_execution_options().get("schema_translate_map"), driver.prepare_threshold))
+        if message.body == 1:
+            session.connection(execution_options={"schema_translate_map": {None: "tenant"}})
+            driver.prepare_threshold = 0
+
+    _consume(bench, handler, [1, 2, 3], batch=batch)
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DO $$ BEGIN SET lock_timeout = '7s'; END $$",
+        "UPDATE pg_settings SET setting = '7000' WHERE name = 'lock_timeout'",
+        "-- mine\rSET lock_timeout = '7s'",
+        "SELECT set_config('search_path', ' , true )', false)",
+    ],
+)
+def test_settings_by_another_way(bench: Bench, statement: str) -> None:
+    """A setting is taken back, however it was made."""
+    seen: list[Any] = []
+    _consume(bench, _cursor([statement], seen), [1, 2, 3])
+    assert seen[0] == seen[1] == seen[2]

@@ -36,7 +36,6 @@ WORDS = {str(each) for kind in DECLARATIONS for each in kind} | DERIVED
 BY_HAND = {
     "cli/groups.py: failed skipped": "the items that the end of a bulk job shows",
     "compensate/once.py: cancelled skipped": "how an item ends without its compensation",
-    "database/at_commit.py: commit rollback": "methods of a driver's connection",
     "delivery/once.py: consumed expired": "a quarantine may be released: for the producer it isn't settled",
     "flow/saga.py: compensated completed": "the two ends",
     "operator/acts.py: compensated compensating replaced rolled_back": "words of a refusal",

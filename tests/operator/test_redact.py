@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.message.masking import KEYS, MASK, Redactor, has_at, leaves, names_in, path_of, read_json, without
+from outbox.message.masking import KEYS, MASK, Redactor, cleaned, has_at, leaves, names_in, path_of, read_json, without
 
 JSON = "application/json"
 MASKED = Redactor()
@@ -365,3 +365,21 @@ def test_values_at_a_path(path: str, value: str, found: bool) -> None:
 def test_values_in_what_is_no_document(raw: bytes) -> None:
     """What can't be read has no values."""
     assert not has_at(raw, "a", "b")
+
+
+def test_empty_containers_are_no_secrets_within() -> None:
+    """They are read once: their text is JSON again, which has nothing in it."""
+    for document in ({"a": {}}, {"a": [{}] * 1000}, {"a": "{}"}, {"a": "[]"}, ["{}", [], {}]):
+        assert [
+            each for each in MASKED.names.secrets_in(read_json(json.dumps(document))) if each not in {"{}", "[]"}
+        ] == []
+
+
+def test_what_is_below_a_masked_name_is_a_part_of_the_value() -> None:
+    """A number of a card may be the name of a member: neither the path of a change nor a result tells it."""
+    changes = MASKED.changes(b'{"cards": {"4539148803436467": {"limit": 5}}}', b'{"cards": {"4539148803436467": {}}}')
+    assert changes is not None
+    assert {each["path"] for each in changes} == {"cards"}
+    secrets = {"4539148803436467", "Alice@Example.com"}
+    assert "4539" not in json.dumps(cleaned({"returned": 1, "4539148803436467": 1}, secrets, is_text=True))
+    assert without("no user alice@example.com", secrets) == f"no user {MASK}"

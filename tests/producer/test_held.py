@@ -415,6 +415,10 @@ def _crash(session: Session, _: int) -> None:
         ("ENDPOINT", None),
         ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; COMMIT", "COMMIT"),
         ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END", None),
+        ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; COMMIT; SELECT 1 AS end", "COMMIT"),
+        ("-- a comment ends with its line\rCOMMIT", "COMMIT"),
+        ("SELECT 1 /* a /* nested ' */ comment */ ; COMMIT; SELECT 'x'", "COMMIT"),
+        ("SELECT 1 AS a$$; COMMIT; SELECT 1 AS b$$", "COMMIT"),
     ],
 )
 def test_what_ends_a_transaction(statements: str, ending: str | None) -> None:

@@ -240,11 +240,15 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     event.listen(other.sync_engine, "do_connect", lambda *_: object())
     yield other, "a listener to 'do_connect'"
     other = create_async_engine(asyncpg_url)
+    event.listen(other.sync_engine, "do_connect", lambda _dialect, _record, arguments, _: arguments.append("a dsn"))
+    yield other, "a listener to 'do_connect' that gives positional arguments"
+    yield create_async_engine(asyncpg_url, connect_args={"dsn": "password=my S3CRET host=x"}), "a connection string"
+    other = create_async_engine(asyncpg_url)
     event.listen(other.sync_engine, "connect", of_another_driver)
     yield other, "its listener to 'connect'"
 
 
-@pytest.mark.parametrize("number", range(11))
+@pytest.mark.parametrize("number", range(13))
 def test_what_can_not_be_carried_over_is_refused_and_mended_by_a_further_engine(bench: Bench, number: int) -> None:
     """Never in silence: the error names it and the mend, and the mend works."""
     bind, what = list(refused_engines(bench.engine.url))[number]

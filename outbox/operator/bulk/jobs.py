@@ -152,7 +152,9 @@ class BulkJobs(OverDatabases):
             values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
             return Part(read_jobs(connection, database, sql.LIST, **values))
 
-        return page_of(self.databases, None, checked(criteria), page, _NEWEST, read, ("bulk_jobs", criteria.state))
+        return self.shown_texts(
+            page_of(self.databases, None, checked(criteria), page, _NEWEST, read, ("bulk_jobs", criteria.state))
+        )
 
     def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
         """Return a bulk job.
@@ -186,7 +188,9 @@ class BulkJobs(OverDatabases):
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
             return Part([model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
-        found = page_of(Databases([database]), None, None, page, _BY_NUMBER, read, ("items", bulk_job_id, state))
+        found = self.shown_texts(
+            page_of(Databases([database]), None, None, page, _BY_NUMBER, read, ("items", bulk_job_id, state))
+        )
         done = [item for item in found.items if item.state == model.BulkItemState.DONE]
         since, unreached = self._fates_of(database, done)
         with_fates = {item.number: replace(item, fates=each) for item, each in zip(done, since, strict=True)}

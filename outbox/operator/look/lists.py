@@ -77,7 +77,7 @@ class Lists(OverDatabases):
         if criteria.group is not None:
             return unconsumed(self.databases, criteria, page)
         producers = self.databases.having("producer", criteria.database)
-        return page_of(self.databases, "producer", criteria, page, _BY_ID, read)
+        return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
@@ -88,7 +88,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
-        return page_of(self.databases, "producer", checked(criteria), page, _OLDEST, read)
+        return self.shown_texts(page_of(self.databases, "producer", checked(criteria), page, _OLDEST, read))
 
     def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
@@ -102,7 +102,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
             return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
-        return page_of(self.databases, "producer", checked(criteria), page, order, read)
+        return self.shown_texts(page_of(self.databases, "producer", checked(criteria), page, order, read))
 
     def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
@@ -121,7 +121,7 @@ class Lists(OverDatabases):
         def shown(row: model.AuditRow) -> model.AuditRow:
             return replace(row, result=self.redactor.audited(row.result))
 
-        return page_of(self.databases, None, checked(criteria), page, _BY_TIME, read)
+        return self.shown_texts(page_of(self.databases, None, checked(criteria), page, _BY_TIME, read))
 
     def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
         """Return a page of the inbox rows that fit, the newest id first, over all groups.
@@ -137,7 +137,7 @@ class Lists(OverDatabases):
 
         if checked(criteria).error is not None:
             CALLER.get().search()
-        return page_of(self.databases, "consumer", criteria, page, _BY_MESSAGE, read)
+        return self.shown_texts(page_of(self.databases, "consumer", criteria, page, _BY_MESSAGE, read))
 
     def dead_groups(
         self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200

@@ -448,7 +448,7 @@ class MessageViews(OverDatabases):
             check_audited(reveal, why)
             with found.home.acting() as connection:
                 execute(connection, record_of(found.home.schema, "reveal", reveal, why, message_id))
-        return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
+        return self.shown_texts(_view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None))
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
         """Return content type and bytes of a message's body as it was sent; the caller must have audited it.
