@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dispatch/sql.py",
         "            WHERE c.id = %(cursor)s AND {LOG} = %(log)s))",
         "            WHERE {LOG} = %(log)s))",
-        "dispatch,dispatch@committed",
+        "tests/dispatch/test_rivals.py",
     ),
     Mutant(
         "release: one at a time, and not beside a dispatch",
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dispatch/sql.py",
         "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
         "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
-        "send,dispatch@committed",
+        "tests/dispatch/test_order.py",
     ),
     Mutant(
         "dispatch: in the order of the ops' sequence",
