@@ -23,6 +23,7 @@ from benchmarks.reconcile_fill import Books
 from outbox import Settings
 from outbox.database import execute
 from outbox.database.execute import BEGIN, COMMIT
+from outbox.database.roundtrip import own_cursor
 from outbox.operator.operator import Operator
 from outbox.worker.report import Facts, report_once
 
@@ -112,12 +113,12 @@ def timed() -> Iterator[Taken]:
     taken: Taken = []
     original = execute._run
 
-    def one_by_one(raw: Any, before: Sequence[tuple[str, Any]], trip: Any) -> list[list[Any]]:
+    def one_by_one(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: Any) -> list[list[Any]]:
         rows = []
-        for sql, values in (*before, *trip.statements):
-            cursor = raw.cursor(binary=True)
+        for sql, values in (*(each[1:] for each in before), *trip.statements):
+            cursor = own_cursor(raw)
             began = time.perf_counter()
-            cursor.execute(sql, values, prepare=sql not in execute.UNPREPARED)
+            cursor.execute(sql, values, prepare=sql not in execute.UNPREPARED, binary=True)
             rows.append(cursor.fetchall() if cursor.description else [])
             if sql not in {BEGIN, COMMIT} and "set_config" not in sql:
                 taken.append((sql, values, (time.perf_counter() - began) * 1000))
@@ -134,10 +135,11 @@ def _explain(case: Case, sql: str, values: Any) -> None:
     """Show how the database ran a slow statement, where somebody looks."""
     original = execute._run
 
-    def explained(raw: Any, before: Sequence[tuple[str, Any]], trip: Any) -> list[list[Any]]:
-        for each, given in (*before, *trip.statements):
+    def explained(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: Any) -> list[list[Any]]:
+        for each, given in (*(step[1:] for step in before), *trip.statements):
             if each == sql and given == values and re.match(r"\s*(WITH|SELECT)\b", sql):
-                plan = raw.execute(f"EXPLAIN (ANALYZE, BUFFERS) {sql}", values, prepare=False).fetchall()
+                explain = f"EXPLAIN (ANALYZE, BUFFERS) {sql}"
+                plan = own_cursor(raw).execute(explain, values, prepare=False).fetchall()
                 lines = (line if isinstance(line, str) else bytes(line).decode() for (line,) in plan)
                 sys.stderr.write(f"\n{case.page}: {case.what}\n{sql}\n" + "\n".join(lines) + "\n")
         return original(raw, before, trip)

@@ -4,6 +4,7 @@ from outbox.errors import OutboxError as OutboxError
 from outbox.flow.saga import Flow as Flow
 from outbox.flow.saga import Saga as Saga
 from outbox.flow.tcc import Participant as Participant
+from outbox.message.ids import message_id as message_id
 from outbox.message.limits import Breaker as Breaker
 from outbox.message.model import Answer as Answer
 from outbox.message.model import Counts as Counts
@@ -17,7 +18,6 @@ from outbox.message.model import Park as Park
 from outbox.message.model import Resolution as Resolution
 from outbox.message.model import Retry as Retry
 from outbox.message.model import Skip as Skip
-from outbox.message.model import message_id as message_id
 from outbox.message.topic import Topic as Topic
 from outbox.producer.decorators import INJECTED as INJECTED
 from outbox.producer.outcome import CallOutcome as CallOutcome

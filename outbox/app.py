@@ -11,13 +11,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
-from outbox.database.engines import run_from_async
+from outbox.database.engines import know_further, run_from_async
 from outbox.database.execute import execute
 from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
 from outbox.dispatch.once import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, InvalidSettings, NotBound
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound, without_secrets
 from outbox.message.content import check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
@@ -54,7 +54,8 @@ class Outbox(Declarations):
 
     ``bind`` is the database: an engine, or the session factory that the application uses anyway. Without it, the Outbox
     takes declarations (decorators, consumers, checkers) from the start, and is used after `bind`. ``group`` is the
-    producer group written into its half messages. ``settings`` default to `Settings.from_env`.
+    producer group written into its half messages. ``settings`` default to `Settings.from_env`. ``engines`` are further
+    ones of psycopg 3 on the same database: workers use them where they can't connect as ``bind`` does.
 
     Raises:
         InvalidSettings: settings that contradict each other, or an engine that isn't PostgreSQL by psycopg 3, psycopg2
@@ -62,30 +63,37 @@ class Outbox(Declarations):
         InvalidMessage: the group's name isn't one.
     """
 
-    def __init__(self, bind: Bind | None = None, *, group: str = "default", settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        bind: Bind | None = None,
+        *,
+        group: str = "default",
+        settings: Settings | None = None,
+        engines: Collection[Engine | AsyncEngine] = (),
+    ) -> None:
         super().__init__(group, settings)
         self._binding: _Binding | None = None
         if bind is not None:
-            self.bind(bind)
+            self.bind(bind, engines=engines)
 
     def __repr__(self) -> str:
-        where = "not bound" if self._binding is None else repr(self.url)
+        where = "not bound" if self._binding is None else without_secrets(repr(self.url))
         return f"Outbox({where}, group={self.group!r}, subscriptions={sorted(self.subscriptions)})"
 
     # --- the database --------------------------------------------------------------------------------------
 
-    def bind(self, bind: Bind) -> None:
+    def bind(self, bind: Bind, *, engines: Collection[Engine | AsyncEngine] = ()) -> None:
         """Give the Outbox its database, where it was made without one: an engine, or a session factory on one.
 
         To be called once, such as in the function that makes the application. The same engine or factory again changes
-        nothing.
+        nothing. ``engines`` are as of the class.
 
         Raises:
-            InvalidSettings: it has another one already, or the engine isn't one that `Outbox` takes.
-            TransactionRequired: it isn't an engine or a session factory on one.
+            InvalidSettings: it has another one already, or this isn't one that `Outbox` takes.
         """
         if self._binding is None:
             self._binding = _Binding(self, bind)
+            know_further(self.engine, engines)
         elif self._binding.bind is not bind:
             raise InvalidSettings(
                 f"{self!r} is bound already, and can't be bound to {bind!r} too: for a second database, make another "
@@ -96,7 +104,9 @@ class Outbox(Declarations):
         """Take the database away again, for tests that make the application anew; what was declared stays."""
         self._binding = None
 
-    def bound_to(self, bind: Bind, *, schema: str | None = None) -> Outbox:
+    def bound_to(
+        self, bind: Bind, *, schema: str | None = None, engines: Collection[Engine | AsyncEngine] = ()
+    ) -> Outbox:
         """Return an Outbox with the same functions and handlers, on the database (or in the schema) of one tenant.
 
         What is declared on either of them, now or later, counts for both. A `Worker` takes several. Functions that were
@@ -108,7 +118,7 @@ class Outbox(Declarations):
         settings = self.settings if schema is None else replace(self.settings, schema=schema)
         tenant = Outbox(group=self.group, settings=settings)
         tenant._share_declarations(self)
-        tenant.bind(bind)
+        tenant.bind(bind, engines=engines)
         return tenant
 
     @contextmanager
@@ -410,24 +420,14 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
-        self.producer = Producer(
-            bind,
-            outbox.settings,
-            outbox.group,
-            outbox._immunity_of,
-            outbox.topics,
-            outbox.codecs,
-            outbox.middlewares,
-        )
+        parts = outbox.settings, outbox.group, outbox._immunity_of, outbox.topics, outbox.codecs, outbox.middlewares
+        self.producer = Producer(bind, *parts)
         self.engine = self.producer.bind
-        self._settings = outbox.settings
-        self._checkers = outbox.checkers
-        self._codecs = outbox.codecs
-        self._topics = outbox.topics
+        self._for_operator = outbox.settings, outbox.checkers, outbox.codecs, outbox.topics
 
     @cached_property
     def operator(self) -> OutboxOperator:
         # Services, which only send and consume, don't pay for it at their start.
         from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
-        return OutboxOperator(self.engine, self._settings, self._checkers, self._codecs, self._topics)
+        return OutboxOperator(self.engine, *self._for_operator)

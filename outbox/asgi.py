@@ -150,10 +150,10 @@ _SHORTEST_TOKEN = 16
 class _Refused(Exception):
     """A question that isn't answered: the status of the response, and why."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, **headers: str) -> None:
         super().__init__(why)
         self.status = status
-        self.headers: dict[str, str] = {}
+        self.headers: dict[str, str] = headers
 
 
 class InboxStatusService:
@@ -218,13 +218,9 @@ class InboxStatusService:
         # All are compared, each in constant time: how long it takes tells nothing of a token.
         known = [hmac.compare_digest(digest, each) for each in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
-            refused = _Refused(401, "give the token: Authorization: Bearer <token>")
-            refused.headers["www-authenticate"] = "Bearer"
-            raise refused
+            raise _Refused(401, "give the token: Authorization: Bearer <token>", **{"www-authenticate": "Bearer"})
         if scope["method"] != "POST":
-            refused = _Refused(405, "only POST is answered")
-            refused.headers["allow"] = "POST"
-            raise refused
+            raise _Refused(405, "only POST is answered", allow="POST")
 
     def _answer(self, topic: str, group: str, ids: Collection[UUID]) -> dict[str, Any]:
         schema = self.outbox.settings.schema

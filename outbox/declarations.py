@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from outbox.check.checker import Checker
 from outbox.compensate.compensation import Compensation, as_databases
 from outbox.consumer.subscription import Handler, Subscription, as_filter, as_header_filter
-from outbox.dead_letter.callback import ParkedCallback
+from outbox.dead_letter.once import ParkedCallback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds
 from outbox.message.limits import Breaker, rate_of
-from outbox.message.model import Outgoing, Start
+from outbox.message.model import DeadLetter, Message, Outgoing, Start
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from outbox.message.content import Decoder, Encoder
     from outbox.message.declared import (
-        BatchHandlerDecorator,
+        CallbackDecorator,
         CheckerDecorator,
         CheckerOptions,
-        CompensationDecorator,
         CompensationOptions,
         ConsumerOptions,
         HandlerDecorator,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
         OnExhausted,
         OutsideHandlerDecorator,
         OutsideOptions,
-        ParkedDecorator,
         TopicOptions,
     )
     from outbox.operator.health.alerts import AlertFunction, AlertTarget
@@ -208,15 +206,15 @@ class Declarations(DeliveryDeclarations):
     @overload
     def compensation(
         self, topic: Topic[T], *, model: None = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
+    ) -> CallbackDecorator[Message[T]]: ...
     @overload
     def compensation(
         self, topic: str, *, model: type[T], **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[T]: ...
+    ) -> CallbackDecorator[Message[T]]: ...
     @overload
     def compensation(
         self, topic: str, *, model: Any = None, **options: Unpack[CompensationOptions]
-    ) -> CompensationDecorator[Any]: ...
+    ) -> CallbackDecorator[Message[Any]]: ...
     def compensation(
         self,
         topic: str | Topic[Any],
@@ -264,7 +262,7 @@ class Declarations(DeliveryDeclarations):
 
         return register
 
-    def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> ParkedDecorator:
+    def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
         """Register what is done when something of ``topic`` is parked: a message in a group, or a half message.
 
         ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
@@ -297,70 +295,40 @@ class Declarations(DeliveryDeclarations):
 
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, transactional: Literal[False], **options: Unpack[OutsideOptions]
+        self, topic: Topic[T], *, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: type[T], transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        self, topic: str, *, model: Any = None, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[Any]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
+        self, topic: Topic[T], *, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[T]]]: ...
     @overload
     def consumer(
-        self, topic: Topic[T], *, group: str, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
-    ) -> HandlerDecorator[T]: ...
+        self, topic: Topic[T], *, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[T]]: ...
     @overload
     def consumer(
-        self, topic: str, *, group: str, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> BatchHandlerDecorator[T]: ...
+        self, topic: str, *, model: type[T], takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[T]]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: type[T],
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[T]: ...
+        self, topic: str, *, model: type[T], takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[T]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
-    ) -> BatchHandlerDecorator[Any]: ...
+        self, topic: str, *, model: Any = None, takes_batch: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[list[Message[Any]]]: ...
     @overload
     def consumer(
-        self,
-        topic: str,
-        *,
-        group: str,
-        model: Any = None,
-        takes_batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> HandlerDecorator[Any]: ...
+        self, topic: str, *, model: Any = None, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> HandlerDecorator[Message[Any]]: ...
     def consumer(
         self,
         topic: str | Topic[Any],
@@ -396,9 +364,9 @@ class Declarations(DeliveryDeclarations):
         (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls.
 
         Otherwise the session is in the transaction that also writes the inbox row and the offset, so the effect on this
-        database is exactly once. Returning is success; raising is a failure, and so is returning `Retry`, `Park` or
-        `Skip`, which undo what the handler did. The options are those of `Subscription`; ``rate`` also as "100/s",
-        "30/min" or "5/h".
+        database is exactly once. Returning None is success; raising is a failure, and so is returning `Retry`, `Park`,
+        `Skip`, which undo what the handler did, or anything else, which is no answer. The options are those of
+        `Subscription`; ``rate`` also as "100/s", "30/min" or "5/h".
 
         Raises:
             InvalidHandler: the group has a handler for this topic already, an option that can't work, or a parameter

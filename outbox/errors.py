@@ -19,6 +19,7 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
     │   ├── SchemaMissing                   the outbox tables are not in this database
     │   ├── SchemaOutdated                  they are there, but older or newer than this code
     │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
+    │   ├── SequenceBehind                  a sequence has fallen behind the table that it numbers
     │   ├── PrivilegeMissing                the role of the connection may not do its duties
     │   └── HalvesHidden                    row security hides half messages from the role that dispatches
     ├── MessageNotFound                     no registered database knows this message
@@ -55,12 +56,30 @@ Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.cons
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import ClassVar, Self
 from uuid import UUID
 
 #: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
 DISTRIBUTION = "outbox-postgres"
+
+
+#: Where texts have secrets: between user and host of a URL (up to its last @, since a password may have one, too; where
+#: it was cut before that, to the end; a user may have one where no port follows), among options, in strings and dicts.
+_SECRETS = (
+    re.compile(r"""(://[^\s:/@'"]*:)(?!\*\*\*)(?:(?:(?!://).)*(?=@)|(?!\d+(?:[/?,'"]|:?(?:\s|$)))[^\s'"]+)"""),
+    re.compile(r"""(://[^\s:/'"]*@[^\s:/'"]*:)(?!\*\*\*@|\d+(?:[/?,\s'"]|$))(?:(?!://).)*(?=@)"""),
+    re.compile(r"""((?:pg|ssl)?password\s*=\s*)(?!\*\*\*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)""", re.IGNORECASE),
+    re.compile(r"""(['"](?:ssl)?password['"]\s*:\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.IGNORECASE),
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as one that repeats a value of the user's, without the passwords of URLs and connections."""
+    for secret in _SECRETS:
+        text = secret.sub(r"\1***", text)
+    return text
 
 
 def pip_install(*extras: str) -> str:
@@ -88,9 +107,12 @@ class ErrorKind(enum.StrEnum):
 
 
 class OutboxError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. Their texts repeat values, but no password: that is taken out here."""
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+
+    def __init__(self, *texts: object) -> None:
+        super().__init__(*(without_secrets(text) if isinstance(text, str) else text for text in texts))
 
     def __reduce__(self) -> tuple[object, ...]:
         # By message and attributes: some constructors take other arguments.
@@ -204,6 +226,16 @@ class SchemaBusy(SchemaError):
     """The outbox tables can't be changed now: another transaction holds a lock on them."""
 
     kind = ErrorKind.BUSY
+
+
+class SequenceBehind(SchemaError):
+    """A sequence is behind the table that it numbers, since logical replication doesn't carry it: dispatch stops."""
+
+    def __init__(self, sequence: str, value: int, highest: int) -> None:
+        super().__init__(
+            f"{sequence} is at {value}, behind the rows that it numbers, of which the highest is {highest}: a "
+            f"switch-over by logical replication doesn't carry sequences; run: SELECT setval('{sequence}', {highest})"
+        )
 
 
 class PrivilegeMissing(SchemaError):

@@ -267,8 +267,5 @@ class ConsoleServer:
         (), "A proxy or network whose X-Forwarded-* is believed.", metavar="ADDRESS", aliases=("trusted_proxy",)
     )
     root_path: str = option(
-        "",
-        "The prefix that a proxy takes off, such as /outbox.",
-        metavar="PATH",
-        parse=lambda text: text.rstrip("/"),
+        "", "The prefix that a proxy takes off, such as /outbox.", metavar="PATH", parse=lambda text: text.rstrip("/")
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import inspect
 import json
 import os
 import re
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ _SUMMARY_CHARS = 1000
 _TRACE_CHARS = 4000
 _KIND_CHARS = 200
 _SHOWN = 10
+_VALUE_CHARS = 200
+_MOST_BEHIND = 1000
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 #: What differs between two errors of one kind: words with a digit in them, and what is quoted.
@@ -38,14 +44,44 @@ def storable(value: object) -> str:
 
 
 def process_name() -> str:
-    """Return what tells this process from others: in the list of workers, the histories of checks and of attempts."""
-    return storable(f"{socket.gethostname()}:{os.getpid()}")
+    """Return what tells this process from others, in lists and histories; in ASCII, which all databases can store."""
+    return f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "backslashreplace").decode()
+
+
+def class_name(value: object) -> str:
+    """Return what a class, or that of a value, is called, whatever its metaclass says."""
+    kind = value if issubclass(type(value), type) else type(value)
+    return str(type.__dict__["__qualname__"].__get__(kind))
+
+
+def shown(value: object) -> str:
+    """Return a value and its type as errors show it, cut; never raise, whatever the value's own code does."""
+    kind = "" if value is None else f" ({class_name(value)})"
+    try:
+        return storable(repr(value))[:_VALUE_CHARS] + kind
+    except BaseException:  # as `traceback` does
+        return f"a value that can't be shown{kind}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an exception says; never raise, whatever its own code does."""
+    try:
+        return storable(str(error))
+    except BaseException:  # as `traceback` does
+        return "its text can't be read: its own code raises"
+
+
+def named(error: BaseException) -> str:
+    """Return an exception's class and what it says; never raise."""
+    return f"{class_name(error)}: {message_of(error)}"
 
 
 def summary_of(error: BaseException) -> str:
-    """Return an exception's type and message, without rejected values, cut to a length that is fit to be shown."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return storable(_without_values(text, error))[:_SUMMARY_CHARS]
+    """Return an exception's type and message, without rejected values, cut to a length that is fit to be shown.
+
+    Never raise, here and wherever an exception is described, whatever its class does with the attributes of exceptions.
+    """
+    return _formatted(error, traceback.format_exception_only).strip()[:_SUMMARY_CHARS]
 
 
 def why_invalid(error: BaseException) -> str:
@@ -54,16 +90,16 @@ def why_invalid(error: BaseException) -> str:
     A value may be somebody's secret, and the text goes into logs and the inbox.
     """
     if not _is_of_pydantic(error):
-        return str(error)
+        return message_of(error)
     found = error.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]  # pydantic is optional
-    shown = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in found[:_SHOWN]]
-    return "; ".join(shown) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    rules = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in found[:_SHOWN]]
+    return "; ".join(rules) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def _is_of_pydantic(error: BaseException) -> bool:
     # Whoever raises one has imported it.
     pydantic_core = sys.modules.get("pydantic_core")
-    return pydantic_core is not None and isinstance(error, pydantic_core.ValidationError)
+    return pydantic_core is not None and issubclass(type(error), pydantic_core.ValidationError)
 
 
 def _without_values(text: str, error: BaseException) -> str:
@@ -79,14 +115,50 @@ def _without_values(text: str, error: BaseException) -> str:
     return text
 
 
+def _formatted(error: BaseException, form: Callable[[BaseException], list[str]]) -> str:
+    """Return an exception as Python shows it, without values; more plainly where its class breaks that."""
+    with suppress(BaseException):  # as `traceback` does, here and below: it may be an exception's own code
+        if all(map(_is_plain, _chain(error))):
+            return storable(_without_values("".join(form(error)), error))
+    trace = traceback.format_tb(_own(error, "__traceback__")) if form is traceback.format_exception else []
+    with suppress(BaseException):  # its values can't be taken out: then nothing of it is shown
+        return storable(_without_values("".join([*trace, named(error)]), error))
+    return storable("".join([*trace, class_name(error)]))
+
+
+def _own(error: BaseException, name: str) -> Any:
+    """Return what Python has written into an exception, also where its class has put something else before it."""
+    return BaseException.__dict__[name].__get__(error)
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Tell whether Python can look behind an exception without running its class's code, which may have no end."""
+    names = "__cause__", "__context__", "__traceback__", "__getattribute__"
+    return all(inspect.getattr_static(error, name) is BaseException.__dict__[name] for name in names)
+
+
 def _chain(error: BaseException) -> list[BaseException]:
     """Return an exception and all that are behind it, each once, also where they go in a circle."""
-    chain = [error]
+    chain, found_ids = [error], {id(error)}
     for each in chain:  # which grows meanwhile
-        for behind in (each.__cause__, each.__context__, *getattr(each, "exceptions", ())):
-            if behind is not None and all(behind is not other for other in chain):
-                chain.append(behind)
+        behind = [_own(each, "__cause__"), _own(each, "__context__")]
+        with suppress(BaseException):
+            # A group's, or what another class calls so: anything, and perhaps other ones each time.
+            members = each.exceptions  # type: ignore[attr-defined]
+            behind += members if isinstance(members, list | tuple) else []
+        for other in behind:
+            if issubclass(type(other), BaseException) and id(other) not in found_ids and len(chain) < _MOST_BEHIND:
+                found_ids.add(id(other))
+                chain.append(other)
     return chain
+
+
+def tellable(error: BaseException) -> BaseException:
+    """Return an exception that a log can format: the same, or what says of it what can be said."""
+    with suppress(BaseException):  # so the log would fail
+        if all(map(_is_plain, _chain(error))) and traceback.format_exception(error):
+            return error
+    return RuntimeError(summary_of(error)).with_traceback(_own(error, "__traceback__"))
 
 
 def plain(text: str) -> str:
@@ -110,6 +182,27 @@ def duration(seconds: float) -> str:
 def database_address(url: URL) -> str:
     """Return which database this is, without user, password and options: ``host:5432/shop``."""
     return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
+
+
+#: Addresses of databases: URLs, ``host:5432/shop``, and what libpq and psycopg say of hosts, ports and users.
+_ADDRESS = re.compile(
+    r"""'?[\w+]+://\S+|[\w.\[\]:-]+:\d+/[\w%-]+"""
+    r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? (?:"[^"]*"|'[^']*'|\d+)(?: \([^)]*\))?"""
+)
+
+
+def without_addresses(value: Any) -> Any:
+    """Return a value with the addresses masked that are in its texts, also in lists, mappings and dataclasses."""
+    if type(value) is str:  # no enum
+        return _ADDRESS.sub(lambda match: f"{match[1]} ***" if match[1] else "***", value)
+    if isinstance(value, Mapping):
+        return {name: without_addresses(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [without_addresses(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {each.name: without_addresses(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
 
 
 def described(url: URL, schema: str) -> str:
@@ -138,10 +231,14 @@ def key_text(key: Iterable[str | None]) -> str:
     return ", ".join("NULL" if part is None else '"NULL"' if part == "NULL" else part for part in key)
 
 
+def trace_of(error: BaseException) -> str:
+    """Return an exception with its traceback, and what is behind it."""
+    return _formatted(error, traceback.format_exception)
+
+
 def error_text(error: BaseException) -> str:
     """Return an exception's summary, an empty line, and the end of its traceback."""
-    text = storable(_without_values("".join(traceback.format_exception(error)), error))
-    return f"{summary_of(error)}\n\n{text[-_TRACE_CHARS:]}"
+    return f"{summary_of(error)}\n\n{trace_of(error)[-_TRACE_CHARS:]}"
 
 
 def csv_cell(value: object) -> str:
@@ -163,12 +260,13 @@ def kind_of_error(error: BaseException) -> str:
 
     Without line numbers, so that the next release of the application doesn't make a new kind of the old trouble.
     """
-    code = _innermost(error.__traceback__)
+    code, what = _innermost(_own(error, "__traceback__")), class_name(error)
     where = f" in {Path(code.co_filename).name}:{code.co_qualname}" if code else ""
-    # SQLAlchemy's errors are few, and say less than the driver's inside them.
-    original = getattr(error, "orig", None) or error
-    constraint = getattr(getattr(original, "diag", None), "constraint_name", None)
-    what = type(original).__qualname__ + (f" of {constraint}" if constraint else "")
+    with suppress(BaseException):
+        # SQLAlchemy's errors are few, and say less than the driver's inside them.
+        original = getattr(error, "orig", None) or error
+        constraint = getattr(getattr(original, "diag", None), "constraint_name", None)
+        what = class_name(original) + (f" of {constraint}" if constraint else "")
     return storable(f"{what}{where}")[:_KIND_CHARS]
 
 

@@ -7,12 +7,11 @@ found. Only a Resolution is an answer; whatever else a checker returns or raises
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,16 +22,17 @@ from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.database.sql import limits
+from outbox.message.answer import CHECKER
+from outbox.message.masking import without
 from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
 from outbox.telemetry.hooks import Checking, emit, observed
-from outbox.text import error_text, storable, summary_of
+from outbox.text import error_text, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-_SHOWN = 200
 
 
 def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answer:
@@ -64,14 +64,8 @@ def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any
 
 def _read(returned: Any, seconds: float) -> Answer:
     # A str that spells a resolution is refused as well: whoever returns one may just as well return "ok".
-    if isinstance(returned, Resolution):
-        return Answer(returned, None, seconds)
-    if inspect.iscoroutine(returned):
-        returned.close()
-        return Answer(Resolution.UNKNOWN, "the checker returned a coroutine: declare it with 'async def'", seconds)
-    shown = storable(repr(returned))[:_SHOWN]
-    kind = "" if returned is None else f" ({type(returned).__name__})"
-    return Answer(Resolution.UNKNOWN, f"the checker returned {shown}{kind}, which is not a Resolution", seconds)
+    refusal = CHECKER.refusal(returned)
+    return Answer(Resolution.UNKNOWN if refusal else returned, refusal, seconds)
 
 
 #: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
@@ -143,6 +137,8 @@ class Interview:
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
+        if self.orphan is not None and answer.error is not None:
+            answer = replace(answer, error=without(answer.error, self.orphan.secrets))
         unknown = sql.unknown(
             self.settings.schema,
             half_id=self.half_id,
@@ -237,7 +233,7 @@ class Interview:
         return answer
 
     def _limits(self) -> Statement:
-        return sql.limit_checker(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
+        return limits(self.checker.timeout, min(LOCK_TIMEOUT, self.checker.timeout))
 
     def _answered(self, answer: Answer) -> Statement:
         found = {"answer": answer.resolution.value, "seconds": answer.seconds, "error": answer.error}
@@ -350,6 +346,8 @@ class Asker:
         error: BaseException | None = None
         try:
             interview.runner.run(interview.hold)
+            if interview.held and interview.answer is None:  # such as by a GreenletExit, which ends a greenlet silently
+                error = RuntimeError("the call of the checker ended without an answer")
         except BaseException as raised:  # a checker may raise whatever it likes; it is recorded as its answer
             error = raised
         self._end(interview, error)

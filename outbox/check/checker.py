@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outbox.database.session import is_async
+from outbox.database.session import CalledFunction
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codecs, check_seconds, check_topic
 from outbox.settings import Settings
-from outbox.text import function_name
 
 _INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Checker:
+class Checker(CalledFunction):
     """The checker of a topic (RocketMQ: ``TransactionListener.checkLocalTransaction``); durations in seconds.
 
     ``function`` takes the `Orphan`, and a session if it has a second parameter. ``immunity`` is for halves of this
@@ -80,16 +79,6 @@ class Checker:
                 raise InvalidHandler(f"{what}: {name} = {getattr(self, name)!r} must be greater than 0 (seconds)")
         if type(self.max_checks) is not int or not 0 < self.max_checks <= _INT:
             raise InvalidHandler(f"{what}: max_checks = {self.max_checks!r} must be an int between 1 and {_INT}")
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
 
 
 def _takes_session(topic: str, function: Callable[..., Any]) -> bool:

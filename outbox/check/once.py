@@ -12,23 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.check import sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.checker import Checker
-from outbox.database.execute import execute
+from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
-from outbox.telemetry.events import (
-    CheckerHangs,
-    CheckerMissing,
-    CheckSkipped,
-    CheckTimedOut,
-    FencesChecked,
-    HalfParked,
-)
+from outbox.telemetry.events import CheckerHangs, CheckerMissing, CheckSkipped, CheckTimedOut, FencesChecked, HalfParked
 from outbox.telemetry.hooks import emit
 from outbox.text import process_name
 
@@ -70,7 +64,11 @@ def check_fences(connection: Connection, settings: Settings, *, limit: int | Non
     A fence that is held means that the business transaction still runs; a free one, where there is no op, that it ended
     without committing, or never began: it is rolled back, and a late commit fails on that.
     """
-    batch = settings.check_batch if limit is None else limit
+    most, name = settings.check_batch if limit is None else limit, ("fences", settings.schema)
+    return by_size(connection, name, most, partial(_check_fences, connection, settings))
+
+
+def _check_fences(connection: Connection, settings: Settings, batch: int) -> Counts:
     with connection.begin():
         _, rows = execute(connection, plan_by_index(), sql.due_fenced(settings.schema, batch))
         if not rows:

@@ -65,7 +65,7 @@ WITH tried AS MATERIALIZED (
      WHERE half_id IN (SELECT half_id FROM tried WHERE NOT free)
     RETURNING topic
 ), counted AS (
-    INSERT INTO {s}.check_total (topic, checks)
+    INSERT INTO {s}.topic_total (topic, checks)
     SELECT topic, count(*) FROM (SELECT topic FROM ended UNION ALL SELECT topic FROM running) t GROUP BY topic
 ), history AS (
     INSERT INTO {s}.check_history (half_id, asked, worker, answer, error)
@@ -78,9 +78,15 @@ SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tri
 
 # What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
 # whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
-# asked once more.
+# asked once more. A check that is left of a decided half goes: whoever decided it may not have seen the check, in a
+# snapshot that is older than a rewrite of the table.
 _CLAIM = """
-WITH due AS MATERIALIZED ({due}
+WITH found AS MATERIALIZED ({due}
+), due AS MATERIALIZED (
+    SELECT * FROM found f WHERE NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = f.half_id)
+), ended AS (
+    DELETE FROM {s}.half_check
+     WHERE half_id IN (SELECT half_id FROM found) AND half_id NOT IN (SELECT half_id FROM due)
 ), spent AS (
     UPDATE {s}.half_check c
        SET parked_at = clock_timestamp(),
@@ -97,7 +103,7 @@ WITH due AS MATERIALIZED ({due}
     INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM claimed
     RETURNING half_id, id
 ), counted AS (
-    INSERT INTO {s}.check_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
+    INSERT INTO {s}.topic_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
 )
 SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8, h.id IS NULL
@@ -169,10 +175,8 @@ WITH mine AS MATERIALIZED (
      WHERE half_id IN (SELECT half_id FROM mine)
     RETURNING topic
 )
-INSERT INTO {s}.check_total (topic, checks) SELECT topic, -1 FROM given_back
+INSERT INTO {s}.topic_total (topic, checks) SELECT topic, -1 FROM given_back
 """)
-
-_LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 
 #: Set the next check of all undecided halves to now, but for those that are parked.
 hurry: Template = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
@@ -230,8 +234,3 @@ def claim(schema: str, topic: str, limit: int, question: Question) -> Statement:
 def claim_this(schema: str, half_id: UUID, question: Question) -> Statement:
     """Claim one half, parked or not, unless its checker is being asked. Rows: as of `claim`."""
     return _CLAIM_THIS(schema, half_id=half_id, **_TEXTS, **asdict(question))
-
-
-def limit_checker(seconds: float, lock_seconds: float) -> Statement:
-    """For this transaction, let no statement take longer, and none wait longer for a lock."""
-    return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(lock_seconds * 1000), 1)}ms"))

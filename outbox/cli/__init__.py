@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -20,6 +19,8 @@ from outbox import __version__
 from outbox.cli import database, health, nouns, output, processes, reconcile, sagas, topics
 from outbox.cli.exits import Code, as_failure
 from outbox.cli.reconcile import fleet, follow
+from outbox.errors import without_secrets
+from outbox.text import trace_of
 
 _EXAMPLES = """Examples:
 
@@ -58,11 +59,13 @@ class _Group(TyperGroup):
             output.say("interrupted")
             raise typer.Exit(Code.INTERRUPTED) from None
         except Exception as error:
+            if hasattr(error, "format_message"):  # wrong usage, which the library tells
+                error.message = without_secrets(error.message)  # type: ignore[attr-defined]  # as above
             failure = as_failure(error)
             if failure is None:
                 raise
             if ctx.params.get("debug"):
-                traceback.print_exc()
+                output.say(trace_of(error))
             output.say(f"error: {failure}")
             raise typer.Exit(failure.code) from None
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +18,10 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
 from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
-from outbox.cli.output import Output, OutputOption, print_as, say, table
+from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, grants, migration
 from outbox.database.migration import chain
-from outbox.errors import pip_install
+from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
-_EXAMPLE = "postgresql+psycopg://user:password@host:5432/database"
+_EXAMPLE = "postgresql+psycopg://user:***@host:5432/database"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 _URL_HELP = (
@@ -127,9 +127,21 @@ class AllDatabasesOptions(DatabaseOptions):
 
     @contextmanager
     def opened(
-        self, *, codecs: Codecs = NO_CODECS, topics: Mapping[str, Topic[Any]] | None = None, **more: URL | None
+        self,
+        *,
+        codecs: Codecs = NO_CODECS,
+        topics: Mapping[str, Topic[Any]] | None = None,
+        partly: bool = False,
+        **more: URL | None,
     ) -> Iterator[Operator]:
-        """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end."""
+        """Give the operator layer over all of them, and over ``more`` by name; close their connections in the end.
+
+        ``partly``: also where only some can be reached, for a command that shows what these know.
+
+        Raises:
+            DatabaseUnreached: (at the end) some couldn't be reached, so that not all was shown.
+        """
+        from outbox.operator.databases import Databases  # noqa: PLC0415 - what the other commands needn't import
         from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
 
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
@@ -137,7 +149,10 @@ class AllDatabasesOptions(DatabaseOptions):
             engines = {name: engine_of(url, keep=True) for name, url in urls.items()}
             for engine in engines.values():
                 stack.callback(engine.dispose)
-            yield Operator.open(engines, self.settings, codecs=codecs, topics=topics)
+            databases = Databases.open(engines, self.settings, partly=partly)
+            yield Operator(databases, codecs=codecs, topics=topics)
+            if databases.away:
+                raise DatabaseUnreached(list(databases.away))
 
     def again(self, command: str) -> str:
         """Return a command as it can be typed again with the same databases; passwords are left out."""
@@ -153,6 +168,12 @@ class DatabasesOptions(AllDatabasesOptions):
     """Which databases, and of several only one."""
 
     only: str | None = option(None, "Of several databases: only the one of this name.", aliases=("in",), metavar="NAME")
+
+    def show(self, rows: Callable[[Operator], Iterable[Any]], shape: RowShape[Any], form: ListForm) -> None:
+        """Print rows of the databases that can be reached, each with its database where there are several."""
+        with self.opened(partly=True) as operator:
+            found = [row for row in rows(operator) if self.only in {None, row.database}]
+            print_rows(found, shape, form, databases=len(operator.databases) > 1)
 
 
 def _without_password(url: str) -> str:
@@ -171,7 +192,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
         url = make_url(text)
     except Exception:
         # Whatever SQLAlchemy says may quote the password.
-        raise Failure(f"the URL {_masked(text)!r} can't be read; it must look like {_EXAMPLE}", Code.CONFIG) from None
+        raise Failure(f"the URL {text!r} can't be read; it must look like {_EXAMPLE}", Code.CONFIG) from None
     backend, _, driver = url.drivername.partition("+")
     if backend not in {"postgresql", "postgres"}:
         raise Failure(f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {_EXAMPLE}", Code.CONFIG)
@@ -197,11 +218,6 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
         return engines.engine_of(url, name="outbox cli", **pool)
     except ImportError as error:
         raise Failure(f"the driver can't be loaded: {error}; {pip_install('binary')}", Code.CONFIG) from error
-
-
-def _masked(text: str) -> str:
-    """Return the text without what may be a password."""
-    return re.sub(r"(?<=://)(.*)@", "***@", text) if "://" in text else re.sub(r".*@", "***@", text)
 
 
 def now_at(operator: Operator) -> dt.datetime:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import kind_of
-from outbox.errors import ErrorKind, pip_install
+from outbox.errors import ErrorKind, pip_install, without_secrets
+from outbox.text import message_of
 
 
 class Code(enum.IntEnum):
@@ -40,7 +41,7 @@ class Failure(Exception):
     """An error to tell the user in one line, which any command may raise: wrong usage, unless ``code`` differs."""
 
     def __init__(self, message: str, code: Code = Code.USAGE) -> None:
-        super().__init__(message)
+        super().__init__(without_secrets(message))
         self.code = code
 
 
@@ -74,7 +75,7 @@ def as_failure(error: Exception) -> Failure | None:
     kind = kind_of(error)
     if kind is None:
         return None
-    text = one_line(str(error))
+    text = one_line(message_of(error))
     if isinstance(error, DBAPIError):
         text = _DATABASE_SAYS.get(kind, "the database refused: {}").format(one_line(str(error.orig)))
     return Failure(text, _CODES.get(kind, Code.FAILED))

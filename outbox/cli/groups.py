@@ -146,8 +146,9 @@ def add_list(app: typer.Typer, group: CommandGroup[Any], name: str = "list") -> 
     """Add the command that lists a page, in each form."""
 
     def show_list(choice: Any, page: PageOptions, databases: DatabasesOptions) -> None:
-        with databases.opened() as operator:
-            if group.part and not operator.databases.having(group.part, databases.only):
+        with databases.opened(partly=True) as operator:
+            away = operator.databases.away_for(databases.only)
+            if group.part and not away and not operator.databases.having(group.part, databases.only):
                 other = "consumer" if group.part == "producer" else "producer"
                 there = ", ".join(str(database.engine.url) for database in operator.databases.values())
                 raise Failure(

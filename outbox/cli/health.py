@@ -272,9 +272,7 @@ def show_workers(databases: DatabasesOptions, form: ListFormOption = ListForm.TA
     Example:
       outbox workers
     """
-    with databases.opened() as operator:
-        rows = [row for row in operator.workers() if databases.only in {None, row.database}]
-        output.print_rows(rows, _WORKERS, form, databases=len(operator.databases) > 1)
+    databases.show(lambda operator: operator.workers(), _WORKERS, form)
 
 
 @gathered
@@ -285,9 +283,7 @@ def show_producers(databases: DatabasesOptions, form: ListFormOption = ListForm.
     Example:
       outbox producers
     """
-    with databases.opened() as operator:
-        rows = [row for row in operator.producers() if databases.only in {None, row.database}]
-        output.print_rows(rows, _PRODUCERS, form, databases=len(operator.databases) > 1)
+    databases.show(lambda operator: operator.producers(), _PRODUCERS, form)
 
 
 @gathered
@@ -306,11 +302,7 @@ def show_handlers(
     Example:
       outbox handlers --topic transfer
     """
-    with databases.opened() as operator:
-        rows = [
-            row for row in operator.handlers() if databases.only in {None, row.database} and topic in {None, row.topic}
-        ]
-        output.print_rows(rows, _HANDLERS, form, databases=len(operator.databases) > 1)
+    databases.show(lambda each: (row for row in each.handlers() if topic in {None, row.topic}), _HANDLERS, form)
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
@@ -335,9 +327,7 @@ def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABL
     Example:
       outbox lock list
     """
-    with databases.opened() as operator:
-        rows = operator.locks(databases.only)
-        output.print_rows(rows, _LOCKS, form, databases=len(operator.databases) > 1)
+    databases.show(lambda operator: operator.locks(databases.only), _LOCKS, form)
 
 
 @gathered

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import outbox
-from outbox.cli.database import AllDatabasesOptions
+from outbox.cli.database import AllDatabasesOptions, DatabaseOptions
 from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import CodecsOption, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
@@ -32,6 +32,7 @@ from outbox.reader import option
 from outbox.reconcile.job import EngineName
 from outbox.settings import ConsoleServer
 from outbox.telemetry.logs import LogFormat, configure
+from outbox.text import named
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -66,7 +67,7 @@ def _set_up_log(log_format: LogFormat | None, log_level: LogLevel | None) -> Non
 
 def run(
     app: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--app",
             envvar="OUTBOX_APP",
@@ -74,7 +75,16 @@ def run(
             help="Where your Outbox is, such as shop.messages:outbox; or a list or dict of several; or shop:make(), a "
             "function that returns it. The module must import your consumers.",
         ),
-    ],
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="In place of --app: the database of services that have no Python. The worker dispatches, releases, "
+            "prunes and carries out bulk jobs there; it consumes and checks nothing.",
+        ),
+    ] = None,
     bind: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,10 +132,15 @@ def run(
     Examples:
       outbox run --app shop.messages:outbox
       outbox run --app shop.messages:outbox --roles dispatch,release,prune
+      outbox run --url postgresql+psycopg://me@localhost/shop
       outbox run --app shop.messages:outbox --log-format json --http :9100 --processes 4
       outbox run --app shop.messages:outbox --bind north=postgresql://me@db1/shop --bind south=postgresql://me@db2/shop
     """
-    choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format)
+    if app is None and url is None:
+        raise Failure("no application: give --app MODULE:OBJECT; or --url, where services speak SQL only")
+    if url is not None and (app or bind):
+        raise Failure("--url is for a database without an application; give --bind URL with --app")
+    choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format, url)
     if processes == 1:
         worker = _worker_of(choices)
         with _probes(worker, http):
@@ -141,26 +156,34 @@ def run(
     raise typer.Exit(ending.code)
 
 
+#: What a worker does for a database whose services speak SQL only.
+_WITHOUT_APPLICATION = "dispatch,release,prune,bulk"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerChoices:
     """The options of a worker, as they were typed."""
 
-    app: str
+    app: str | None
     binds: tuple[str, ...]
     roles: str | None
     log_level: LogLevel | None
     log_format: LogFormat | None
+    url: str | None
 
 
 def _worker_of(choices: WorkerChoices) -> Worker:
     """Import the application; return a worker for it, which is not started."""
-    outboxes = _bound(choices.app, load_all(choices.app), choices.binds)
+    roles = choices.roles
+    if choices.app is not None:
+        outboxes = _bound(choices.app, load_all(choices.app), choices.binds)
+    else:
+        database = DatabaseOptions(choices.url)
+        outboxes, roles = [outbox.Outbox(database.engine, settings=database.settings)], roles or _WITHOUT_APPLICATION
     _set_up_log(choices.log_format, choices.log_level)
     from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
 
-    names = None
-    if choices.roles is not None:
-        names = [role.strip() for role in choices.roles.split(",") if role.strip()]
+    names = None if roles is None else [role.strip() for role in roles.split(",") if role.strip()]
     return Worker(*outboxes, roles=names)
 
 
@@ -286,15 +309,10 @@ def declared_by(path: str | None) -> Declared:
     return Declared(outbox.codecs, outbox.topics)
 
 
-def codecs_of(path: str | None) -> Codecs:
-    """Import an Outbox as `load_quietly` does, if one is named; return its codecs."""
-    return NO_CODECS if path is None else load_quietly(path).codecs
-
-
 def _cannot_import(path: str, module_name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "\0"):
         return f"--app {path!r}: there is no module {error.name!r} in {Path.cwd()} or in PYTHONPATH"
-    message = f"--app {path!r} can't be imported: {type(error).__name__}: {one_line(str(error))}"
+    message = f"--app {path!r} can't be imported: {one_line(named(error))}"
     frames = extract_tb(error.__traceback__)
     return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
 
@@ -440,7 +458,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # as is said
         say("Ctrl-C ends it.")
-        standalone.serve(config, settings=databases.settings, codecs=codecs_of(app), announce=say)
+        standalone.serve(config, settings=databases.settings, codecs=declared_by(app).codecs, announce=say)
     say("the console has stopped")
 
 

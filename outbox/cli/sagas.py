@@ -70,15 +70,15 @@ def show_saga(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a flow and the commands that it has sent; each is a message, which outbox messages show tells more of."""
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         view = Sagas(operator.databases).flow(as_id(id_, "flow"))
-    facts = {name: getattr(view.flow, name) for name in RowShape(FlowRow, "").names}
-    columns = (
-        "step command=kind message=message_id sent=sent_at deadline=deadline_at overdue=overdue_at "
-        "answered=answered_at answer reason"
-    )
-    shown = rows_table(columns, view.commands, "Commands", reason=lambda each: first_line(each.reason))
-    print_as(output, view, facts_table("Saga", facts), shown)
+        facts = {name: getattr(view.flow, name) for name in RowShape(FlowRow, "").names}
+        columns = (
+            "step command=kind message=message_id sent=sent_at deadline=deadline_at overdue=overdue_at "
+            "answered=answered_at answer reason"
+        )
+        shown = rows_table(columns, view.commands, "Commands", reason=lambda each: first_line(each.reason))
+        print_as(output, view, facts_table("Saga", facts), shown)
 
 
 @gathered

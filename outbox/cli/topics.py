@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,6 @@ from outbox.cli.output import (
     first_line,
     print_as,
     print_json,
-    print_rows,
     say,
     table,
 )
@@ -154,14 +154,18 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
     Example:
       outbox topics paused
     """
-    with databases.opened() as operator:
-        print_rows(operator.topic_pauses(databases.only), _PAUSES, form, databases=len(operator.databases) > 1)
+    databases.show(lambda operator: operator.topic_pauses(databases.only), _PAUSES, form)
 
 
 @gathered
-def pause(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
+def pause(
+    topic: TopicArgument,
+    databases: DatabasesOptions,
+    decided: DecidedOptions,
+    create: Annotated[bool, typer.Option("--create", help="Also a topic that has no message so far.")] = False,
+) -> None:
     """Pause a topic."""
-    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
+    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only, "create": create}
     decided.perform(PAUSE_TOPIC, databases, lambda operator: operator.pause_topic(topic, **facts))
 
 
@@ -192,14 +196,8 @@ def delete(
             "workers": ", ".join(preview.workers) or "none",
             "left": "; ".join(preview.living) or "nothing",
         }
-        act_after_preview(
-            DELETE_TOPIC,
-            acting,
-            f"topic {topic}",
-            preview,
-            [facts_table(f"Topic {topic}", facts)],
-            lambda: operator.delete_topic(topic, by=acting.by, why=acting.reason, database=databases.only),
-        )
+        do = partial(operator.delete_topic, topic, by=acting.by, why=acting.reason, database=databases.only)
+        act_after_preview(DELETE_TOPIC, acting, f"topic {topic}", preview, [facts_table(f"Topic {topic}", facts)], do)
 
 
 topics_app.command("delete", help=help_of(DELETE_TOPIC, "topics delete order-created"))(delete)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from sqlalchemy import Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from outbox.compensate.sql import has_inbox
-from outbox.database.engines import address_of, connect, discard, engine_of, url_of
+from outbox.database.engines import address_of, check_database, connect, discard, engine_of, url_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
-from outbox.database.session import check_function, is_async
+from outbox.database.session import CalledFunction, check_function
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.content import Codecs, check_topic
-from outbox.text import database_address, function_name, summary_of
+from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Compensation:
+class Compensation(CalledFunction):
     """The compensation of a topic.
 
     ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
@@ -63,17 +63,7 @@ class Compensation:
             raise InvalidHandler(f"{what}: after says how long a message stays parked before; it needs when='parked'")
         object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
         for number, consumer in enumerate(self.consumers, 1):
-            _check_database(f"{what}: number {number} of consumers", consumer)
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
+            check_database(f"{what}: number {number} of consumers", consumer)
 
 
 def as_databases(
@@ -83,18 +73,6 @@ def as_databases(
     if isinstance(consumers, str) or not isinstance(consumers, Collection):
         raise InvalidHandler(f"compensation of {topic!r}: consumers is a collection of databases; write [database]")
     return tuple(consumers)
-
-
-def _check_database(what: str, value: object) -> None:
-    if isinstance(value, str):
-        try:
-            make_url(value)
-        except ArgumentError:
-            raise InvalidHandler(f"{what} is no URL of a database; write postgresql://user@host/database") from None
-        return
-    # An AsyncEngine has one inside; asking its class would import what may not be installed.
-    if not isinstance(getattr(value, "sync_engine", value), Engine):
-        raise InvalidHandler(f"{what} must be an engine, an async engine or a URL, not {type(value).__name__}")
 
 
 T = TypeVar("T")
@@ -185,11 +163,11 @@ class InboxDatabases:
             self._has_inbox = self._own.run(self._has_inboxes)
         databases: list[InboxDatabase] = [self._own] if self._has_inbox else []
         for consumer in compensation.consumers:
-            address = address_of(url := url_of(consumer))
+            address = address_of(consumer)
             if address == self._own_address:
                 continue
             if address not in self._others:
-                self._others[address] = InboxDatabase(database_address(url), partial(_connect, consumer))
+                self._others[address] = InboxDatabase(database_address(url_of(consumer)), partial(_connect, consumer))
             databases.append(self._others[address])
         return databases
 

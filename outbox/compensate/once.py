@@ -20,17 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
-from outbox.compensate.run import (
-    LEASE,
-    CompensationItem,
-    CompensationRun,
-    ItemTable,
-    StaleItem,
-)
+from outbox.compensate.run import LEASE, CompensationItem, CompensationRun, ItemTable, StaleItem
 from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.database.time_limit import LimitedRunners
+from outbox.message.masking import without
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings
 from outbox.telemetry.events import (
@@ -208,7 +203,7 @@ class _CompensationPass:
         item, compensation = run.item, run.compensation
         if compensation.limit.exhausted:
             raise Postponed(f"{compensation.name} hangs in every thread that it may have", UNREACHABLE)
-        error: Exception | None
+        error: BaseException | None
         try:
             thread = f"outbox-compensate-{item.topic}"
             self._runners.run(compensation.limit, thread, run.hold, is_async=compensation.is_async)
@@ -218,18 +213,18 @@ class _CompensationPass:
         if run.done:
             emit(MessageCompensated(**_names(item)))
             return "done"
-        if isinstance(error, StaleItem):
+        if issubclass(type(error), StaleItem):
             return self._check_again(item, databases, str(error))
         if error is None or (self._stopping() and run.error is None):
             raise Postponed("the worker was stopped", 0)
         if not run.called:
             raise Postponed(summary_of(error).partition("\n")[0], BUSY if run.held else UNREACHABLE)
-        return self._failed(item, error, lost=run.error is None)
+        return self._failed(run, error, lost=run.error is None)
 
-    def _failed(self, item: CompensationItem, error: Exception, *, lost: bool) -> str:
+    def _failed(self, run: CompensationRun, error: BaseException, *, lost: bool) -> str:
+        item, failure = run.item, without(summary_of(error), run.message.secrets if run.message else ())
         most = self._settings.compensation_attempts
         emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=most, error=error))
-        failure = summary_of(error)
         if item.attempts >= most:
             return self._items.close(item, "failed", f"failed {item.attempts} times, at last: {failure}")
         outcome = f"failed: {failure} (attempt {item.attempts} of {most})"

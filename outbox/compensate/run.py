@@ -6,6 +6,7 @@ One item of a compensation, and what is written about it in the producer's datab
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
-from outbox.message.model import Counts, Message, Park, Retry, Skip, read_headers
+from outbox.message.answer import COMPENSATION
+from outbox.message.masking import cleaned
+from outbox.message.model import Counts, Message, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Compensating, observed
 from outbox.text import storable
@@ -157,7 +160,8 @@ class CompensationRun:
     held: bool = False
     called: bool = False
     done: bool = False
-    error: Exception | None = None
+    error: BaseException | None = None
+    message: Message | None = None
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Run it on a connection that isn't in a transaction.
@@ -170,19 +174,15 @@ class CompensationRun:
         return Counts()
 
     def _perform(self, connection: Connection) -> None:
-        message = self._begin(connection)
+        message = self.message = self._begin(connection)
         joined = JoinedSession(connection, is_async=self.compensation.is_async)
         self.called = True
         try:
             result = observed(Compensating(message), joined.call, self.compensation.function, message)
-            joined.accept(result, "compensation", CompensationFailed)
-            if isinstance(result, Retry | Park | Skip):
-                raise CompensationFailed(
-                    f"the compensation returned {result!r}, which only handlers may; let it raise to be tried again"
-                )
+            joined.accept(result, COMPENSATION, CompensationFailed)
         finally:
             joined.close()
-        self._end(connection, result)
+        self._end(connection, result, message.secrets)
         commit(connection)
         self.done = True
 
@@ -213,7 +213,7 @@ class CompensationRun:
         at, as_read = (item.topic, queue, position), (self.compensation.model, self.compensation.codecs, encoding)
         return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, *as_read)
 
-    def _end(self, connection: Connection, result: Any) -> None:
+    def _end(self, connection: Connection, result: Any, secrets: Collection[str]) -> None:
         schema, item, result = self.settings.schema, self.item, _as_json(result)
         although = f", although {', '.join(self.consumed)} consumed it" if self.consumed else ""
         outcome = f"compensated by {self.compensation.name}{although}"
@@ -222,7 +222,7 @@ class CompensationRun:
             "function": self.compensation.name,
             "quarantined": self.quarantined,
             "consumed": self.consumed,
-            "returned": None if result is None else json.loads(result),
+            "returned": None if result is None else cleaned(json.loads(result), secrets, is_text=True),
         }
         done, _, _ = execute(
             connection,

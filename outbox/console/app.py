@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,12 +41,12 @@ from outbox.console.problems import Problem, as_problem
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.message.masking import Redactor
 from outbox.operator.health.overview import why_unreachable
-from outbox.operator.look.redact import Redactor
-from outbox.reader import Reader, environment, option, variable
+from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit
-from outbox.text import described, summary_of
+from outbox.text import described, summary_of, trace_of
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -89,7 +88,8 @@ class ConsoleOptions(TypedDict, total=False):
     ``trusted_origins`` are other sites that may send, ``trusted_proxies`` addresses or networks whose ``X-Forwarded-*``
     is believed. ``environment`` is shown as a badge. ``redactor`` says how bodies are shown. ``codecs``
     read those of other content types; they default to those of the source. ``metrics`` turns ``/metrics`` on, which is
-    off by default.
+    off by default; ``metrics_rows`` topics, groups and sagas have gauges of their own there, of each gauge those with
+    the highest values, and all others have one together.
     """
 
     databases: Mapping[str, Bind] | None
@@ -102,6 +102,7 @@ class ConsoleOptions(TypedDict, total=False):
     redactor: Redactor | None
     codecs: Codecs | None
     metrics: Metrics
+    metrics_rows: int
 
 
 def create_console_app(
@@ -130,7 +131,8 @@ def create_console_app(
         )
     own = options.get("databases"), options.get("settings"), options.get("redactor"), options.get("codecs")
     operators = OperatorSource(source, *own, read_only=read_only)
-    console = Console(operators, authorizer, trust, read_only=read_only, environment=options.get("environment"))
+    shown = options.get("environment"), options.get("metrics_rows", 500)
+    console = Console(operators, authorizer, trust, read_only, *shown)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -228,7 +230,7 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def _tell_failure(context: RequestContext, error: Exception) -> None:
-    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
+    trace = trace_of(error)[-_TRACE_CHARS:]
     emit(RequestFailed(**context.facts, traceback=trace, error=error))
 
 
@@ -334,8 +336,10 @@ class ConsoleConfig(ConsoleServer):
     user_roles: Mapping[str, Role] = option(help="NAME=ROLE of the users of that header.", factory=dict)
     user_default_role: Role | None = option(None, "The role of all other users of that header.")
     session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
+    session_idle: Seconds = option(3600.0, "How long a session lives without use.", above=0)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
     metrics: Metrics = option("off", "Who may read /metrics.")
+    metrics_rows: int = option(500, "How many topics, and groups, have gauges of their own there.", least=1)
 
     def __post_init__(self) -> None:
         Reader().check(self)
@@ -438,7 +442,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     if config.user_header:
         found.append(TrustedHeader(config.user_header, roles=config.user_roles, default=config.user_default_role))
     if config.tokens:
-        found.append(Bearer(config.tokens, session_key=config.session_key))
+        found.append(Bearer(config.tokens, session_key=config.session_key, idle=config.session_idle))
     if config.users:
         found.append(Basic(config.users))
     if found:
@@ -451,7 +455,7 @@ def authorizer_of(config: ConsoleConfig) -> tuple[Authorizer, str | None]:
     token, user = secrets.token_urlsafe(24), "console"
     with contextlib.suppress(OSError, KeyError):  # in a container, a user may have no more than a number
         user = getpass.getuser()
-    return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}), token
+    return Bearer({hash_token(token): Principal.of(user, Role.ADMIN)}, idle=config.session_idle), token
 
 
 def app_of(
@@ -471,4 +475,5 @@ def app_of(
         redactor=Redactor(config.payload),
         codecs=codecs,
         metrics=config.metrics,
+        metrics_rows=config.metrics_rows,
     )

@@ -86,6 +86,8 @@ def authentication(authorizer: Authorizer) -> Callable[..., None]:
             raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
         context.identity = found
         context.demand(VIEW)
+        if context.is_export:
+            context.search()
         reads = request.method in SAFE_METHODS or getattr(request.scope["endpoint"], "only_reads", False)
         context.acts = not reads
         if context.console.read_only and not reads:
@@ -115,8 +117,9 @@ class Basic:
     """Names and passwords, for which the browser has a dialog (HTTP Basic).
 
     ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
-    address, and by address alone where one tries many names. A password that was right is recognised by a keyed digest
-    for as long as the process runs, since scrypt is slow on purpose and browsers send the password each time.
+    address. Where many names are tried from one address, one password of it is compared at a time, and a right one lets
+    in all the same. A password that was right is recognised by a keyed digest for as long as the process runs, since
+    scrypt is slow on purpose and browsers send the password each time.
 
     Raises:
         InvalidSettings: a hash or role that isn't one.
@@ -131,11 +134,13 @@ class Basic:
         }
         self._throttle = throttle or Throttle()
         # Of a user who isn't there: no password has it, and it takes as long to compare with.
-        costs = next((hashed for hashed, _ in self._users.values()), PasswordHash())
+        costs = max((hashed for hashed, _ in self._users.values()), key=lambda each: each.cost, default=PasswordHash())
         self._decoy = replace(costs, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
+        #: The addresses from which many names were tried, and one password of which is compared now.
+        self._sprayed: set[str] = set()
 
     def __call__(self, request: Request) -> Principal | None:
         """Return the user whose name came with the right password; raise a `Problem` (429) if too many have failed."""
@@ -156,9 +161,16 @@ class Basic:
         context = context_of(request)
         attempt = (name[:100], context.client)
         self._throttle.check(attempt)
-        self._throttle.check(context.client, free=_SPRAYED)
-        with self._tries:
-            is_right = hashed.matches(password)
+        refusal = self._throttle.refusal(context.client, free=_SPRAYED)
+        with self._lock:
+            if refusal and context.client in self._sprayed:
+                raise refusal
+            self._sprayed |= {context.client} if refusal else set()
+        try:
+            with self._tries:
+                is_right = hashed.matches(password)
+        finally:
+            self._sprayed -= {context.client} if refusal else set()
         if not is_right or principal is None:
             self._throttle.failed(attempt)
             self._throttle.failed(context.client)
@@ -166,6 +178,8 @@ class Basic:
             facts = context.facts
             facts["principal"] = principal.id if principal else None
             emit(LoginFailed(**facts))
+            if refusal:
+                raise refusal
             return None
         # Those of the address stay: a spray could have one right password in it.
         self._throttle.succeeded(attempt)
@@ -178,10 +192,12 @@ class Basic:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """A session that a cookie stands for; ``expires`` is in seconds since 1970."""
+    """A session that a cookie stands for; ``expires`` and ``used`` (when last) are in seconds since 1970."""
 
+    subject: str
     number: str
     expires: int
+    used: int
     principal: Principal
 
     @property
@@ -194,7 +210,9 @@ class Bearer:
     """Tokens: in the header ``Authorization: Bearer …`` by programs, typed into a page by people, who get a session.
 
     ``tokens`` maps the hash of a token (by `hash_token`) to its principal. A session ends with its token, after
-    ``seconds``, or with the process. Its cookie names the token (not what may be done with it) and is signed by
+    ``seconds``, when it wasn't used for ``idle`` seconds, or with the process. The cookie says when it was used last,
+    by the clock of the console's host, and is replaced with use; a page that refreshes itself doesn't use it. Its
+    cookie names the token (not what may be done with it) and is signed by
     HMAC-SHA-256, for which the standard library is enough. Without ``session_key`` the process makes one of its own:
     nothing to configure, nothing to leak, and a restart logs everybody out. Several processes behind one address need
     the same key (at least 32 characters).
@@ -218,6 +236,7 @@ class Bearer:
         session_key: str | None = None,
         throttle: Throttle | None = None,
         seconds: int = 12 * 3600,
+        idle: float = 3600,
     ) -> None:
         for hashed in tokens:
             if not re.fullmatch(r"[0-9a-f]{64}", hashed):
@@ -230,6 +249,7 @@ class Bearer:
                 f"the session key has {len(session_key)} characters; it must have at least 32, and be random"
             )
         self.seconds: int = seconds
+        self.idle: float = idle
         self._tokens, self._throttle = dict(tokens), throttle or Throttle()
         self._key = secrets.token_bytes(32) if session_key is None else session_key.encode()
         self._is_shared = session_key is not None
@@ -266,9 +286,11 @@ class Bearer:
         if (found := self.find(token.strip(), client)) is None:
             return None
         hashed, principal = found
-        session = [_subject(hashed), int(time.time()) + self.seconds, secrets.token_urlsafe(12)]
-        content = json.dumps(session).encode()
-        return f"{_text(content)}.{_text(self._signature(content))}", principal
+        return self._cookie(_subject(hashed), int(time.time()) + self.seconds, secrets.token_urlsafe(12)), principal
+
+    def _cookie(self, *session: str | int) -> str:
+        content = json.dumps([*session, int(time.time())]).encode()
+        return f"{_text(content)}.{_text(self._signature(content))}"
 
     def session(self, cookie: str | None) -> ConsoleSession | None:
         """Return the session of a cookie; None if it was forged, has expired or ended here, or its token is gone."""
@@ -279,14 +301,13 @@ class Bearer:
             return None
         if not hmac.compare_digest(self._signature(content), presented):
             return None
-        subject, expires, *rest = json.loads(content)
-        # One of an earlier version, with the same key, can't be ended.
-        number = next(iter(rest), None)
-        if time.time() >= expires or number is None or number in self._ended:
+        # One of an earlier version, with the same key, doesn't say when it was used.
+        subject, expires, number, used = [*json.loads(content), 0, 0][:4]
+        if time.time() >= min(expires, used + self.idle) or number in self._ended:
             return None
         matches = (p for hashed, p in self._tokens.items() if hmac.compare_digest(_subject(hashed), subject))
         principal = next(matches, None)
-        return ConsoleSession(number, expires, principal) if principal else None
+        return ConsoleSession(subject, number, expires, used, principal) if principal else None
 
     def end(self, session: ConsoleSession, context: RequestContext) -> None:
         """End a session, wherever copies of its cookie are.
@@ -305,6 +326,8 @@ class Bearer:
         session = self.session(cookie)
         if session is None or (self._is_shared and _has_ended(session, context)):
             return None
+        if context.by_hand and time.time() >= session.used + self.idle / 20:
+            context.renewed = self._cookie(session.subject, session.expires, session.number)
         return session.principal
 
     def _signature(self, content: bytes) -> bytes:
@@ -494,8 +517,13 @@ class Throttle:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def check(self, client: Hashable, *, free: int | None = None) -> None:
-        """Refuse a client that has to wait by a `Problem` (429); ``Retry-After`` says how many seconds are left.
+    def check(self, client: Hashable) -> None:
+        """Refuse a client that has to wait by a `Problem` (429), as `refusal` has it."""
+        if refusal := self.refusal(client):
+            raise refusal
+
+    def refusal(self, client: Hashable, *, free: int | None = None) -> Problem | None:
+        """Return the `Problem` (429) of a client that has to wait: ``Retry-After`` says how many seconds are left.
 
         ``free`` is how many failures this one has, where it isn't the usual number.
         """
@@ -503,13 +531,11 @@ class Throttle:
         with self._lock:
             count, last = self._failures.get(client, (0, 0.0))
         wait = min(2.0 ** min(count - free, 30), self._longest) if count >= free else 0.0
-        if count and (left := last + wait - self._clock()) > 0:
-            seconds = str(math.ceil(left))
-            raise Problem(
-                "too-many-attempts",
-                f"too many logins have failed; try again in {seconds} s",
-                headers={"Retry-After": seconds},
-            )
+        if not count or (left := last + wait - self._clock()) <= 0:
+            return None
+        seconds = str(math.ceil(left))
+        detail = f"too many logins have failed; try again in {seconds} s"
+        return Problem("too-many-attempts", detail, headers={"Retry-After": seconds})
 
     def failed(self, client: Hashable) -> None:
         """Count a failed login."""

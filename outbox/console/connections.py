@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, QueuePool, create_engine, event
+from sqlalchemy import Engine, QueuePool, event
 from sqlalchemy.exc import DBAPIError
 
 from outbox.app import Outbox
 from outbox.console.events import DatabaseMissing
-from outbox.database.engines import engine_of, psycopg_engine, url_of
+from outbox.database.engines import separate_engine, url_of
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.databases import AwayDatabase, Database, Databases, open_database
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
     from outbox.database.engines import Bind
+    from outbox.message.masking import Redactor
     from outbox.message.topic import Topic
-    from outbox.operator.look.redact import Redactor
 
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
 
@@ -56,10 +56,7 @@ def own_engine(source: Bind, *, read_only: bool = False) -> Engine:
         "hide_parameters": True,
         "poolclass": QueuePool,
     }
-    if (own := psycopg_engine(source)) is not None and not own.dialect.is_async:
-        engine = create_engine(own.url, creator=lambda: _driver_connection(own), **options)
-    else:
-        engine = engine_of(url_of(source).set(drivername="postgresql+psycopg"), _CONNECT_WAIT, **options)
+    engine = separate_engine(source, _CONNECT_WAIT, **options)
 
     @event.listens_for(engine, "begin")
     def name_and_limit(connection: Connection) -> None:
@@ -169,12 +166,3 @@ def _only_reading(operator: Operator) -> Operator:
         for each in operator.databases.values()
     ]
     return Operator(Databases(databases), operator.redactor, operator.codecs, operator.topics)
-
-
-def _driver_connection(source: Engine) -> Any:
-    """Return a connection of the driver, made as the application makes its own, and no more in its pool."""
-    connection = source.raw_connection()
-    connection.detach()
-    driver: Any = connection.dbapi_connection
-    driver.autocommit = False
-    return driver

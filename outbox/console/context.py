@@ -14,9 +14,11 @@ import enum
 import hashlib
 import ipaddress
 import re
+import threading
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
@@ -27,15 +29,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.console.connections import OperatorSource
-from outbox.console.events import RequestDone, RequestFacts
+from outbox.console.events import RequestDone, RequestFacts, RequestUnavailable
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
 from outbox.operator.acts import ACTS, DECLARATIONS
+from outbox.operator.databases import CALLER, Caller
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
+from outbox.text import summary_of
 
 if TYPE_CHECKING:
     from outbox.console.auth import Bearer
@@ -56,6 +60,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024
 #: How many requests are worked on at once; and how many exports, which have slots of their own.
 SLOTS, EXPORT_SLOTS = 8, 1
+#: How many searches, previews and exports of one principal run at once, in one process.
+SEARCHES = 2
 #: Below which path the API is, and its exports.
 API = "/api/v1"
 _EXPORTS = f"{API}/export/"
@@ -78,8 +84,9 @@ FIXED_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-#: See everything, bodies masked; cancel bulk jobs; see bodies as they are. Each act has a permission of its own.
-VIEW, CANCEL, REVEAL = "view", "bulk_job:cancel", "payload:read"
+#: See everything, bodies masked; see where databases are; cancel bulk jobs; see bodies as they are. Each act has a
+#: permission of its own.
+VIEW, ADDRESSES, CANCEL, REVEAL = "view", "address:read", "bulk_job:cancel", "payload:read"
 
 
 class Role(enum.StrEnum):
@@ -104,7 +111,7 @@ class Role(enum.StrEnum):
 
 
 _VIEWER = frozenset({VIEW})
-_OPERATOR = _VIEWER | {CANCEL, *(act.permission for act in DECLARATIONS if act.role == "operator")}
+_OPERATOR = _VIEWER | {ADDRESSES, CANCEL, *(act.permission for act in DECLARATIONS if act.role == "operator")}
 
 #: Every permission that there is.
 PERMISSIONS = _OPERATOR | {REVEAL, *(act.permission for act in DECLARATIONS)}
@@ -207,7 +214,7 @@ class Console:
     """One console: its databases, its authorizer, and how it is reached.
 
     ``environment`` is the name in the badge (``prod`` is red). ``source`` connects to the databases at the first
-    call.
+    call. ``searches`` counts those of each principal that run, under the ``lock``.
     """
 
     source: OperatorSource
@@ -215,6 +222,9 @@ class Console:
     trust: Trust
     read_only: bool = False
     environment: str | None = None
+    metrics_rows: int = 500
+    searches: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def sessions(self) -> Bearer | None:
@@ -222,13 +232,13 @@ class Console:
         return getattr(self.authorizer, "sessions", None)
 
 
-class RequestContext:
+class RequestContext(Caller):
     """What is known of one request to a console, and what its sender may do: what it says, as far as that is trusted.
 
     ``base`` is the path of the console's root, ``path`` the rest of the request's path. ``client`` is the address the
     request came from, ``by_proxy`` whether a trusted proxy handed it on, ``host`` the name (and port) it was sent to.
     ``secure`` is whether the browser speaks TLS. ``identity`` is None until the authorizer has found the principal.
-    ``acts`` says whether it changes something, or reveals a body: then the log tells of it.
+    ``acts`` says whether it changes something, or reveals a body: then the log tells of it. ``gone``: its client has.
     """
 
     def __init__(self, console: Console, scope: Scope) -> None:
@@ -253,20 +263,60 @@ class RequestContext:
         self.request_id: str = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         self.identity: Principal | None = None
         self.acts: bool = self.method not in SAFE_METHODS
+        #: Whether a person has requested it: of the parts of pages, scripts refresh those that they GET.
+        self.by_hand: bool = self.acts or "hx-request" not in headers
+        #: The cookie of the session from now on, where the request has used it.
+        self.renewed: str | None = None
+        self.is_export: bool = path.startswith(_EXPORTS)
+        self.gone: bool = False
+        self._searches: bool = False
+
+    def check(self) -> None:
+        """Refuse to read more for a client that has gone, by a `Problem` (408)."""
+        if self.gone:
+            raise Problem("client-gone", "the client has closed the connection before it was answered")
+
+    def search(self) -> None:
+        """Count the request among the searches of its principal; raise a `Problem` (429) if `SEARCHES` run."""
+        if self._searches:
+            return
+        with self.console.lock:
+            if self.console.searches[self.principal.id] >= SEARCHES:
+                detail = f"{SEARCHES} searches or exports of {self.principal.id!r} are running; end one, or wait for it"
+                raise Problem("too-many-searches", detail, headers={"Retry-After": "2"})
+            self.console.searches[self.principal.id] += 1
+            self._searches = True
+
+    def end(self) -> None:
+        """Let the principal search again."""
+        if self._searches:
+            with self.console.lock:
+                self.console.searches.subtract([self.principal.id])
+
+    def heard(self, message: asyncio.Future[Message]) -> None:
+        """Take notice of what the client has sent after its request: that it has gone."""
+        if not message.cancelled() and message.exception() is None:
+            self.gone = message.result()["type"] == "http.disconnect"
 
     @property
     def operator(self) -> Operator:
         """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
         everything = self.console.source()
-        if self.identity is not None and self.may(REVEAL):
-            return everything
-        return MaskedOperator(everything.databases, everything.redactor, everything.codecs, everything.topics)
+        addresses = self.identity is not None and self.identity.may(ADDRESSES)
+        # By what is masked its sender can't search.
+        kind = Operator if addresses and self.may(REVEAL) else MaskedOperator
+        redactor = everything.redactor if addresses else everything.redactor.without_addresses()
+        found = kind(everything.databases, redactor, everything.codecs, everything.topics)
+        found.addresses = addresses
+        return found
 
     @property
     def reconciliations(self) -> ReconciliationOrders:
         """What the sender can see of reconciliations, and order; as `operator`."""
-        everything = self.console.source()
-        return ReconciliationOrders(everything.databases, everything.redactor)
+        operator = self.operator
+        found = ReconciliationOrders(operator.databases, operator.redactor)
+        found.addresses = operator.addresses
+        return found
 
     @property
     def sagas(self) -> Sagas:
@@ -325,19 +375,29 @@ class RequestContext:
 
         ``needed`` is a permission, or the name of an act.
         """
-        return self._refusal(needed) is None
+        permission = ACTS[needed].permission if needed in ACTS else needed
+        return self.principal.may(permission) and (permission == VIEW or not self.console.read_only)
 
     def demand(self, needed: str) -> None:
         """Refuse the request by a `Problem` (403) unless its sender could do this here, as `may` has it."""
-        if (refusal := self._refusal(needed)) is not None:
-            raise refusal
-
-    def _refusal(self, needed: str) -> Problem | None:
+        if self.may(needed):
+            return
         permission = ACTS[needed].permission if needed in ACTS else needed
-        if not self.principal.may(permission):
-            detail = f"{self.principal.id!r} doesn't have the permission {permission!r}; ask an admin of the console"
-            return Problem("forbidden", detail)
-        return Problem.read_only() if self.console.read_only and permission != VIEW else None
+        if self.principal.may(permission):
+            raise Problem.read_only()
+        detail = f"{self.principal.id!r} doesn't have the permission {permission!r}; ask an admin of the console"
+        raise Problem("forbidden", detail)
+
+    def set_cookie(self, value: str | None) -> str:
+        """Return the header that sets the session's cookie; None takes it away."""
+        response, sessions = Response(), self.console.sessions
+        where: dict[str, Any] = {"path": self.base or "/", "secure": self.secure, "samesite": "strict"}
+        if value is None:
+            response.delete_cookie(self.cookie, httponly=True, **where)
+        else:
+            seconds = sessions.seconds if sessions else None
+            response.set_cookie(self.cookie, value, seconds, httponly=True, **where)
+        return response.headers["set-cookie"]
 
 
 def context_of(request: Request) -> RequestContext:
@@ -415,7 +475,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         context = scope[SCOPE_KEY] = RequestContext(self.console, scope)
-        status, slot = 0, self._slot(export=context.path.startswith(_EXPORTS))
+        status, slot = 0, self._slot(export=context.is_export)
+        caller = CALLER.set(context)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -424,20 +485,27 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(FIXED_HEADERS | {"X-Request-ID": context.request_id})
                 headers.setdefault("Cache-Control", "no-store")
+                if context.renewed and "set-cookie" not in headers:
+                    headers.append("Set-Cookie", context.set_cookie(context.renewed))
             async with slot.away():
                 await send(message)
 
         try:
             headers = Headers(scope=scope)
             self._check(context, headers)
-            body = await buffered(receive, headers)
-            async with slot:
+            async with _heard(receive, headers, context) as body, slot:
                 await self.app(scope, body, sending)
         except Exception as error:
+            if context.gone:
+                return  # to no client that would read an answer
             if status:
+                emit(RequestUnavailable(**context.facts, reason=summary_of(error.__cause__ or error), error=error))
                 raise
             response = await self.answer(Request(scope, receive), error)
             await response(scope, receive, sending)
+        finally:
+            CALLER.reset(caller)
+            context.end()
         if context.acts and context.identity and status < 400:
             emit(RequestDone(**context.facts, status=status))
 
@@ -522,24 +590,35 @@ def check_origin(trust: Trust, headers: Headers, context: RequestContext) -> Non
         )
 
 
-async def buffered(receive: Receive, headers: Headers) -> Receive:
-    """Read the body before the request takes a slot, and return a ``receive`` that gives it once more."""
-    too_large = Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
-    with contextlib.suppress(ValueError):
-        if int(headers.get("content-length", "0")) > MAX_BODY:
-            raise too_large
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return receive
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > MAX_BODY:
-            raise too_large
-    messages = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+@contextlib.asynccontextmanager
+async def _heard(receive: Receive, headers: Headers, context: RequestContext) -> AsyncIterator[Receive]:
+    """Read the body before the request takes a slot; give a ``receive`` with it, while the client's end is awaited."""
+    messages = iter([await _buffered(receive, headers)])
+    following = asyncio.ensure_future(receive())
+    following.add_done_callback(context.heard)
 
     async def replay() -> Message:
-        return next(messages, None) or await receive()
+        for first in messages:
+            return first
+        return await (receive() if following.done() and not context.gone else asyncio.shield(following))
 
-    return replay
+    try:
+        yield replay
+    finally:
+        following.cancel()
+
+
+async def _buffered(receive: Receive, headers: Headers) -> Message:
+    """Return the whole body as one message; or that the client has gone."""
+    length, body, more = headers.get("content-length", ""), bytearray(), True
+    is_too_large = length.isdecimal() and (len(length) > 9 or int(length) > MAX_BODY)
+    while more and not is_too_large:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return message
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        is_too_large = len(body) > MAX_BODY
+    if is_too_large:
+        raise Problem("too-large", f"the body has more than {MAX_BODY} bytes; name fewer messages, or use a filter")
+    return {"type": "http.request", "body": bytes(body), "more_body": False}

@@ -115,11 +115,6 @@ class DatabaseMissing(TelemetryEvent):
     reason: str
     repeated: bool
 
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each try."""
-        return logging.DEBUG if self.repeated else self.usual_level
-
 
 @event("console.not_ready", "console", logging.WARNING, "not every database answers: %(reason)a")
 class NotReady(TelemetryEvent):
@@ -127,11 +122,6 @@ class NotReady(TelemetryEvent):
 
     reason: str
     repeated: bool
-
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each probe."""
-        return logging.DEBUG if self.repeated else self.usual_level
 
 
 @event("console.badges_missing", "console", logging.DEBUG, "the numbers in the navigation can't be counted: %(reason)a")

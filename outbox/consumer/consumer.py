@@ -420,8 +420,7 @@ class QueueConsumer:
                 passed.append(entry)
                 break
             passed.append(entry)
-        entries, self._waiting = list(todo.values()), list(waiting.values())
-        of = self._queue
+        of, entries, self._waiting = self._queue, list(todo.values()), list(waiting.values())
         if known_failed and not execute(connection, sql.lock_failed(of.schema, of.group, entries[0].id))[0]:
             # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
             # what the handler did would stay, though the row says something else.
@@ -434,7 +433,8 @@ class QueueConsumer:
             return State.LOCKED, Counts()
         # One by one, each statement waits for its answer: a failure is told where it happens.
         pipelined = self._subscription.pipeline and not (self._one_by_one or self._gate.probing)
-        run_handler(connection, self._subscription, entries, attempt, self.meter, first_failed_at, pipelined=pipelined)
+        how = attempt, self.meter, self._reading.number, first_failed_at
+        run_handler(connection, self._subscription, entries, *how, pipelined=pipelined)
         for entry in expired.values():
             record_expiry(connection, self._queue, entry, attempt - 1, self._reading.number)
         if self._waiting:

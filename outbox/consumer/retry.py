@@ -109,7 +109,7 @@ def retry_next(
                 if ended.taken:
                     at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
                 return ended
-            run_handler(connection, subscription, [entry], attempts + 1, meter, locked[0][2])
+            run_handler(connection, subscription, [entry], attempts + 1, meter, reading, locked[0][2])
             counts = _close_retry(connection, subscription, queue_of_group, entry, attempts + 1, reading)
             meter.done += 1
             return counts

@@ -167,10 +167,11 @@ def is_inbox_conflict(error: Exception, schema: str) -> bool:
 
     The one unique index of the inbox has another name in each partition.
     """
+    if sqlstate(error) != _UNIQUE_VIOLATION:
+        return False
     diagnosis = getattr(getattr(error, "orig", None), "diag", None)
     table = getattr(diagnosis, "table_name", None) or ""
-    ours = getattr(diagnosis, "schema_name", None) == schema and table.startswith("consumer_message")
-    return ours and sqlstate(error) == _UNIQUE_VIOLATION
+    return getattr(diagnosis, "schema_name", None) == schema and table.startswith("consumer_message")
 
 
 #: Fail unless this is still the transaction that was marked.

@@ -6,13 +6,11 @@ decided purely here, written by the consumer.
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import hashlib
 import json
 import math
 import random
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,13 +29,24 @@ from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_l
 from outbox.database.session import JoinedSession, check_function, is_async
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
+from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
-from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Skip, Start, Status, read_headers
+from outbox.message.masking import without
+from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
-from outbox.text import error_text, function_name, kind_of_error, kind_of_text, storable
+from outbox.text import (
+    class_name,
+    error_text,
+    function_name,
+    kind_of_error,
+    kind_of_text,
+    message_of,
+    storable,
+    summary_of,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -109,7 +118,7 @@ class Subscription:
     timeout: float | None = None
     rate: float | None = None
     breaker: Breaker | None = None
-    source: Engine | AsyncEngine | str | None = None
+    source: Engine | AsyncEngine | str | None = field(default=None, repr=False)
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     send_reply: ReplySender | None = field(default=None, repr=False)
@@ -344,6 +353,10 @@ class HandlerFailure:
         """The first line of the error."""
         return self.error.partition("\n")[0]
 
+    def about(self, entry: Entry) -> HandlerFailure:
+        """Return it as it may be written down: its error quotes nothing that is masked in the message."""
+        return replace(self, error=without(self.error, entry.message.secrets)) if entry.message else self
+
 
 _ROLLED_BACK = HandlerFailure(
     "the handler rolled the session back; let it raise, or return Retry, Park or Skip instead"
@@ -369,7 +382,7 @@ class AttemptFailed(Exception):
     ) -> None:
         self.entry: Entry = entry
         self.attempts: int = attempts
-        self.failure: HandlerFailure = failure
+        self.failure: HandlerFailure = failure.about(entry)
         self.together: int = together
         self.pipelined: bool = pipelined
 
@@ -399,17 +412,17 @@ def crashed(subscription: Subscription, attempts: int, claims: int) -> tuple[int
 
 
 def failure_of(answer: Any) -> HandlerFailure | None:
-    """Return what a handler's return value says; None is success, and so is any other value."""
+    """Return what a handler's return value says; None is success, and no other value is."""
     if answer is None:
         return None
-    match answer:
-        case Retry(after=after, reason=reason):
-            return _retry(after, reason)
-        case Park(reason=reason):
-            return HandlerFailure(storable(reason), Status.PARKED)
-        case Skip(reason=reason):
-            return HandlerFailure(storable(reason), Status.CONSUMED)
-    return None
+    if refusal := HANDLER.refusal(answer):
+        return HandlerFailure(refusal)
+    try:
+        if isinstance(answer, Retry):
+            return _retry(answer.after, answer.reason)
+        return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
+    except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
+        return HandlerFailure(f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}")
 
 
 def _retry(after: Any, reason: Any) -> HandlerFailure:
@@ -423,7 +436,7 @@ def _retry(after: Any, reason: Any) -> HandlerFailure:
 
 def failure_from(error: BaseException) -> HandlerFailure:
     """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
-    status = Status.PARKED if isinstance(error, InvalidMessage) else Status.FAILED
+    status = Status.PARKED if issubclass(type(error), InvalidMessage) else Status.FAILED
     return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
 
 
@@ -437,7 +450,7 @@ def raise_refused(connection: Connection, error: Exception, entries: Sequence[En
     """
     if is_lost(connection) or not entries:
         raise error
-    if sql.ENDED in str(error):
+    if sql.ENDED in message_of(error):
         raise TransactionEnded(entries, attempt) from error
     raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
 
@@ -553,6 +566,7 @@ def run_handler(
     entries: Sequence[Entry],
     attempt: int,
     meter: HandlerMeter,
+    passage: int,
     first_failed_at: dt.datetime | None = None,
     *,
     pipelined: bool = False,
@@ -562,7 +576,8 @@ def run_handler(
     A handler can't commit: ``session.commit()`` only flushes, the framework commits inbox row, business change
     and offset together. A ``session.rollback()`` undoes the transaction, and counts as a failure. What the handlers
     sent is handed to the connection, to be written at its commit. ``attempt`` is that of the first entry, which failed
-    first at ``first_failed_at``. ``meter`` times the calls. ``pipelined``: the statements of all travel together.
+    first at ``first_failed_at``. ``meter`` times the calls. ``passage`` is the number of the group's way through the
+    queue. ``pipelined``: the statements of all travel together.
 
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
@@ -573,6 +588,8 @@ def run_handler(
     if not messages:
         return
     messages[0].attempt, messages[0].first_failed_at = attempt, first_failed_at
+    for message in messages if passage else ():
+        message.passage = passage
     joined = JoinedSession(connection, is_async=subscription.is_async, takes=subscription.takes)
     arguments: Sequence[Any] = [messages] if subscription.takes_batch else messages
     call = partial(_observed_call, joined, subscription) if observers.hooks or middlewares_here.get() else joined.call
@@ -596,7 +613,7 @@ def run_handler(
     except AttemptFailed:
         raise
     except BaseException as error:
-        if is_lost(connection) or _ends_the_pass(error):
+        if is_lost(connection) or is_from_outside(error):
             raise
         if joined.ended:
             raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
@@ -617,21 +634,3 @@ def _observed_call(
 def _until(entries: Sequence[Entry], last: Entry, subscription: Subscription) -> Sequence[Entry]:
     """Return the entries whose handler has run when that of ``last`` ended."""
     return entries if subscription.takes_batch else entries[: entries.index(last) + 1]
-
-
-def _ends_the_pass(error: BaseException) -> bool:
-    """Tell whether an exception came to the handler from outside, rather than from its own code.
-
-    Python raises KeyboardInterrupt in the main thread, whatever runs there; a cancelled task gets CancelledError where
-    it waits, and a coroutine that is closed GeneratorExit.
-    """
-    match error:
-        case KeyboardInterrupt():
-            return threading.current_thread() is threading.main_thread()
-        case asyncio.CancelledError():
-            try:
-                task = asyncio.current_task()
-            except RuntimeError:  # no event loop runs in this thread
-                return False
-            return task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from outbox.errors import InvalidHandler
+from outbox.text import message_of
 
 
 class CarrierKind(enum.Enum):
@@ -71,8 +72,9 @@ def carrier_of(what: str, function: Callable[..., Any], *, is_async: bool) -> De
             if "Session" in annotation:
                 return DeclaredCarrier(is_async=is_async)
             raise InvalidHandler(
-                f"{what}: the annotation {annotation!r} of parameter {parameter.name!r} can't be read ({error}); "
-                f"import what it names outside of 'if TYPE_CHECKING', or annotate it as {_possible(is_async)}"
+                f"{what}: the annotation {annotation!r} of parameter {parameter.name!r} can't be read "
+                f"({message_of(error)}); import what it names outside of 'if TYPE_CHECKING', or annotate it as "
+                f"{_possible(is_async)}"
             ) from None
     for declared in _alternatives(annotation):
         if (found := _kind_of(declared, is_async)) is not None:

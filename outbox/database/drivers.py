@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from outbox.database.execute import (
     ASYNCPG,
@@ -26,9 +26,6 @@ from outbox.database.execute import (
     translated,
 )
 from outbox.errors import TransactionRequired
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
@@ -131,7 +128,7 @@ class Raw:
         try:
             # In a pipeline, such as a handler's, there is no answer before the end of one of our own in it.
             with self.connection.pipeline() if self._in_pipeline else nullcontext():
-                cursor.execute(sql, values)
+                cursor.execute(sql, values, **self._binary)
             return list(cursor.fetchall()) if cursor.description else []
         except Exception as error:
             tell(error, statement)
@@ -164,24 +161,27 @@ class Raw:
             return [tuple(row) for row in await self.connection.fetch(sql, *values)]
         async with self._cursor() as cursor:
             async with self.connection.pipeline() if self._in_pipeline else nullcontext():
-                await cursor.execute(sql, values)
+                await cursor.execute(sql, values, **self._binary)
             return list(await cursor.fetchall()) if cursor.description else []
+
+    @property
+    def _binary(self) -> dict[str, bool]:
+        """Rows in binary form: how a time is written depends on the session."""
+        return {"binary": True} if self.driver == PSYCOPG else {}
 
     @property
     def _in_pipeline(self) -> bool:
         return self.driver == PSYCOPG and bool(self.connection.pgconn.pipeline_status)
 
     def _cursor(self) -> Any:
-        """Return a cursor of the driver's own kind, whatever kinds of cursors and rows the connection makes."""
+        """Return a cursor of the driver's own kind, whatever cursors, rows and values the connection makes."""
         if self.driver == PSYCOPG2:
             from psycopg2.extensions import cursor  # noqa: PLC0415 - whoever passes its connection has paid for it
 
             return cursor(self.connection)
-        import psycopg  # noqa: PLC0415 - whoever passes its connection has paid for it
-        from psycopg.rows import tuple_row  # noqa: PLC0415 - as above
+        from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - whoever passes its connection has paid for it
 
-        kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
-        return kind(self.connection, row_factory=tuple_row)
+        return own_cursor(self.connection)
 
 
 def raw_connection(carrier: object) -> Raw | None:

@@ -6,24 +6,32 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.util import await_only
 
-from outbox.errors import ErrorKind, InvalidSettings, OutboxError
+from outbox.errors import ErrorKind, InvalidSettings, OutboxError, SchemaError
+from outbox.message.model import Counts
+from outbox.telemetry.events import BatchTooLarge
+from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Dialect
+    from sqlalchemy import URL, Dialect, Engine
 
     from outbox.database.roundtrip import RoundTrip
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
+B = TypeVar("B", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
 
 #: The drivers that a message may be sent through. Statements are written with the placeholders of psycopg 3.
 PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
@@ -47,12 +55,13 @@ class Statement:
     """One SQL statement with its bound values.
 
     ``lossy`` names values that are texts about a failure: what the database or its client can't hold of them is written
-    out, since recording a failure must never fail.
+    out, since recording a failure must never fail. ``answered`` is called with its rows.
     """
 
     sql: str
     values: Sequence[Any] | Mapping[str, Any] = ()
     lossy: tuple[str, ...] = ()
+    answered: Callable[[list[Row]], None] | None = None
 
 
 class Uuids(list[UUID]):
@@ -201,7 +210,7 @@ def execute(
         SchemaMissing: a table of ours isn't there.
     """
     if connection.dialect.driver != PSYCOPG:
-        return _execute_by_dbapi(connection, statements)
+        return _answered(statements, _execute_by_dbapi(connection, statements))
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     driver = driver_of(connection)
@@ -229,7 +238,14 @@ def execute(
     except psycopg.Error as error:
         _raise_as_sqlalchemy(connection, error, statements)
     first, done = rows[int(begins) : int(begins) + len(statements)], len(rows) - len(following)
-    return first + rows[done:] if following else first
+    return _answered(statements, first) + (rows[done:] if following else [])
+
+
+def _answered(statements: Sequence[Statement], rows: list[list[Row]]) -> list[list[Row]]:
+    for each, found in zip(statements, rows, strict=True):
+        if each.answered is not None:
+            each.answered(found)
+    return rows
 
 
 def goes_on(connection: Connection) -> bool:
@@ -300,10 +316,8 @@ def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | No
 @cache
 def round_trip_kind() -> type[RoundTrip] | None:
     """Return the class of round trips; None where the driver is one that can't be driven so."""
-    try:
-        from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
-    except ImportError:  # a private part of the driver has another name
-        return None
+    from outbox.database.roundtrip import RoundTrip, is_known  # noqa: PLC0415 - imports the driver
+
     return RoundTrip if is_known() else None
 
 
@@ -313,17 +327,19 @@ def _send(
     """Run statements one by one as the driver does, then others in one round trip; return the rows of each."""
     import psycopg  # noqa: PLC0415 - importing outbox must not pay for the driver
 
+    from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - the same
+
+    work = [(own_cursor(driver), *each) for each in before]
     if not isinstance(driver, psycopg.AsyncConnection):
-        return _run(driver, before, trip)
+        return _run(driver, work, trip)
     adapted = cast("Any", connection.connection.dbapi_connection)
-    return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, before, trip)))
+    return cast("list[list[Row]]", adapted.run_async(lambda raw: _run_async(raw, work, trip)))
 
 
-def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+def _run(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
-    for sql, values in before:
-        cursor = raw.cursor(binary=True)
-        cursor.execute(sql, values, prepare=sql not in UNPREPARED)
+    for cursor, sql, values in before:
+        cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:
         with raw.lock:
@@ -331,11 +347,10 @@ def _run(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) ->
     return rows
 
 
-async def _run_async(raw: Any, before: Sequence[tuple[str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+async def _run_async(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
     rows: list[list[Row]] = []
-    for sql, values in before:
-        cursor = raw.cursor(binary=True)
-        await cursor.execute(sql, values, prepare=sql not in UNPREPARED)
+    for cursor, sql, values in before:
+        await cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
         rows.append(await cursor.fetchall() if cursor.description else [])
     if trip is not None and trip.statements:
         async with raw.lock:
@@ -459,8 +474,20 @@ def _for_psycopg2(sql: str) -> str:
     return _BINARY.sub(r"%\1s", sql)
 
 
+class _Array(list[Any]):
+    """A list that psycopg2 binds as an array, whatever the application has it do with lists."""
+
+
+@cache
+def _know_arrays() -> None:
+    from psycopg2 import _psycopg, extensions  # noqa: PLC0415 - whoever passes its connection has paid for it
+
+    extensions.register_adapter(_Array, _psycopg.List)
+
+
 def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | dict[str, Any]:
     """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
+    _know_arrays()
     if isinstance(values, Mapping):
         return {name: _without_uuids(value) for name, value in values.items()}
     return [_without_uuids(value) for value in values]
@@ -470,7 +497,7 @@ def _without_uuids(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_without_uuids, value))
+        return (_Array if isinstance(value, list) else tuple)(map(_without_uuids, value))
     return value
 
 
@@ -505,12 +532,16 @@ _LOST = frozenset({"OperationalError", "ConnectionTimeout", "InterfaceError"})
 
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error of SQLAlchemy or of the driver; "" where there is none."""
-    original = getattr(error, "orig", error)
-    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    with suppress(Exception):  # the attributes may be code of an application's exception
+        original = getattr(error, "orig", error)
+        return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+    return ""
 
 
 def kind_of(error: BaseException) -> ErrorKind | None:
     """Return what an error means; None for one that is neither the outbox's nor the database's."""
+    if not issubclass(type(error), (OutboxError, PoolTimeout, DBAPIError, ArgumentError, NoSuchModuleError)):
+        return None  # an application's exception may lie about its class, or fail where it is asked
     match error:
         case OutboxError():
             return error.kind
@@ -556,3 +587,66 @@ def run_on(connection: Connection, steps: Steps[T]) -> T:
         return await_only(asyncio.to_thread(work)) if connection.dialect.is_async else work()
 
     return run_steps(steps, do)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+#
+# A batch that a limit of the server cuts off (``statement_timeout``, ``transaction_timeout``, ``lock_timeout``), or
+# that fails by its size (memory) or by one of its rows, would fail so for ever. So it is tried with half of the rows,
+# down to one. The next one begins with what went well, and takes an eighth more after each that was full.
+
+# What fails with any number of rows: no connection or no server (08, 28, 3D, 57P), a statement that can't be run (0A,
+# 3F, 42), a database that takes no writes; and tables that dispatch isn't to work on (SchemaError).
+_WHATEVER_THE_SIZE = re.compile(r"08|0A|25006|28|3D|3F|42|57P")
+#: The server's own limits of time: a statement that was cancelled, a transaction that was idle, or open, for too long,
+#: and a lock that was waited for.
+CUT_OFF = frozenset({"57014", "25P03", "25P04", "55P03"})
+
+_sizes: WeakKeyDictionary[Engine, dict[tuple[str, ...], int]] = WeakKeyDictionary()
+
+
+def batch_sizes(engine: Engine) -> dict[tuple[str, ...], int]:
+    """Return how many rows a batch of each name takes at most on a database, of those that have failed.
+
+    It outlives the connections: what a batch fails by may cost it its own.
+    """
+    return _sizes.setdefault(engine, {})
+
+
+def by_size(bind: Connection | Engine, name: tuple[str, ...], most: int, attempt: Callable[[int], B]) -> B:
+    """Have a batch done with so many rows at most, and with half of them while it fails, down to one.
+
+    ``attempt`` gets the number of rows. It returns counts, or first how many it took. It works in transactions of its
+    own on ``bind``, and may be called again after any that it has committed. ``name`` begins with what events call it.
+
+    Raises:
+        Exception: what one row alone raised, or any number of them would; or the connection was lost: the next batch is
+            smaller then, if that may help.
+    """
+    sizes = batch_sizes(bind.engine)
+    while True:
+        size = min(sizes.get(name, most), most)
+        try:
+            result = attempt(size)
+        except Exception as error:
+            lost = isinstance(bind, Connection) and is_lost(bind)
+            if not _fails_by_size(error, lost=lost):
+                raise
+            sizes[name] = max(size // 2, 1)
+            if size == 1:
+                raise
+            emit(BatchTooLarge(batch=name[0], size=size, reason=message_of(error).partition("\n")[0], error=error))
+            if lost:
+                raise
+        else:
+            taken = result.taken if isinstance(result, Counts) else cast("Any", result or (0,))[0]
+            if name in sizes and taken >= size:
+                sizes[name] = size + max(size // 8, 1)
+            return result
+
+
+def _fails_by_size(error: Exception, *, lost: bool) -> bool:
+    """Tell whether fewer rows may help; a lost connection may be the batch's doing, though the server said nothing."""
+    state = sqlstate(error) or sqlstate(error.__cause__)
+    late = isinstance(error.__cause__, TimeoutError)
+    return not isinstance(error, SchemaError) and not _WHATEVER_THE_SIZE.match(state) and bool(state or late or lost)

@@ -89,7 +89,7 @@ def _duty(name: str, part: Part, *shared: Mapping[str, str], **own: str) -> Duty
 
 #: What the statistics are counted from, and what else the console shows.
 _COUNTED = {
-    "producer": "half_message half_check check_total op_message message scheduled_message dispatch_cursor topic"
+    "producer": "half_message half_check topic_total op_message message scheduled_message dispatch_cursor topic"
     " delivery saga saga_command",
     "consumer": "consumer_message consumer_offset log_loss reconciliation_run",
 }
@@ -120,7 +120,7 @@ _DECIDE = {
     "op_message": "SELECT INSERT",
     "op_sequence": "USAGE",
 }
-_ACTS = _DECIDE | {"check_history": "SELECT INSERT", "check_total": "INSERT", "compensation": "SELECT(half_id)"}
+_ACTS = _DECIDE | {"check_history": "SELECT INSERT", "topic_total": "INSERT", "compensation": "SELECT(half_id)"}
 _READ_COMPENSATIONS = dict.fromkeys(("bulk_job", "bulk_item", "compensation"), "SELECT")
 
 
@@ -144,6 +144,7 @@ DUTIES = (
     _duty(
         "saga",
         "producer",
+        half_message="SELECT(id topic)",
         saga="SELECT INSERT UPDATE",
         saga_command="SELECT INSERT UPDATE",
         tcc_branch="SELECT INSERT UPDATE",
@@ -163,33 +164,29 @@ DUTIES = (
         "producer",
         _APPEND,
         topic_growth="INSERT",
+        topic_total="INSERT",
         op_message="UPDATE",
         scheduled_message="SELECT(half_id) INSERT",
         topic_pause="SELECT",
     ),
-    _duty(
-        "release",
-        "producer",
-        _APPEND,
-        scheduled_message="SELECT INSERT UPDATE DELETE",
-        topic_pause="SELECT DELETE",
-    ),
+    _duty("release", "producer", _APPEND, scheduled_message="SELECT INSERT UPDATE DELETE", topic_pause="SELECT DELETE"),
     _duty(
         "check",
         "producer",
         _DECIDE,
         half_message="SELECT",
         check_history="SELECT INSERT UPDATE DELETE",
-        check_total="INSERT",
+        topic_total="INSERT",
     ),
     _duty(
         "prune",
         "producer",
         half_message="SELECT(id) DELETE",
+        half_check="SELECT(half_id parked_at) DELETE",
         op_message="SELECT UPDATE DELETE",
         message="SELECT DELETE",
         check_history="SELECT(half_id) DELETE",
-        check_total="SELECT INSERT DELETE",
+        topic_total="SELECT INSERT DELETE",
         scheduled_message="SELECT DELETE",
         dispatch_cursor="SELECT(id) DELETE",
         delivery="SELECT DELETE",
@@ -200,13 +197,7 @@ DUTIES = (
         saga_command="SELECT DELETE",
         tcc_branch="SELECT DELETE",
     ),
-    _duty(
-        "dead letters",
-        "producer",
-        half_check="SELECT",
-        half_message="SELECT",
-        audit="SELECT(target action) INSERT",
-    ),
+    _duty("dead letters", "producer", half_check="SELECT", half_message="SELECT", audit="SELECT(target action) INSERT"),
     _duty("prune records", "producer", _RECORDS),
     _duty(
         "confirm",
@@ -351,10 +342,9 @@ DUTIES = (
         audit="INSERT",
         # To delete a topic.
         **dict.fromkeys(("message", "check_history", "delivery", "delivery_cursor", "half_error"), "DELETE"),
-        **dict.fromkeys(("scheduled_message", "half_message", "check_total", "topic", "topic_pause"), "DELETE"),
+        **dict.fromkeys(("scheduled_message", "half_message", "topic_total", "topic", "topic_pause"), "DELETE"),
         topic_growth="SELECT DELETE",
         op_message="UPDATE DELETE",
-        dispatch_cursor="INSERT",
     ),
     _duty(
         "groups",
@@ -393,11 +383,7 @@ ROLES: Mapping[str, GrantRole] = {
         GrantRole("reconciler", "compares both sides, and repairs nothing", ("reconcile",), ("reconcile",)),
         GrantRole("viewer", "sees all that the console shows", ("look",), ("look",), (_STATS,)),
         GrantRole(
-            "operator",
-            "sees it, and acts",
-            ("look", "order", "bulk"),
-            ("look", "order", "bulk"),
-            (_STATS, _SIGNAL),
+            "operator", "sees it, and acts", ("look", "order", "bulk"), ("look", "order", "bulk"), (_STATS, _SIGNAL)
         ),
         GrantRole(
             "admin",

@@ -19,21 +19,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from struct import Struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import errors, pq
-from psycopg.adapt import Dumper, PyFormat, Transformer
-from psycopg.generators import fetch_many, send
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, errors, generators, postgres, pq
+from psycopg.adapt import AdaptersMap, Dumper, PyFormat, Transformer
+from psycopg.rows import tuple_row
+from psycopg.types.array import ListBinaryDumper, register_all_arrays
 
 from outbox.database.execute import COMMITS, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
     from psycopg.abc import PQGen
     from psycopg.abc import Transformer as TransformerType
     from psycopg.pq.abc import PGresult
@@ -45,6 +47,14 @@ KNOWN = ((3, 2), (3, 4))
 
 _DONE = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 
+
+# --- how values go to the server and come back -----------------------------------------------------------------------
+
+# An application may register dumpers and loaders of its own, for all connections or for one: a list as JSON, a time as
+# a class. Our statements would go out with them. So they have adapters of their own, which nobody else changes; and
+# lists go in binary form, since a setting of the server's (``array_nulls``) changes what their text means.
+
+_TEXT_ARRAY = 1009
 
 # An array in binary: dimensions, whether it has a NULL, the type of its elements; of each dimension length and first
 # subscript; of each element length and bytes. (PostgreSQL, array_recv in arrayfuncs.c.)
@@ -92,15 +102,46 @@ class _ByteasDumper(_ArrayDumper):
         return [_NULL if value is None else _LENGTH(len(value)) + value for value in values]
 
 
-_DUMPERS: Mapping[type, type[Dumper]] = {Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
+class _ListDumper(ListBinaryDumper):
+    """Dumps a list in binary form, also one that only has NULLs: its type is that of the cast in the statement."""
+
+    def upgrade(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - psycopg's name
+        if not obj or any(each is not None for each in obj):
+            return super().upgrade(obj, format)
+        dumper = type(self)(self.cls, self._tx)
+        dumper.oid = _TEXT_ARRAY
+        return dumper
 
 
-def _know_arrays(connection: Connection[Any] | AsyncConnection[Any]) -> None:
-    """Have a connection, and the cursors that it makes from now on, dump our arrays; they are types of ours alone."""
-    adapters = connection.adapters
-    if adapters.get_dumper(Uuids, PyFormat.BINARY) is not _UuidsDumper:
-        for kind, dumper in _DUMPERS.items():
-            adapters.register_dumper(kind, dumper)
+_DUMPERS: Mapping[type, Any] = {list: _ListDumper, Uuids: _UuidsDumper, Bigints: _BigintsDumper, Byteas: _ByteasDumper}
+
+
+@cache
+def own_adapters() -> AdaptersMap:
+    """Return the adapters of our statements."""
+    adapters = AdaptersMap(types=postgres.types)
+    postgres.register_default_adapters(adapters)
+    register_all_arrays(adapters)
+    for kind, dumper in _DUMPERS.items():
+        adapters.register_dumper(kind, dumper)
+    return adapters
+
+
+class _OwnCursor(Cursor[Any]):
+    adapters = property(lambda _: own_adapters())
+
+
+class _OwnAsyncCursor(AsyncCursor[Any]):
+    adapters = property(lambda _: own_adapters())
+
+
+def own_cursor(raw: Connection[Any] | AsyncConnection[Any]) -> Any:
+    """Return a cursor of the driver's own kind with our adapters, whatever cursors and rows the connection makes."""
+    kind: Any = _OwnAsyncCursor if isinstance(raw, AsyncConnection) else _OwnCursor
+    return kind(raw, row_factory=tuple_row)
+
+
+# --- one round trip --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +181,9 @@ class RoundTrip:
     ) -> None:
         self.statements = statements
         self._connection = connection
-        _know_arrays(connection)
+        context: Any = SimpleNamespace(adapters=own_adapters(), connection=connection)
         # One for all: it keeps the dumpers and loaders that it has found.
-        self._transformer = Transformer(connection)
+        self._transformer = Transformer(context)
         self._sent = [self._dump(sql, values) for sql, values in statements]
         self.ready: bool = True
         if connection.prepare_threshold is not None:
@@ -160,22 +201,28 @@ class RoundTrip:
     def run(self, *, committed: bool = False) -> PQGen[list[list[Row]]]:
         """Send all, wait for all, and return the rows of each.
 
-        What follows a COMMIT that succeeded, here or before (``committed``), may fail: it must not make a transaction
-        look failed that is done.
+        What follows a COMMIT that succeeded, here or before (``committed``), may fail, also when the Sync commits it,
+        or with the connection: it must not make a transaction look failed that is done.
 
         Raises:
             psycopg.Error: that of the first statement which failed; the server skipped what came after it.
         """
         libpq = self._connection.pgconn
         libpq.enter_pipeline_mode()
-        collected = False
+        collected, error, rows = False, None, None
         try:
             for sending in self._sent:
                 self._send(sending)
             libpq.pipeline_sync()
-            yield from send(libpq)
+            yield from generators.send(libpq)
             error = yield from self._fetch()
             collected = True
+        except psycopg.Error as lost:
+            if not (committed or self._has_committed()):
+                raise
+            error = lost
+            rows = self._rows()  # before it is closed, which crashes libpq's wrapper in psycopg 3.2.0
+            _take_for_committed(self._connection)
         finally:
             if collected:
                 libpq.exit_pipeline_mode()
@@ -183,11 +230,17 @@ class RoundTrip:
                 # Answers are under way that nobody will collect: nothing can be done on this connection any more.
                 libpq.finish()
         if error is not None:
-            done = [sending.result.command_status for sending in self._sent if sending.result is not None]
-            if not committed and b"COMMIT" not in done:
+            if not (committed or self._has_committed()):
                 raise error
-            emit(AfterCommitFailed(reason=str(error), error=error))
+            emit(AfterCommitFailed(reason=message_of(error), error=error))
+        return self._rows() if rows is None else rows
+
+    def _rows(self) -> list[list[Row]]:
         return [sending.rows(self._transformer) for sending in self._sent]
+
+    def _has_committed(self) -> bool:
+        """Has the server said so?"""
+        return any(each.result is not None and each.result.command_status == b"COMMIT" for each in self._sent)
 
     def _dump(self, sql: str, values: Values) -> _Sending:
         query, transformer = _parse(sql), self._transformer
@@ -205,22 +258,40 @@ class RoundTrip:
             libpq.send_query_params(sending.query.sql, values, sending.types, formats, pq.Format.BINARY)
 
     def _fetch(self) -> PQGen[errors.Error | None]:
-        libpq = self._connection.pgconn
+        libpq, encoding = self._connection.pgconn, self._connection.info.encoding
         error: errors.Error | None = None
-        for sending in self._sent:
-            result = (yield from fetch_many(libpq))[-1]
-            if result.status in _DONE:
-                sending.result = result
-            elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
-                error = error or errors.error_from_result(result, self._connection.info.encoding)
-        yield from fetch_many(libpq)  # the sync
+        try:
+            for sending in self._sent:
+                result = (yield from generators.fetch_many(libpq))[-1]
+                if result.status in _DONE:
+                    sending.result = result
+                elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
+                    error = error or errors.error_from_result(result, encoding)
+            # The Sync commits what no COMMIT does. If that fails (a deferred constraint, a full queue of
+            # notifications), the error comes before its own answer.
+            while (result := (yield from generators.fetch_many(libpq))[-1]).status != pq.ExecStatus.PIPELINE_SYNC:
+                error = error or errors.error_from_result(result, encoding)
+        except psycopg.Error as lost:
+            if error is None:
+                raise
+            raise error from lost  # why the server has ended the connection
         return error
+
+
+def _take_for_committed(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Have a lost connection commit nothing more without an error: its last transaction is committed."""
+
+    async def nothing() -> None:
+        pass
+
+    is_async = isinstance(connection, psycopg.AsyncConnection)
+    connection.commit = nothing if is_async else lambda: None  # type: ignore[method-assign]
 
 
 def is_known() -> bool:
     """Tell whether the private parts of this psycopg are known."""
     version = tuple(int(number) for number in re.findall(r"\d+", psycopg.__version__)[:2])
-    return KNOWN[0] <= version < KNOWN[1]
+    return KNOWN[0] <= version < KNOWN[1] and hasattr(generators, "send") and hasattr(generators, "fetch_many")
 
 
 def _prepared(connection: Connection[Any] | AsyncConnection[Any]) -> Mapping[Any, bytes] | None:

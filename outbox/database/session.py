@@ -12,26 +12,37 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import event
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 
 from outbox.database.at_commit import (
-    allow_commit,
+    Hold,
+    Item,
+    add,
+    attach,
     can_begin_ahead,
     commit_and_begin,
-    forbid_commit,
+    refuse_autocommit,
     savepoint,
+    savepoints,
+    tidying,
     write_now,
 )
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import Row, Statement, driver_of, is_lost
-from outbox.errors import InvalidHandler, TransactionRequired
+from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
+from outbox.message.answer import CalledKind, is_from_outside
 from outbox.message.model import HANDLED
+from outbox.text import function_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 
 def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
@@ -50,6 +61,23 @@ def is_async(function: Callable[..., Any]) -> bool:
     """Is it a coroutine function, or an object that is called like one?"""
     call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may be the function
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+class CalledFunction:
+    """A function of the application that the framework calls."""
+
+    __slots__ = ()
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return function_name(self.function)
+
+    @property
+    def is_async(self) -> bool:
+        """Is the function a coroutine function?"""
+        return is_async(self.function)
 
 
 def _caller() -> object:
@@ -71,7 +99,22 @@ class RunningTransaction:
     is_async: bool
     open: Callable[[], Any]
     connection: Connection | None = None
+    #: How often what was sent within the running call.
+    sent: dict[object, int] = field(default_factory=dict)
     _owner: object = field(default_factory=_caller)
+
+    @classmethod
+    def of_carrier(cls, carrier: Any) -> RunningTransaction | None:
+        """Return the transaction that the framework has opened for the calling code, if a carrier is of it.
+
+        Also to a task that was begun inside: what counts is that both commit together.
+        """
+        running = _running.get()
+        if running is None or (own := running.connection) is None:
+            return None
+        target = getattr(carrier, "sync_session", None) or getattr(carrier, "sync_connection", carrier)
+        joins = target is own or getattr(target, "bind", None) is own
+        return running if joins or (is_of_driver(cast("type", type(target))) and target is driver_of(own)) else None
 
     @classmethod
     def of_caller(cls) -> RunningTransaction | None:
@@ -97,6 +140,10 @@ _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", d
 #: libpq's PQTRANS_IDLE: the server is in no transaction.
 _IDLE = 0
 
+#: Where a connection has the statements that left something behind in its session.
+_LEFT = "outbox.left"
+_WORKERS = "the worker's, which commits it together with its own rows"
+
 
 class JoinedSession:
     """One session, joined to the transaction that runs on a connection; made when it is first asked for.
@@ -111,6 +158,7 @@ class JoinedSession:
         self._transaction = connection.get_nested_transaction() or connection.get_transaction()
         self._driver = driver_of(connection)
         self._libpq = self._driver.pgconn
+        self._set = connection._execution_options, self._driver.prepare_threshold
         self._is_async = is_async
         self._takes = takes or DeclaredCarrier(is_async=is_async)
         self._kind = self._takes.kind
@@ -119,9 +167,14 @@ class JoinedSession:
         self._cursors: list[Any] = []
         self._in_pipeline = False
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
-        self._token: Token[Any] = _running.set(RunningTransaction(engine, is_async, self.open, connection))
+        self._running = RunningTransaction(engine, is_async, self.open, connection)
+        self._token: Token[Any] = _running.set(self._running)
         self._handled: Token[Any] = HANDLED.set(None)
-        self._forbids = forbid_commit(connection)
+        self._left: list[str] = connection.info.setdefault(_LEFT, [])
+        if self._left:  # by a function that failed: not all of it was rolled back
+            self._tidy_up()
+        self._hold = Hold(_WORKERS, left=self._left)
+        self._hold.add(connection)
 
     def open(self) -> Any:
         """Return the Session or AsyncSession.
@@ -156,12 +209,27 @@ class JoinedSession:
         What is sent from then on, by the function or by what flushes the session, is caused by the argument.
         """
         HANDLED.set(argument)
+        self._hold.function = function
+        self._running.sent.clear()
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
-            return wait_for(result) if self._is_async else result
+            answer = wait_for(result) if self._is_async else result
+            if self._left and not (self.rolled_back or self.ended):
+                self.flush()
+                self._tidy_up()
+            return answer
         finally:
+            # What a function has set for the connection's statements isn't for those of the next message.
+            self._connection._execution_options, self._driver.prepare_threshold = self._set
             if self._cursors and not self._in_pipeline:  # there, its answers are yet to come
                 self._close_cursors()
+
+    def _tidy_up(self) -> None:
+        """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
+        done = self._driver.cursor().execute(tidying(self._left))
+        if self._is_async:
+            wait_for(done)
+        self._left.clear()
 
     def _other(self) -> Any:
         """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
@@ -226,32 +294,224 @@ class JoinedSession:
         if self._session is not None:
             self._session.commit()
 
-    def accept(self, answer: Any, what: str, failed: type[Exception]) -> None:
-        """Finish after a call whose answer says nothing of success; ``what`` was called.
+    def accept(self, answer: Any, kind: CalledKind, failed: type[Exception]) -> None:
+        """Finish after the call of a function of this kind.
 
         Raises:
-            failed: it has undone or ended its transaction, or has only begun: it is async, and declared otherwise.
+            failed: it has undone or ended its transaction, or returned what is no answer.
         """
         if self.rolled_back:
-            raise failed(f"the {what} rolled its session back; let it raise instead")
+            raise failed(f"the {kind.what} rolled its session back; let it raise instead")
         if self.ended:
-            raise failed(f"the {what} ended its transaction; let it return or raise instead")
-        if inspect.iscoroutine(answer):
-            answer.close()
-            raise failed(f"the {what} returned a coroutine: declare it with 'async def'")
+            raise failed(f"the {kind.what} ended its transaction; let it return or raise instead")
+        if refusal := kind.refusal(answer):
+            raise failed(refusal)
         self.finish()
 
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
         _running.reset(self._token)
         HANDLED.reset(self._handled)
-        if self._forbids:
-            allow_commit(self._connection)
+        self._hold.release()
+        root = self._connection.get_transaction()
+        if root is not None and not root.is_active:  # its COMMIT was refused: the connection is to be free
+            root.rollback()
         self._close_cursors()
         if self._session is not None:
             self._session.close()
             # A task or a thread that still has it would write into whatever runs on the connection next.
             self._session.bind = None
+
+
+def unscoped(carrier: Any) -> Any:
+    """Return a session or connection, of a scoped_session the one of this scope."""
+    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
+
+
+# --- what was sent with a session ---------------------------------------------------------------------------------
+
+#: Where a session has what was sent with it, and what holds its transaction.
+_SENT, _HOLD = "outbox.sent", "outbox.hold"
+_ENDED = "a rollback, commit or close"
+
+
+@dataclass(frozen=True, slots=True)
+class SentItem:
+    """An item, the engine of its Outbox, and the transaction or savepoint of the session that it was sent in."""
+
+    item: Item
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class SentWith:
+    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
+    """
+
+    entries: list[SentItem] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+    bytes_sent: int = 0
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Item]:
+        """Give up what is to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
+
+
+def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | Engine | None:
+    """Return what will carry the messages of an Outbox on ``engine``; None while only the COMMIT will tell.
+
+    A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
+    """
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+
+    if engine in sent.connections:
+        return sent.connections[engine][0]
+    # SQLAlchemy 2.0 keeps the engines of single classes to itself.
+    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)
+    if binds or type(session).get_bind is not Session.get_bind:
+        return None
+    return sent.target(engine) or session.bind
+
+
+@cache
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
+
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
+
+
+def sent_of(session: Session) -> SentWith:
+    """Return what was sent with a session's transaction."""
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = SentWith()
+    return sent
+
+
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    sent = sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, savepoints(connection)
+        if sent.entries:
+            attach(connection, sent.take)
+    if (hold := session.info.get(_HOLD)) is not None:
+        refuse_autocommit(connection)
+        hold.add(connection)
+
+
+def _before_commit(session: Session) -> None:
+    if (hold := session.info.get(_HOLD)) is not None and session.get_nested_transaction() is None:
+        hold.refuse("session.commit()")
+    sent = sent_of(session)
+    sent.committing = True
+    assign(session, sent)
+
+
+def assign(session: Session, sent: SentWith) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            refuse_autocommit(sent.connections[engine][0])
+            continue
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:  # a session with engines by table has none for no table
+            connection = session.connection(bind_arguments={"bind": engine})
+        refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        attach(connection, sent.take)
+
+
+def _after_commit(session: Session) -> None:
+    sent = sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            SentItem(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (hold := session.info.get(_HOLD)) is not None:
+        hold.broken = True
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
+                add(connection, *sent.take(connection))
+        sent.entries.clear()
+
+
+@contextmanager
+def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
+    """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
+
+    Raises:
+        TransactionRequired: it tried to, or has rolled it back and goes on, or returns.
+    """
+    session: Session = getattr(unscoped(carrier), "sync_session", unscoped(carrier))
+    hold: Hold | None = session.info.get(_HOLD)
+    if is_outermost := hold is None:
+        hold = session.info[_HOLD] = Hold(f"@{decorator}'s, which commits it together with the message")
+        for connection, _ in sent_of(session).connections.values():
+            hold.add(connection)
+    outer, hold.function = hold.function, function
+    try:
+        yield
+        if hold.has_ended or not session.is_active:
+            hold.refuse(_ENDED)
+    except InvalidRequestError as error:
+        # What a closed session says to the statement after its end.
+        if hold.broken and type(error) is InvalidRequestError:
+            hold.refuse(_ENDED)
+        raise
+    finally:
+        hold.function = outer
+        if is_outermost:
+            del session.info[_HOLD]
+            hold.release()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False
 
 
 def wait_for(awaitable: Any) -> Any:
@@ -347,17 +607,17 @@ class Transactions:
             stack.close()
 
 
-def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Exception | None:
+def attempt(connection: Connection, perform: Callable[[Connection], None]) -> BaseException | None:
     """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
 
     Raises:
-        Exception: the connection was lost: nobody knows what came of it.
+        BaseException: the connection was lost, so that nobody knows what came of it; or the process or the task ends.
     """
     transaction = connection.begin()
     try:
         perform(connection)
-    except Exception as error:
-        if is_lost(connection):
+    except BaseException as error:  # also SystemExit: it ends this call, and not those after it
+        if is_lost(connection) or is_from_outside(error):
             raise
         return error
     finally:
@@ -374,25 +634,20 @@ def factories(bind: Bind) -> tuple[Engine | AsyncEngine, Engine, Any, Any]:
     """Return (engine, its sync engine, sync session factory, async session factory).
 
     Raises:
-        TransactionRequired: it isn't an engine or a session factory on one.
+        InvalidSettings: it isn't an engine or a session factory on one.
     """
-    from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
+    from sqlalchemy import URL, Engine  # noqa: PLC0415 - importing outbox must not pay for it
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, Engine):
-        return bind, bind, sessionmaker(bind, expire_on_commit=False), None
-    if isinstance(bind, sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, Engine):
-            raise TransactionRequired(f"the sessionmaker must be bound to an engine, not {engine!r}")
-        return engine, engine, bind, None
-    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker  # noqa: PLC0415 - importing outbox must not pay for it
+    kind: Any = Engine
+    factory: Any = sessionmaker
+    if is_async := not isinstance(bind, Engine | sessionmaker):
+        from sqlalchemy.ext import asyncio as of_asyncio  # noqa: PLC0415 - importing outbox must not pay for it
 
-    if isinstance(bind, AsyncEngine):
-        return bind, bind.sync_engine, None, async_sessionmaker(bind, expire_on_commit=False)
-    if isinstance(bind, async_sessionmaker):
-        engine = bind.kw.get("bind")
-        if not isinstance(engine, AsyncEngine):
-            raise TransactionRequired(f"the async_sessionmaker must be bound to an AsyncEngine, not {engine!r}")
-        return engine, engine.sync_engine, None, bind
-    raise TransactionRequired(f"an Outbox is bound to an engine or a session factory, not {bind!r}")
+        kind, factory = of_asyncio.AsyncEngine, of_asyncio.async_sessionmaker
+    engine: Any = bind.kw.get("bind") if isinstance(bind, factory) else bind
+    if not isinstance(engine, kind):
+        mend = "create_engine(url)" if isinstance(bind, str | URL) else "an engine, or a session factory on one"
+        raise InvalidSettings(f"an Outbox is bound to an engine or a session factory, not {bind!r}; give it {mend}")
+    sessions = bind if isinstance(bind, factory) else factory(engine, expire_on_commit=False)
+    return (engine, engine.sync_engine, None, sessions) if is_async else (engine, engine, sessions, None)

@@ -32,6 +32,7 @@ VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb)
 """)
 
 _WAIT = "SELECT set_config('lock_timeout', %s, true)"
+_LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 
 #: For this transaction, have COMMIT wait for the disk, and for a synchronous standby, whatever the setting says: what
 #: others act on must not be lost. All that it has read is written out with it.
@@ -219,6 +220,11 @@ def wait_at_most(seconds: float) -> Statement:
     return Statement(_WAIT, (f"{max(int(seconds * 1000), 1)}ms",))
 
 
+def limits(seconds: float, wait: float) -> Statement:
+    """For this transaction, let no statement take longer, and none ``wait`` longer (seconds) for a lock."""
+    return Statement(_LIMITS, (f"{max(int(seconds * 1000), 1)}ms", f"{max(int(wait * 1000), 1)}ms"))
+
+
 def read_only(seconds: float) -> Statement:
     """For this transaction, write nothing and let no statement run longer than ``seconds``."""
     return Statement(_READ_ONLY, (f"{int(seconds * 1000)}ms",))
@@ -270,14 +276,19 @@ def read_news(news: str) -> tuple[str, int | None]:
     return topic, int(queue) if queue.isdecimal() and len(queue) < len(str(2**31)) else None
 
 
-def nudge(schema: str) -> Statement:
-    """Wake idle dispatchers, in a transaction of its own that waits for no disk: it may get lost."""
-    return Statement("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)", (channel(schema), OPS))
+_NOTIFY = """
+SELECT pg_notify(%s, payload)
+  FROM unnest(%s::text[]) payload, set_config('synchronous_commit', 'off', true)
+"""
 
 
-def notify(schema: str, payload: str) -> Statement:
-    """Send a notification when the transaction commits."""
-    return Statement("SELECT pg_notify(%s, %s)", (channel(schema), payload))
+def notify(schema: str, *payloads: str) -> Statement:
+    """Send notifications, in a transaction of its own that waits for no disk: they may get lost.
+
+    Such a COMMIT takes a lock of the whole cluster, waits for all others that notify, and fails while the queue is
+    full, which a session that listens and idles in a transaction is enough for. So it does nothing else.
+    """
+    return Statement(_NOTIFY, (channel(schema), list(payloads)))
 
 
 _IS_MESSAGE = "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id)"

@@ -1,4 +1,4 @@
-"""Functions of the application's that write, and may take so long at most: what takes longer loses its connection."""
+"""A function of the application's that takes too long loses its connection."""
 
 from __future__ import annotations
 

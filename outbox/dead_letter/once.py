@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,9 +25,11 @@ from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING, to_entry
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, lock_key, read_source
-from outbox.database.session import JoinedSession, attempt, commit
+from outbox.database.session import CalledFunction, JoinedSession, attempt, check_function, commit
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
+from outbox.message.answer import FUNCTION
+from outbox.message.content import Codecs, check_topic
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
 from outbox.operator.model import Target
 from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
     from outbox.consumer.subscription import Subscription
     from outbox.database.execute import Statement
-    from outbox.dead_letter.callback import ParkedCallback
     from outbox.settings import Settings
 
 #: Who called, in the audit.
@@ -48,6 +49,27 @@ _PATIENCE = 10.0
 #: Letters that are read at a time, with their bodies.
 _PAGE = 20
 _FIRST = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedCallback(CalledFunction):
+    """What is done when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
+
+    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
+
+    Raises:
+        InvalidHandler: the function can't be called so.
+        InvalidMessage: the topic isn't a name.
+    """
+
+    topic: str
+    function: Callable[..., Any]
+    model: Any = None
+    codecs: Codecs = field(default_factory=Codecs, repr=False)
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_function(f"on_parked of {self.topic!r}: the function", self.function, "letter", "session")
 
 
 class CallbackUndone(Exception):
@@ -134,11 +156,7 @@ def _announce_all(
 
 
 def _announce(
-    connection: Connection,
-    settings: Settings,
-    callback: ParkedCallback,
-    letter: DeadLetter[Any],
-    stands: Statement,
+    connection: Connection, settings: Settings, callback: ParkedCallback, letter: DeadLetter[Any], stands: Statement
 ) -> Counts:
     facts: dict[str, Any] = {"message_id": letter.id, "topic": letter.topic, "group": letter.group or ""}
     called = False
@@ -168,7 +186,7 @@ def _call(
     joined = JoinedSession(connection, is_async=callback.is_async)
     try:
         answer = observed(Announcing(letter), joined.call, callback.function, letter)
-        joined.accept(answer, "function", CallbackUndone)
+        joined.accept(answer, FUNCTION, CallbackUndone)
     finally:
         joined.close()
     done = {"function": callback.name, "topic": letter.topic}

@@ -11,6 +11,7 @@ from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.delivery import sql
 from outbox.delivery.known_group import DeliveryCallback, KnownGroup
 from outbox.delivery.sql import NewDelivery
+from outbox.message.answer import CALLBACK
 from outbox.message.model import Counts, Delivery, DeliveryStatus, Message, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Confirming, observed
@@ -40,7 +41,7 @@ class CallbackRun:
     row: NewDelivery
     done: bool = False
     overtaken: bool = False
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Run it on a connection that isn't in a transaction.
@@ -78,7 +79,7 @@ class CallbackRun:
         joined = JoinedSession(connection, is_async=self.callback.is_async)
         try:
             answer = observed(Confirming(delivery), joined.call, self.callback.function, delivery)
-            joined.accept(answer, "callback", CallbackFailed)
+            joined.accept(answer, CALLBACK, CallbackFailed)
         finally:
             joined.close()
         commit(connection)

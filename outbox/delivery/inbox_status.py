@@ -76,7 +76,7 @@ class DatabaseInbox:
 
     def __init__(self, group: KnownGroup, own: Connection, schema: str) -> None:
         consumer = group.consumer
-        is_own = consumer is None or address_of(url_of(consumer)) == address_of(own.engine.url)
+        is_own = consumer is None or address_of(consumer) == address_of(own.engine.url)
         url = own.engine.url if consumer is None else url_of(consumer)
         self._name = database_address(url)
         self._own = own if is_own else None
@@ -129,7 +129,7 @@ class ServiceInbox:
 
         self._group = group
         self._url = str(group.status_url)
-        self._errors = httpx.HTTPError, httpx.InvalidURL
+        self._errors, self._late = (httpx.HTTPError, httpx.InvalidURL), (httpx.ReadTimeout, httpx.WriteTimeout)
         # No redirects: the token is for this address alone.
         self._client = httpx.Client(
             timeout=_PATIENCE, follow_redirects=False, headers={"Authorization": f"Bearer {group.token}"}
@@ -157,8 +157,9 @@ class ServiceInbox:
                 self._url += "/"
                 response = self._client.post(self._url, json=question)
         except self._errors as error:
-            # Its text may have the URL.
-            raise InboxUnavailable(f"{service} can't be reached: {type(error).__name__}") from error
+            # Its text may have the URL. Of fewer messages, it may know in time.
+            cause = TimeoutError(type(error).__name__) if isinstance(error, self._late) else error
+            raise InboxUnavailable(f"{service} can't be reached: {type(error).__name__}") from cause
         if response.status_code == UNAUTHORIZED:
             raise InboxUnavailable(f"{service} doesn't know the token: is it the same on both sides?")
         if response.status_code != OK:

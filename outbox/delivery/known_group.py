@@ -8,23 +8,22 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import Engine, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Engine
 
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
-from outbox.database.session import check_function, is_async
+from outbox.database.engines import check_database
+from outbox.database.session import CalledFunction, check_function
 from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codecs, check_group, check_seconds, check_topic
-from outbox.message.model import DeliveryStatus
+from outbox.message.model import Delivery, DeliveryStatus
 from outbox.settings import Settings
-from outbox.text import function_name
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.compensate.compensation import Compensation
-    from outbox.message.declared import DeliveryDecorator, HeaderFilter
+    from outbox.message.declared import CallbackDecorator, HeaderFilter
     from outbox.message.topic import Topic
 
 #: Which callback learns of a message's fate.
@@ -73,7 +72,7 @@ class KnownGroup:
         if self.status_url is not None:
             _check_service(what, self.status_url)
         if self.consumer is not None:
-            _check_database(what, self.consumer)
+            check_database(f"{what}: consumer", self.consumer)
 
     @classmethod
     def of(cls, subscription: Subscription) -> KnownGroup:
@@ -99,20 +98,8 @@ def _check_service(what: str, url: str) -> None:
         raise InvalidHandler(f"{what}: status_url must name no user or password: the service asks for the token")
 
 
-def _check_database(what: str, value: object) -> None:
-    if isinstance(value, str):
-        try:
-            make_url(value)
-        except ArgumentError:
-            raise InvalidHandler(f"{what}: consumer is no URL of a database; write postgresql://user@host/db") from None
-        return
-    # An AsyncEngine has one inside; asking its class would import what may not be installed.
-    if not isinstance(getattr(value, "sync_engine", value), Engine):
-        raise InvalidHandler(f"{what}: consumer must be an engine or a URL of a database, not {type(value).__name__}")
-
-
 @dataclass(frozen=True, slots=True)
-class DeliveryCallback:
+class DeliveryCallback(CalledFunction):
     """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
 
     ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``timeout`` is how long
@@ -136,16 +123,6 @@ class DeliveryCallback:
         what = f"on_{self.kind} of {self.topic!r}"
         check_function(f"{what}: the function", self.function, "delivery", "session")
         object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
 
 
 class DeliveryDeclarations:
@@ -193,7 +170,7 @@ class DeliveryDeclarations:
 
     def on_delivered(
         self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has consumed a message of ``topic``.
 
         ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
@@ -212,7 +189,7 @@ class DeliveryDeclarations:
 
     def on_undeliverable(
         self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has parked a message, or has lost it for good.
 
         As `on_delivered`. An operator may yet retry what is parked, and it is delivered then: what must not happen to a
@@ -222,7 +199,7 @@ class DeliveryDeclarations:
 
     def _callback(
         self, topic: str | Topic[Any], kind: CallbackKind, model: Any, timeout: dt.timedelta | float | None
-    ) -> DeliveryDecorator:
+    ) -> CallbackDecorator[Delivery[Any]]:
         name, model = self._as_read(topic, model)
         limit = self.settings.callback_timeout if timeout is None else check_seconds("timeout", timeout)
 

@@ -51,6 +51,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -58,7 +59,7 @@ from uuid import UUID
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import NewRunner
-from outbox.database.execute import execute
+from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.database.time_limit import FunctionTimedOut, LimitedRunners
 from outbox.delivery import sql
@@ -133,7 +134,7 @@ class ConfirmReport:
         before = self.unreachable.get(key)
         self._met[key] = Trouble(*key, 1 if before is None else before.passes + 1, error)
 
-    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: Exception) -> None:
+    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: BaseException) -> None:
         """A callback has failed, and will be called again."""
         self.callbacks_failed += 1
         key = group.topic, group.group
@@ -285,6 +286,7 @@ class _Confirmation:
         self._schema = settings.schema
         self._group = group
         self._pair = {"topic": group.topic, "group": group.group}
+        self._batch = ("confirm", group.topic, group.group)
         self._inbox = inbox
         self._callbacks: dict[str, DeliveryCallback] = {
             kind: each for (topic, kind), each in callbacks.items() if topic == group.topic
@@ -305,27 +307,31 @@ class _Confirmation:
             return
         self._ask_again()
         try:
-            while not self._stopping() and self._go_on(progress):
-                pass
+            go_on, more = partial(self._go_on, progress), True
+            while more and not self._stopping():
+                _, more = by_size(self._connection, self._batch, self._settings.confirm_batch, go_on)
         except _Overtaken:
             return  # all that is left is the other worker's
 
     def _ask_again(self) -> None:
-        after, limit = _FIRST, self._settings.confirm_batch
-        while not self._stopping():
-            unsettled = sql.unsettled(self._schema, **self._pair, after=after, limit=limit)
+        after = _FIRST
+
+        def ask(size: int) -> tuple[int, UUID, bool]:
+            unsettled = sql.unsettled(self._schema, **self._pair, after=after, limit=size)
             ids = [half_id for (half_id,) in self._read(unsettled)]
             if ids:
                 self._write(self._due_and_others(ids), None)
-            if len(ids) < limit:
-                return
-            after = ids[-1]
+            return len(ids), ids[-1] if ids else after, len(ids) == size
 
-    def _go_on(self, progress: Sequence[QueueProgress]) -> bool:
-        """Confirm the next messages after the cursor; return whether there may be more."""
+        more = True
+        while more and not self._stopping():
+            _, after, more = by_size(self._connection, self._batch, self._settings.confirm_batch, ask)
+
+    def _go_on(self, progress: Sequence[QueueProgress], size: int) -> tuple[int, bool]:
+        """Confirm the next messages after the cursor; return ``size`` if that many may have been there, and if so."""
         number, before = self._cursor()
         positions = [max(each.start, at) for each, at in zip(progress, _padded(before, len(progress)), strict=True)]
-        limit = max(self._settings.confirm_batch // len(progress), 1)
+        limit = max(size // len(progress), 1)
         found = self._read(
             sql.messages_between(
                 self._schema,
@@ -342,7 +348,7 @@ class _Confirmation:
         if ids or not number:
             cursor = sql.move_cursor(self._schema, **self._pair, number=number + 1, starts=starts, positions=positions)
             self._write(self._due_and_others(ids), cursor)
-        return more
+        return size if more else 0, more
 
     def _cursor(self) -> tuple[int, list[int]]:
         rows = self._read(sql.cursor(self._schema, **self._pair))
@@ -435,7 +441,7 @@ class _Confirmation:
         """Run the callback of a row, and append that with it; False if it failed."""
         callback = self._callbacks[row.callback or ""]
         run = CallbackRun(callback, self._settings, self._group, row)
-        error: Exception | None
+        error: BaseException | None
         try:
             if callback.limit.exhausted:
                 raise FunctionTimedOut("it hangs in every thread that it may have")

@@ -38,17 +38,17 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
-from outbox.database.at_commit import after_commit
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index, take_lock
+from outbox.database.at_commit import after_commit, announce, behind_commit
+from outbox.database.execute import LOCK_NOT_AVAILABLE, by_size, execute, lock_key, sqlstate, statement
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
 from outbox.dispatch import sql
-from outbox.errors import HalfNotFound, HalvesHidden
+from outbox.errors import HalfNotFound, HalvesHidden, SequenceBehind
 from outbox.message.model import Counts
 from outbox.telemetry.events import EpochBegun, HalfMissing
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     OnNews = Callable[[str], object]
 
 NOTHING = Counts()
+_SEQUENCE_OF_OPS = {"table": "op_message", "column": "sequence", "named": "op_sequence"}
 
 
 def dispatch_lock(schema: str) -> int:
@@ -77,13 +78,16 @@ def dispatch_once(
 
     Raises:
         HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
+        SequenceBehind: this is another cluster, and the sequence of ops didn't come with the tables.
     """
-    while (counts := _dispatch(connection, settings, limit, on_news)) is None:
+    most, name = settings.dispatch_batch if limit is None else limit, ("dispatch", settings.schema)
+    attempt = partial(_dispatch, connection, settings, on_news)
+    while (counts := by_size(connection, name, most, attempt)) is None:
         pass  # each time, another worker has come further, or a new epoch has begun
     return counts
 
 
-def _dispatch(connection: Connection, settings: Settings, limit: int | None, on_news: OnNews | None) -> Counts | None:
+def _dispatch(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts | None:
     """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
     with connection.begin():
         # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
@@ -96,16 +100,15 @@ def _dispatch(connection: Connection, settings: Settings, limit: int | None, on_
         return None if taken else NOTHING
     if not cursor.pending:
         return NOTHING
-    placement = _placement(settings, limit)
     keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
     taken, ((unchanged,),), ((ops, messages, scheduled, news, unseen),) = _in_turn(
-        connection, settings.schema, keep_turn, sql.dispatch_batch(placement, cursor)
+        connection, settings.schema, keep_turn, sql.dispatch_batch(settings, limit, cursor)
     )
     if not unchanged:
         return None if taken else NOTHING
-    _pass_on(news or (), on_news)
+    _pass_on(connection, settings, news or [], on_news)
     _tell_missing(unseen)
-    cut = cursor.until_sequence is not None or ops == placement.limit
+    cut = cursor.until_sequence is not None or ops == limit
     # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
     return Counts(taken=ops, done=messages + scheduled, more=cut)
 
@@ -140,14 +143,13 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
         if cursors and not sql.Cursor(*cursors[0]).restored:
             return None
         try:
-            *_, begun, _ = execute(
-                connection,
-                COMMIT_SYNCHRONOUSLY,
-                sql.WAIT_SHORTLY,
-                sql.lock_ops(schema),
-                sql.begin_epoch(schema),
-                sql.rebase(schema),
-            )
+            numbers = statement(schema, sql.SEQUENCE, _SEQUENCE_OF_OPS, rows="SELECT sequence FROM {s}.op_message")
+            waiting = COMMIT_SYNCHRONOUSLY, sql.WAIT_SHORTLY, sql.lock_ops(schema)
+            *_, ((_, value, highest),) = execute(connection, *waiting, numbers)
+            if value is not None and value < highest:
+                # What came now would count as of before the re-base, and never be dispatched.
+                raise SequenceBehind(f"{schema}.op_sequence", value, highest)
+            begun, _ = execute(connection, sql.begin_epoch(schema), sql.rebase(schema))
         except OperationalError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -157,10 +159,13 @@ def _start_over(connection: Connection, schema: str) -> Counts | None:
     return Counts(taken=1, more=True)
 
 
-def _pass_on(news: Iterable[str], on_news: OnNews | None) -> None:
+def _pass_on(connection: Connection, settings: Settings, news: Sequence[str], on_news: OnNews | None) -> None:
+    """Tell of new messages, here and then in other processes, once they are committed and the lock is free."""
     if on_news is not None:
         for text in news:
             on_news(text)
+    if news and settings.listen:
+        announce(connection, notify(settings.schema, *news))
 
 
 def _tell_missing(half_ids: Sequence[UUID] | None) -> None:
@@ -168,13 +173,15 @@ def _tell_missing(half_ids: Sequence[UUID] | None) -> None:
         emit(HalfMissing(half_id=half_id))
 
 
-def _append(connection: Connection, placement: sql.Placement, *statements: Statement) -> list[Row]:
-    """Run statements of which the first appends messages, under the lock; return its rows."""
-    begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.begin_epoch(placement.schema)
-    _, _, begun, appended, *_ = execute(connection, *begin, *statements)
+def _append(connection: Connection, settings: Settings, *statements: Statement) -> Sequence[UUID]:
+    """Run statements of which the first appends messages, under the lock; return the halves that can't be seen."""
+    begin = plan_by_index(), COMMIT_SYNCHRONOUSLY, sql.begin_epoch(settings.schema)
+    _, _, begun, ((*_, news, unseen),), *_ = execute(connection, *begin, *statements)
     if begun:
         after_commit(connection, partial(_tell, begun))
-    return appended
+    if news and settings.listen:
+        behind_commit(connection, notify(settings.schema, *news))
+    return unseen or ()
 
 
 def _tell(begun: list[Row]) -> None:
@@ -194,20 +201,26 @@ def release_due_once(
     Raises:
         HalvesHidden: as by `dispatch_once`.
     """
-    placement, schema = _placement(settings, limit), settings.schema
-    _, begun, _, ((due, messages, _, news, unseen),), ((held, released, _, news_held, unseen_held),), _ = _in_turn(
+    most, name = settings.dispatch_batch if limit is None else limit, ("release", settings.schema)
+    return by_size(connection, name, most, partial(_release, connection, settings, on_news))
+
+
+def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
+    schema = settings.schema
+    _, begun, paused, (of_due,), (of_held,), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
-        sql.hold_due(schema),
-        placement.statement(sql.RELEASE_DUE),
-        placement.statement(sql.RELEASE_HELD),
+        sql.hold_due(schema, limit=limit),
+        sql.appending(settings, limit, sql.RELEASE_DUE),
+        sql.appending(settings, limit, sql.RELEASE_HELD),
         sql.end_pauses(schema),
     )
+    (due, messages, _, news, unseen), (held, released, _, news_held, unseen_held) = of_due, of_held
     _tell(begun)
-    _pass_on([*(news or ()), *(news_held or ())], on_news)
+    _pass_on(connection, settings, list(dict.fromkeys([*(news or ()), *(news_held or ())])), on_news)
     _tell_missing([*(unseen or ()), *(unseen_held or ())])
-    more = placement.limit in {due, held}
+    more = limit in {due, held, len(paused)}
     return Counts(taken=due + held, done=messages + released, more=more)
 
 
@@ -229,11 +242,10 @@ def resend(
     """
     if not sends:
         return
-    placement = _placement(settings, len(sends))
-    ((*_, unseen),) = _append(
+    unseen = _append(
         connection,
-        placement,
-        placement.statement(sql.RESEND, half_ids=list(sends)),
+        settings,
+        sql.appending(settings, len(sends), sql.RESEND, half_ids=list(sends)),
         *(
             database_sql.audit(
                 settings.schema, actor, "resend", str(half_id), reason, {"send_number": sent + 1}, origin
@@ -280,13 +292,7 @@ def dispatch_passed(
     (rows,) = execute(connection, undispatched)
     passed = [half_id for half_id, is_passed in rows if is_passed]
     if passed:
-        placement = _placement(settings, len(passed))
         audits = (database_sql.audit(settings.schema, actor, "dispatch", str(half_id), reason) for half_id in passed)
-        _append(connection, placement, placement.statement(sql.APPEND_THESE, half_ids=passed), *audits)
+        append = sql.appending(settings, len(passed), sql.APPEND_THESE, half_ids=passed)
+        _append(connection, settings, append, *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
-
-
-def _placement(settings: Settings, limit: int | None) -> sql.Placement:
-    return sql.Placement(
-        settings.schema, settings.queues, settings.dispatch_batch if limit is None else limit, settings.listen
-    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, channel, number
+from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, number
 from outbox.message.model import NUMBER_BITS
+
+if TYPE_CHECKING:
+    from outbox.settings import Settings
 
 # The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
@@ -42,6 +46,13 @@ SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
             WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean
 """)
 
+# Dispatch numbers its cursors by itself: the newest row counts, and logical replication carries no sequence. The values
+# of the other columns follow.
+_NEW_CURSOR = """
+    INSERT INTO {s}.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence,
+                                     base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
+    SELECT coalesce((SELECT max(id) FROM {s}.dispatch_cursor), 0) + 1,"""
+
 # What is left over is neither kept nor counted: a backlog may have millions. Only the first ones are, while it is read.
 _FRESH = f"""
 batch AS MATERIALIZED (
@@ -56,15 +67,13 @@ batch AS MATERIALIZED (
 
 # A full batch may be all there was: then the next one is empty, and ends the cut. The newest op of all bounds what the
 # snapshot adds.
-_CURSOR_OF_FRESH = """, cursor AS (
-    INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
+_CURSOR_OF_FRESH = f""", cursor AS ({_NEW_CURSOR}
+           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,
            CASE WHEN cut THEN %(in_flight)s::xid8[] ELSE ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())) END,
            CASE WHEN cut THEN pg_current_snapshot() END,
            CASE WHEN cut THEN last END,
-           CASE WHEN cut THEN (SELECT max(sequence) FROM {s}.op_message) END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
+           CASE WHEN cut THEN (SELECT max(sequence) FROM {{s}}.op_message) END,
+           %(base)s, %(system)s, %(epoch)s, %(log)s
       FROM (SELECT count(*) = %(limit)s AS cut, max(sequence) AS last FROM batch) b
      WHERE last IS NOT NULL
 )"""
@@ -78,16 +87,15 @@ batch AS MATERIALIZED (
      ORDER BY sequence LIMIT %(limit)s
 )"""
 
-_CURSOR_OF_REST = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT CASE WHEN done THEN pg_snapshot_xmax(%(target)s::pg_snapshot) ELSE %(next_xid)s::xid8 END,
-           CASE WHEN done THEN ARRAY(SELECT pg_snapshot_xip(%(target)s::pg_snapshot)) ELSE %(in_flight)s::xid8[] END,
-           CASE WHEN NOT done THEN %(target)s::pg_snapshot END,
-           CASE WHEN NOT done THEN last END,
-           CASE WHEN NOT done THEN %(until)s END,
-           %(base)s, %(system)s, %(epoch)s, %(log)s, (SELECT totals FROM counted)
-      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM batch) b
+# Without a target, what was read is of before a re-base, and the snapshot stays as it is.
+_CURSOR_OF_REST = f""", cursor AS ({_NEW_CURSOR}
+           CASE WHEN done AND cut THEN pg_snapshot_xmax(target) ELSE %(next_xid)s::xid8 END,
+           CASE WHEN done AND cut THEN ARRAY(SELECT pg_snapshot_xip(target)) ELSE %(in_flight)s::xid8[] END,
+           CASE WHEN NOT done THEN target END, CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END,
+           %(base)s, %(system)s, %(epoch)s, %(log)s
+      FROM (SELECT *, target IS NOT NULL AS cut
+              FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last, %(target)s::pg_snapshot AS target
+                      FROM {{read}}) r) b
      WHERE {_TURN}
 )"""
 
@@ -106,29 +114,26 @@ old AS MATERIALIZED (
        AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = old.half_id)
 )"""
 
-_CURSOR_OF_MISSED = f""", cursor AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence,
-                                     base_sequence, system_identifier, epoch, log, totals)
-    SELECT %(next_xid)s::xid8, %(in_flight)s::xid8[],
-           CASE WHEN NOT done THEN last END, CASE WHEN NOT done THEN %(until)s END, %(base)s, %(system)s,
-           %(epoch)s, %(log)s, (SELECT totals FROM counted)
-      FROM (SELECT count(*) < %(limit)s AS done, max(sequence) AS last FROM old) b
-     WHERE {_TURN}
-)"""
-
 # With OFFSET 0, as in the scalar subquery, each row is looked up by itself, in the one partition that can have it.
 # Else the planner, which reckons with a look-up in each partition, would read all of them rather.
-_OPS_TO_ENTRIES = """, entry AS MATERIALIZED (
-    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue, h.deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues,
-           coalesce(h.topic IN (SELECT topic FROM {s}.topic_pause), false) AS held
-      FROM batch b
+_HALVES = """batch b
       LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
                           WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {s}.topic t ON t.name = h.topic
+      LEFT JOIN LATERAL (SELECT queues FROM {s}.topic WHERE name = h.topic OFFSET 0) t ON true"""
+
+_OPS_TO_ENTRIES = f""", entry AS MATERIALIZED (
+    SELECT b.sequence, b.sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue, h.deliver_at,
+           coalesce(t.queues, %(queues)s) AS queues,
+           coalesce(h.topic IN (SELECT topic FROM {{s}}.topic_pause), false) AS held
+      FROM {_HALVES}
      WHERE b.resolution = 'commit'
-       AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
+       AND (h.deliver_at IS NULL OR (SELECT d.half_id FROM {{s}}.scheduled_message d WHERE d.half_id = h.id) IS NULL)
 )"""
+
+# The rest of an entry that is due, whatever its half says, of a batch of such.
+_ENTRY_DUE = f"""b.half_id, h.topic, h.key, h.queue, NULL::timestamptz AS deliver_at,
+           coalesce(t.queues, %(queues)s) AS queues, false AS held
+      FROM {_HALVES}"""
 
 # Entries that become messages at once.
 _DUE = "(deliver_at IS NULL OR deliver_at <= statement_timestamp()) AND NOT held"
@@ -139,22 +144,18 @@ _TOPICS = f""", topics AS MATERIALIZED (
       FROM entry WHERE topic IS NOT NULL GROUP BY topic
 )"""
 
-# By topic what was committed and what was rolled back so far, as a cursor carries them on: whoever writes the cursor
-# holds dispatch's lock, comes to each op once, and adds without changing a row that others change.
-_TOTALS = """, counted AS MATERIALIZED (
-    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(committed, rolled_back)), '{}') AS totals
-      FROM (SELECT topic, sum(committed)::int8 AS committed, sum(rolled_back)::int8 AS rolled_back
-              FROM (SELECT topic, entries AS committed, 0 AS rolled_back FROM topics
-                     UNION ALL
-                    SELECT h.topic, 0, 1
-                      FROM batch b
-                     CROSS JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = b.half_id OFFSET 0) h
-                     WHERE b.resolution = 'rollback'
-                     UNION ALL
-                    SELECT t.key, (t.value ->> 0)::int8, (t.value ->> 1)::int8
-                      FROM (SELECT totals FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c
-                     CROSS JOIN LATERAL jsonb_each(c.totals) t) n
-             GROUP BY topic) s
+# What was committed and what was rolled back of each topic of the batch: this statement comes to each op once. Sums of
+# all topics, kept up to date here, would have a message cost more the more topics there are.
+_TOTALS = """, counted AS (
+    INSERT INTO {s}.topic_total (topic, committed, rolled_back)
+    SELECT topic, sum(committed), sum(rolled_back)
+      FROM (SELECT topic, entries AS committed, 0 AS rolled_back FROM topics
+             UNION ALL
+            SELECT h.topic, 0, 1
+              FROM batch b
+             CROSS JOIN LATERAL (SELECT topic FROM {s}.half_message WHERE id = b.half_id OFFSET 0) h
+             WHERE b.resolution = 'rollback') n
+     GROUP BY topic
 )"""
 
 # Entries without a half, which is gone or can't be seen.
@@ -222,10 +223,9 @@ _APPEND = f""", new_topic AS (
       FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
     RETURNING 1
 ), news AS MATERIALIZED (
-    SELECT text, CASE WHEN %(notify)s THEN pg_notify(%(channel)s, text) END
-      FROM (SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}
-             UNION ALL
-            SELECT DISTINCT topic || '{NEWS_OF_QUEUE}' || queue FROM placed WHERE NOT {_MANY}) n
+    SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}
+     UNION ALL
+    SELECT DISTINCT topic || '{NEWS_OF_QUEUE}' || queue FROM placed WHERE NOT {_MANY}
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM dispatched), (SELECT count(*) FROM scheduled),
        (SELECT array_agg(text) FROM news), (SELECT half_ids FROM unseen)
@@ -244,11 +244,9 @@ _NEXT_EPOCH = "greatest({epoch} + 1, extract(epoch FROM clock_timestamp() - time
 _BEGIN_EPOCH = f"""
 WITH newest AS (
     SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1
-), begun AS (
-    INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence,
-                                       base_sequence, system_identifier, epoch, log, totals)
-    SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
-           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}, totals
+), begun AS ({_NEW_CURSOR}
+           next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, newest.system_identifier,
+           {_NEXT_EPOCH.replace("{epoch}", "epoch")}, {LOG}
       FROM newest, pg_control_system() s WHERE log <> {LOG} AND {{turn}}
     RETURNING epoch, log
 )
@@ -262,33 +260,39 @@ begin_epoch_in_turn: Template = Template(_BEGIN_EPOCH.replace("{turn}", _TURN))
 
 # A re-base looks for commits that are no messages, which it counts. Rollbacks of before it are counted here, at the
 # first one; at a later one they were counted.
-_ROLLED_BACK_BEFORE = """
-    SELECT coalesce(jsonb_object_agg(topic, jsonb_build_array(0, halves)), '{}')
-      FROM (SELECT h.topic, count(*) AS halves
-              FROM {s}.op_message o JOIN {s}.half_message h ON h.id = o.half_id
-             WHERE o.resolution = 'rollback' GROUP BY h.topic) b"""
-
 #: Start over in this cluster: compare op and message by sequence up to now, follow xids from now on.
 rebase: Template = Template(f"""
-INSERT INTO {{s}}.dispatch_cursor (next_xid, in_flight, after_sequence, until_sequence, base_sequence,
-                                   system_identifier, epoch, log, totals)
-SELECT pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())),
+WITH counted AS (
+    INSERT INTO {{s}}.topic_total (topic, rolled_back)
+    SELECT h.topic, count(*)
+      FROM {{s}}.op_message o JOIN {{s}}.half_message h ON h.id = o.half_id
+     WHERE o.resolution = 'rollback' AND NOT EXISTS (SELECT FROM {{s}}.dispatch_cursor)
+     GROUP BY h.topic
+){_NEW_CURSOR}
+       pg_snapshot_xmax(pg_current_snapshot()), ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())), NULL,
        coalesce(min(sequence), 1) - 1, coalesce(max(sequence), 0), coalesce(max(sequence), 0),
        (SELECT system_identifier FROM pg_control_system()),
        coalesce((SELECT epoch FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1),
-                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s),
-       coalesce((SELECT totals FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1), ({_ROLLED_BACK_BEFORE}))
+                {_NEXT_EPOCH.replace("{epoch}", "0")}), (SELECT {LOG} FROM pg_control_system() s)
   FROM {{s}}.op_message
 """)
+
+#: Where a sequence is, NULL if that can't be seen, and the highest number of it among ``{rows}``. Values: the table and
+#: the column that it numbers, its name if it isn't theirs. Rows: ``(sequence, value, highest)``.
+SEQUENCE = """
+SELECT s.name, CASE WHEN has_sequence_privilege(s.name, 'SELECT, USAGE')
+                    THEN coalesce(pg_sequence_last_value(s.name::regclass), 0) END, coalesce(m.highest, 0)
+  FROM (SELECT coalesce(pg_get_serial_sequence('{s}.' || %(table)s, %(column)s), '{s}.' || %(named)s) AS name) s,
+       (SELECT max(number) AS highest FROM ({rows}) r (number)) m
+"""
 
 # Of scheduled messages: their topics aren't paused.
 _NOT_PAUSED = """(NOT EXISTS (SELECT FROM {s}.topic_pause)
                  OR NOT EXISTS (SELECT FROM {s}.half_message h JOIN {s}.topic_pause p ON p.topic = h.topic
                                  WHERE h.id = half_id))"""
 
-#: Turn due scheduled messages into messages, in turn. For `Placement.statement`; rows as of `dispatch_batch`.
-RELEASE_DUE = (
-    f"""
+#: Turn due scheduled messages into messages, in turn. For `appending`; rows as of `dispatch_batch`.
+RELEASE_DUE = f"""
 WITH batch AS MATERIALIZED (
     DELETE FROM {{s}}.scheduled_message
      WHERE half_id = ANY (ARRAY(
@@ -298,34 +302,29 @@ WITH batch AS MATERIALIZED (
        AND recalled_at IS NULL
     RETURNING half_id, deliver_at
 ), entry AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY b.deliver_at, b.half_id) AS sequence, o.sequence AS turn, b.half_id,
-           1 AS send_number, h.topic, h.key, h.queue, NULL::timestamptz AS deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues, false AS held
-      FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
-                          WHERE id = b.half_id OFFSET 0) h ON true
+    SELECT row_number() OVER (ORDER BY b.deliver_at, o.sequence) AS sequence, o.sequence AS turn, 1 AS send_number,
+           {_ENTRY_DUE}
       LEFT JOIN LATERAL (SELECT sequence FROM {{s}}.op_message WHERE half_id = b.half_id OFFSET 0) o ON true
-      LEFT JOIN {{s}}.topic t ON t.name = h.topic
-)"""
-    + _MISSING
-    + _TOPICS
-    + _APPEND
-)
+){_MISSING}{_TOPICS}{_APPEND}"""
 
-# Else each pass would step over all of them again. A limit isn't needed: each is held once.
-#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn.
+# Else each pass would step over all of them again.
+#: Hold scheduled messages that are due and whose topic is paused, if it is the transaction's turn. Rows: one for each.
 hold_due: Template = Template(f"""
-UPDATE {{s}}.scheduled_message d
-   SET deliver_at = {HELD_UNTIL}, held_topic = h.topic, held_sequence = o.sequence
-  FROM {{s}}.half_message h, {{s}}.op_message o
- WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp() AND h.id = d.half_id AND o.half_id = d.half_id
-   AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
-   AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+UPDATE {{s}}.scheduled_message d SET deliver_at = {HELD_UNTIL}, held_topic = due.topic, held_sequence = due.sequence
+  FROM (SELECT d.half_id, h.topic, o.sequence
+          FROM {{s}}.scheduled_message d
+          JOIN {{s}}.half_message h ON h.id = d.half_id
+          JOIN {{s}}.op_message o ON o.half_id = d.half_id
+         WHERE d.recalled_at IS NULL AND d.deliver_at <= statement_timestamp()
+           AND h.topic IN (SELECT topic FROM {{s}}.topic_pause)
+           AND EXISTS (SELECT FROM {{s}}.topic_pause) AND {_TURN}
+         ORDER BY d.deliver_at, d.half_id LIMIT %(limit)s) due
+ WHERE d.half_id = due.half_id AND d.recalled_at IS NULL
+RETURNING 1
 """)
 
 #: Turn what topics held, and are resumed, into messages, in the order of their ops. As `RELEASE_DUE`.
-RELEASE_HELD = (
-    f"""
+RELEASE_HELD = f"""
 WITH batch AS MATERIALIZED (
     DELETE FROM {{s}}.scheduled_message
      WHERE half_id = ANY (ARRAY(
@@ -338,17 +337,8 @@ WITH batch AS MATERIALIZED (
        AND recalled_at IS NULL
     RETURNING half_id, held_sequence
 ), entry AS MATERIALIZED (
-    SELECT b.held_sequence AS sequence, b.held_sequence AS turn, b.half_id, 1 AS send_number, h.topic, h.key, h.queue,
-           NULL::timestamptz AS deliver_at, coalesce(t.queues, %(queues)s) AS queues, false AS held
-      FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {{s}}.half_message
-                          WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {{s}}.topic t ON t.name = h.topic
-)"""
-    + _MISSING
-    + _TOPICS
-    + _APPEND
-)
+    SELECT b.held_sequence AS sequence, b.held_sequence AS turn, 1 AS send_number, {_ENTRY_DUE}
+){_MISSING}{_TOPICS}{_APPEND}"""
 
 # Until then, dispatch holds what comes new as well, so that nothing overtakes what was held. Both hold dispatch's lock.
 #: End the pauses of topics that are resumed and hold nothing any more, if it is the transaction's turn.
@@ -370,26 +360,15 @@ SELECT o.half_id, n.sent
 """)
 
 #: Append messages, which `lock_sends` has locked, with the next send number. As `RELEASE_DUE`.
-RESEND = (
-    """
+RESEND = f"""
 WITH batch AS MATERIALIZED (
     SELECT o.half_id, o.sequence, n.sent
-      FROM {s}.op_message o
-      CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {s}.message m WHERE m.half_id = o.half_id) n
+      FROM {{s}}.op_message o
+      CROSS JOIN LATERAL (SELECT max(send_number) AS sent FROM {{s}}.message m WHERE m.half_id = o.half_id) n
      WHERE o.half_id = ANY (%(half_ids)s::uuid[])
 ), entry AS MATERIALIZED (
-    SELECT b.sequence, b.sequence AS turn, b.half_id, b.sent + 1 AS send_number, h.topic, h.key, h.queue,
-           NULL::timestamptz AS deliver_at,
-           coalesce(t.queues, %(queues)s) AS queues, false AS held
-      FROM batch b
-      LEFT JOIN LATERAL (SELECT id, topic, key, queue, deliver_at FROM {s}.half_message
-                          WHERE id = b.half_id OFFSET 0) h ON true
-      LEFT JOIN {s}.topic t ON t.name = h.topic
-)"""
-    + _UNSEEN
-    + _TOPICS
-    + _APPEND
-)
+    SELECT b.sequence, b.sequence AS turn, b.sent + 1 AS send_number, {_ENTRY_DUE}
+){_UNSEEN}{_TOPICS}{_APPEND}"""
 
 # The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
 # transactions that were in flight. What has a schedule is the release's to make.
@@ -409,16 +388,10 @@ SELECT o.half_id, d.half_id IS NULL AND o.xid < %(next_xid)s::xid8 AND o.xid <> 
 """)
 
 #: Make the messages of ops, or their schedules, whatever the cursor says. As `RELEASE_DUE`.
-APPEND_THESE = (
-    """
+APPEND_THESE = f"""
 WITH batch AS MATERIALIZED (
-    SELECT half_id, sequence, resolution FROM {s}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
-)"""
-    + _OPS_TO_ENTRIES
-    + _UNSEEN
-    + _TOPICS
-    + _APPEND
-)
+    SELECT half_id, sequence, resolution FROM {{s}}.op_message WHERE half_id = ANY (%(half_ids)s::uuid[])
+){_OPS_TO_ENTRIES}{_UNSEEN}{_TOPICS}{_APPEND}"""
 
 #: Take back a message that is not due yet, leaving the evidence.
 #: Rows: ``(halves found, deliver_at, resolution, recalled now, is already a message)``.
@@ -499,22 +472,12 @@ class Cursor:
         return self.log is not None and self.log != self.current_log
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What every statement that makes messages must know."""
-
-    schema: str
-    queues: int
-    limit: int
-    notify: bool
-
-    def statement(self, sql: str, **values: object) -> Statement:
-        """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
-        shared = {"queues": self.queues, "limit": self.limit, "notify": self.notify, "channel": channel(self.schema)}
-        return Statement(in_schema(sql, self.schema), {**shared, **values})
+def appending(settings: Settings, limit: int, sql: str, **values: object) -> Statement:
+    """Return a statement that ends with `_APPEND`, with the values that this binds, and more."""
+    return Statement(in_schema(sql, settings.schema), {"queues": settings.queues, "limit": limit, **values})
 
 
-def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
+def dispatch_batch(settings: Settings, limit: int, cursor: Cursor) -> Statement:
     """Turn the next ops into messages and move the cursor, all in one snapshot, if `keep_turn` has kept the turn.
 
     Rows: ``(ops taken, messages, scheduled, news for `read_news` or None, halves that can't be seen or None)``.
@@ -522,10 +485,12 @@ def dispatch_batch(placement: Placement, cursor: Cursor) -> Statement:
     if cursor.until_sequence is None:
         source, moved = _FRESH, _CURSOR_OF_FRESH
     elif cursor.target is not None:
-        source, moved = _REST, _CURSOR_OF_REST
+        source, moved = _REST, _CURSOR_OF_REST.replace("{read}", "batch")
     else:
-        source, moved = _MISSED, _CURSOR_OF_MISSED
-    return placement.statement(
+        source, moved = _MISSED, _CURSOR_OF_REST.replace("{read}", "old")
+    return appending(
+        settings,
+        limit,
         f"WITH {source}{_OPS_TO_ENTRIES}{_TOPICS}{_TOTALS}{moved}{_MISSING}{_APPEND}",
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections, connections, transaction
 from sqlalchemy.exc import OperationalError
 
-from outbox.database.at_commit import after_commit
+from outbox.database.at_commit import after_commit, refusing
 from outbox.database.execute import Statement, driver_of, execute, in_transaction, is_lost
 from outbox.errors import InvalidSettings, TransactionRequired
 
@@ -99,7 +99,7 @@ def _as_django_makes(driver: Any, wrapper: Any) -> Iterator[None]:
             "handlers use the ORM through psycopg 3, and your database's ENGINE uses another driver; install psycopg 3"
         )
     before = driver.cursor_factory, driver._adapters
-    driver.cursor_factory, driver._adapters = parameters["cursor_factory"], parameters["context"]
+    driver.cursor_factory, driver._adapters = refusing(parameters["cursor_factory"]), parameters["context"]
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
-from sqlalchemy import URL, Engine, NullPool, create_engine
+from sqlalchemy import URL, Dialect, Engine, NullPool, create_engine, event
 
 from outbox.app import Outbox
 from outbox.django.configuration import configuration
@@ -117,4 +117,11 @@ def _engine(alias: str) -> Engine:
     """Return an engine that keeps no connections: requests use Django's, and workers keep those that they open."""
     options = connections[alias].settings_dict["OPTIONS"]
     arguments = {key: options[key] for key in ("prepare_threshold",) if key in options}
-    return create_engine(database_url(alias), poolclass=NullPool, connect_args=arguments)
+    engine = create_engine(database_url(alias), poolclass=NullPool, connect_args=arguments)
+
+    @event.listens_for(engine, "do_connect")
+    def as_django(dialect: Dialect, _: object, __: object, parameters: dict[str, Any]) -> None:
+        # As Django asks its backend each time, which may draw a new token.
+        parameters.update(dialect.create_connect_args(database_url(alias))[1])
+
+    return engine

@@ -96,11 +96,7 @@ def consumer(
 
 
 def checker(
-    topic: str,
-    *,
-    using: str | None = None,
-    immunity: dt.timedelta | float | None = None,
-    **options: Any,
+    topic: str, *, using: str | None = None, immunity: dt.timedelta | float | None = None, **options: Any
 ) -> Callable[[F], F]:
     """Register ``checker(orphan)``, which tells whether the local transaction committed; see `Outbox.checker`."""
 

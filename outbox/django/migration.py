@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from django.db import connections, router
 from django.db.migrations import Migration
 from django.db.migrations.operations.base import Operation
 
 from outbox.database.migration import chain
-from outbox.database.migration.single import downgrade_sql, upgrade_sql
+from outbox.database.migration.script import between
 from outbox.django.configuration import configuration
 
 FOLDER = Path(__file__).parent / "migrations"
+MigrationType: TypeAlias = type[Migration]
 
 
-def migration_of(module: str) -> type[Migration]:
+def migration_of(module: str) -> MigrationType:
     """Return the migration of a module such as ``0002_consumer_0001``: its revision, after the one before it."""
     number, _, revision = module.rpartition(".")[2].partition("_")
     before = sorted(path.stem for path in FOLDER.glob(f"{int(number) - 1:04}_*.py"))
@@ -71,13 +72,10 @@ class RunRevision(Operation):
         applied = self._applied(connection, schema, collecting=schema_editor.collect_sql, forwards=forwards)
         if forwards is (self.revision in applied):
             return
-        if forwards:
-            statements = upgrade_sql(self.revision, schema)
-            if not schema_editor.collect_sql and _has_schema(connection, schema):
-                # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
-                statements = statements[1:]
-        else:
-            statements = downgrade_sql(self.revision, applied - {self.revision}, schema)
+        statements = between(applied, applied ^ {self.revision}, schema)
+        if not applied and not schema_editor.collect_sql and _has_schema(connection, schema):
+            # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
+            statements = statements[1:]
         for statement in statements:
             schema_editor.execute(statement, None)
 

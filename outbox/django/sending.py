@@ -13,6 +13,7 @@ from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from outbox.database.at_commit import Hold, hold_open
 from outbox.database.drivers import when_committed
 from outbox.django.databases import outbox
 from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired
@@ -100,7 +101,12 @@ def transactional(
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with transaction.atomic(using):
-                result = function(*args, **kwargs)
+                hold = Hold("@transactional's, which commits it together with the message", function)
+                let = hold_open(connections[using or DEFAULT_DB_ALIAS].connection, hold)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    let()
 
                 def send_it(outgoing: Outgoing) -> None:
                     send(topic, outgoing.body, using=using, **outgoing.options)

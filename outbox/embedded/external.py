@@ -211,7 +211,7 @@ def _split(url: str) -> SplitResult:
     if not known or len(parts.path) < 2 or "@" in parts.path:
         # The URL itself is not shown: it may hold a password.
         raise EmbeddedError(
-            f"{URL_VARIABLE} must look like postgresql://user:password@host:5432/database, "
+            f"{URL_VARIABLE} must look like postgresql://user:***@host:5432/database, "
             "with special characters in the password percent-encoded"
         )
     return parts

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -51,10 +52,11 @@ from outbox.database.execute import Row, execute
 from outbox.database.session import check_function
 from outbox.errors import InvalidHandler
 from outbox.flow import sql
+from outbox.message.answer import FUNCTION, finished
 from outbox.message.content import Codecs, check_group, check_seconds
-from outbox.message.model import Delivery, DeliveryStatus, Message, Park, SendOptions, uuid7
+from outbox.message.ids import derived_id
+from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions
 from outbox.message.topic import Topic
-from outbox.producer.once import chosen_id
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
 from outbox.telemetry.hooks import emit
 
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+_UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: Seconds after which what isn't answered is told again, at the longest.
 _DAY = 86400.0
 #: Seconds until an undo that was refused is sent again, where the step has no time limit.
@@ -220,12 +223,7 @@ class Saga(Generic[T]):
     """
 
     def __init__(
-        self,
-        outbox: Outbox,
-        name: str,
-        *,
-        model: type[T] | None = None,
-        timeout: dt.timedelta | float | None = 60.0,
+        self, outbox: Outbox, name: str, *, model: type[T] | None = None, timeout: dt.timedelta | float | None = 60.0
     ) -> None:
         self.name: str = check_group(name)
         self.steps: list[SagaStep] = []
@@ -322,12 +320,8 @@ class Saga(Generic[T]):
             raise InvalidHandler(f"saga {self.name!r} has no steps; declare them with step()")
         codecs = self._outbox.codecs
         codecs.decode(*codecs.encode(body), self._model)
-        flow_id = chosen_id(self.start_topic, options) or uuid7()
-        merged: SendOptions = {"key": str(flow_id), **options}
-        if options.get("dedupe") is None:
-            merged["id"] = flow_id
-        sent: UUID = self._outbox.current.send(carrier, self.start_topic, body, **merged)
-        return sent
+        flow_id: UUID = self._outbox.current.send(carrier, self.start_topic, body, **options)
+        return flow_id
 
     def flow(self, session: Session | Connection, flow_id: UUID) -> Flow[T] | None:
         """Return a saga that was started, by the id that `start` returned; None before a worker has begun with it."""
@@ -365,12 +359,25 @@ class Saga(Generic[T]):
         row = (message.id, self.name, SagaStatus.RUNNING, message.content_type, message.raw, begun[0][0], None, None)
         _Advance(self, self._locked_flow(row, []), connection, session).send(self.steps[0], CommandKind.ACTION)
 
-    def _read_answer(self, message: Message, session: Session) -> Park | None:
+    def _read_answer(self, message: Message, session: Session) -> Park | Retry | None:
         advance = self._advance(message.correlation, session)
         if advance is None:
+            if self._may_come(message, session):
+                return Retry(reason=f"saga {self.name!r} hasn't come (again) to what it answers")
             return Park(f"it answers no command of saga {self.name!r}: its correlation is {message.correlation}")
         advance.answered(message)
         return None
+
+    def _may_come(self, message: Message, session: Session) -> bool:
+        """Tell whether the saga is about to send what a message answers: its database is older than the participant's.
+
+        The command will have the same id again.
+        """
+        named = {str(message.conversation), message.key}
+        ids = [UUID(each) for each in named if each is not None and _UUID_TEXT.fullmatch(each)]
+        may_come = sql.may_come(self._outbox.current.settings.schema, ids=ids, name=self.name, start=self.start_topic)
+        (((may,),),) = execute(session.connection(), may_come)
+        return bool(may)
 
     def _remind(self, message: Message, session: Session) -> None:
         advance = self._advance(UUID(message.body["command"]), session)
@@ -492,13 +499,22 @@ class _Advance:
         undoes = kind is CommandKind.COMPENSATION
         topic = step.compensate if undoes else step.topic
         assert topic is not None  # noqa: S101 - only what can be undone is
-        options: SendOptions = {"id": uuid7(), "key": str(flow.id), "reply_to": step.reply_to}
+        # Of the flow's state, not of the message that moves it: an owner's database that was restored may come to a
+        # command in another way, and its participant has it once all the same.
+        earlier = sum(each.step == step.name and each.kind is kind for each in flow.commands)
+        message_id = derived_id(flow.id, self.saga.name, step.name, kind.value, earlier)
+        options: SendOptions = {
+            "id": message_id,
+            "on_duplicate": "ignore",
+            "key": str(flow.id),
+            "reply_to": step.reply_to,
+        }
         if undoes:
             options["correlation"] = self._done_by(step.name)
         if delay:
             options["delay"] = delay
-        body = flow.body if step.body is None else step.body(flow)
-        message_id = self.saga._outbox.current.send(self.session, topic, body, **options)
+        body = flow.body if step.body is None else finished("body", step.body(flow))
+        self.saga._outbox.current.send(self.session, topic, body, **options)
         command = SagaCommand(message_id, len(flow.commands) + 1, step.name, kind)
         flow.commands.append(command)
         values = {"message_id": message_id, "saga_id": flow.id, "number": command.number}
@@ -543,8 +559,9 @@ class _Advance:
         at_commit(self.connection, sql.change(self._schema, **change))
         # What had to undo a step after its end has told its end before.
         again = any(each.answer is CommandAnswer.DONE and each.reason is not None for each in flow.commands)
-        if ended and not again and self.saga._when_ended is not None:
-            self.saga._when_ended(flow, self.session)
+        function = self.saga._when_ended
+        if ended and not again and function and (refusal := FUNCTION.refusal(function(flow, self.session))):
+            raise InvalidHandler(f"saga {flow.name!r}: at its end, {refusal}")
 
     def _note(
         self, command: SagaCommand, answer: CommandAnswer, reason: str | None, kind: str | None, raw: bytes | None
@@ -561,7 +578,8 @@ class _Advance:
 
     def _set_deadline(self, message_id: UUID, seconds: float, times: int) -> None:
         body, key = {"command": str(message_id), "times": times}, str(self.flow.id)
-        options: SendOptions = {"key": key, "delay": seconds, "correlation": message_id}
+        options: SendOptions = {"key": key, "delay": seconds, "correlation": message_id, "on_duplicate": "ignore"}
+        options["id"] = derived_id(message_id, "deadline", times)
         self.saga._outbox.current.send(self.session, deadline_topic(self.saga.name), body, **options)
 
     def _step(self, name: str) -> SagaStep:

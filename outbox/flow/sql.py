@@ -94,6 +94,13 @@ SELECT f.id, f.name, c.step, c.kind, c.answer
   FROM {s}.saga_command c JOIN {s}.saga f ON f.id = c.saga_id WHERE c.message_id = %(command)s
 """)
 
+#: Tell whether a saga may yet come to an answer: it hasn't ended, or was sent and hasn't begun. Rows: ``(it may,)``.
+may_come: Template = Template("""
+SELECT EXISTS (SELECT FROM {s}.saga WHERE id = ANY (%(ids)s::uuid[]) AND name = %(name)s AND ended_at IS NULL)
+    OR EXISTS (SELECT FROM {s}.half_message WHERE id = ANY (%(ids)s::uuid[]) AND topic = %(start)s
+                  AND id NOT IN (SELECT id FROM {s}.saga WHERE id = ANY (%(ids)s::uuid[])))
+""")
+
 #: Write down a command that is sent with this transaction.
 send: Template = Template("""
 INSERT INTO {s}.saga_command (message_id, saga_id, number, step, kind)

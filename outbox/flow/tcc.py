@@ -25,8 +25,9 @@ from uuid import UUID
 
 from outbox.database.execute import execute
 from outbox.database.session import check_function, is_async, wait_for
-from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler
+from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow import sql
+from outbox.message.answer import FUNCTION
 from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Participant(Generic[T]):
 
         Raises:
             BranchCancelled: it was cancelled before: nothing is reserved any more.
+            InvalidMessage: the id isn't a UUID, or the branch has more than 255 bytes or spaces around it.
             InvalidHandler: what reserves isn't declared, or is async and the session isn't.
         """
         return _with(session, self._attempt, Branch(transaction_id, branch, body))
@@ -111,9 +113,12 @@ class Participant(Generic[T]):
     def confirm(self, session: Any, transaction_id: UUID, body: T, *, branch: str = "") -> Any:
         """Confirm, with the transaction of a session; False if that was done before.
 
+        It waits for the end of a try that is under way.
+
         Raises:
             BranchCancelled: it was cancelled before.
             BranchUnknown: it was never tried.
+            InvalidMessage: as `attempt`.
             InvalidHandler: what confirms isn't declared, or is async and the session isn't.
         """
         return _with(session, self._confirm, Branch(transaction_id, branch, body))
@@ -129,6 +134,7 @@ class Participant(Generic[T]):
 
         Raises:
             BranchConfirmed: it was confirmed before.
+            InvalidMessage: as `attempt`.
             InvalidHandler: what cancels isn't declared, or is async and the session isn't.
         """
         return _with(session, self._cancel, Branch(transaction_id, branch, body))
@@ -146,11 +152,19 @@ class Participant(Generic[T]):
 
     def _confirm(self, session: Session, carrier: Any, branch: Branch[T]) -> bool:
         key = self._key(branch)
-        (changed,) = execute(session.connection(), sql.confirm_branch(self._schema, **key))
+        connection, confirm = session.connection(), sql.confirm_branch(self._schema, **key)
+        (changed,) = execute(connection, confirm)
+        if not changed and (state := self._state(session, key)) is None:
+            # Its try may be about to commit. An UPDATE doesn't see that row, and so doesn't wait; an INSERT of the same
+            # key does, and the statement after it sees what came of it.
+            with connection.begin_nested() as waiting:
+                execute(connection, sql.try_branch(self._schema, **key))
+                waiting.rollback()
+            (changed,) = execute(connection, confirm)
+            state = self._state(session, key)
         if changed:
             self._call(BranchState.CONFIRMED, carrier, branch)
             return True
-        state = self._state(session, key)
         if state is None:
             raise BranchUnknown(f"{self._text(branch)} can't be confirmed: it was never tried")
         if state is BranchState.CANCELLED:
@@ -188,14 +202,16 @@ class Participant(Generic[T]):
                 f"participant {self.name!r} has nothing that is called to be {state.value}: declare all three functions"
             )
         if not is_async(function):
-            function(branch, getattr(carrier, "sync_session", carrier))
+            returned = function(branch, getattr(carrier, "sync_session", carrier))
         elif hasattr(carrier, "sync_session"):
-            wait_for(function(branch, carrier))
+            returned = wait_for(function(branch, carrier))
         else:
             raise InvalidHandler(
                 f"participant {self.name!r}: what is called to be {state.value} is async, so call it with an "
                 f"AsyncSession, not with {type(carrier).__name__}"
             )
+        if refusal := FUNCTION.refusal(returned):
+            raise InvalidHandler(f"participant {self.name!r}, to be {state.value}: {refusal}")
 
     def _state(self, session: Session, key: dict[str, Any]) -> BranchState | None:
         # Only read where the call took no effect: whose effect that was has ended by now, and the row stays.
@@ -203,7 +219,14 @@ class Participant(Generic[T]):
         return BranchState(rows[0][0]) if rows else None
 
     def _key(self, branch: Branch[T]) -> dict[str, Any]:
+        if not isinstance(branch.transaction_id, UUID) or not branch.transaction_id.int:
+            kind = type(branch.transaction_id).__name__
+            raise InvalidMessage(f"transaction_id must be a UUID, not {kind}: {branch.transaction_id!r}")
         named = check_text("branch", branch.branch, MAX_KEY_BYTES)
+        if named is None or named.strip() != named:
+            raise InvalidMessage(
+                f"branch {named!r} must be a str without spaces around it; leave it out where a transaction has one"
+            )
         return {"transaction_id": branch.transaction_id, "branch": named, "participant": self.name}
 
     def _text(self, branch: Branch[T]) -> str:

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.database.execute import execute
-from outbox.database.sql import audit
-from outbox.errors import ActRefused, DatabaseUnreached, FlowNotFound, InvalidMessage, InvalidRequest, OutboxError
+from outbox.errors import ActRefused, FlowNotFound, InvalidMessage, InvalidRequest
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
 from outbox.message.model import HalfMessage, uuid7
 from outbox.operator.acts import ANSWER
-from outbox.operator.changes import check_audited
-from outbox.operator.databases import Database, OverDatabases, is_away
+from outbox.operator.changes import checked_actor, record_of
+from outbox.operator.databases import Database, OverDatabases
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.model import LONGEST, Actor, Page, PageRequest, as_actor
+from outbox.operator.model import LONGEST, Actor, Page, PageRequest
 from outbox.producer.sql import write_halves
 from outbox.reader import option
 
@@ -126,8 +123,7 @@ class Sagas(OverDatabases):
             listed = sql.listed_flows(database.schema, **fields, below=below, window=WINDOW, limit=limit)
             return Part.of(execute(connection, listed)[0], 1, lambda row: _flow_row(database, row), WINDOW)
 
-        databases = self.databases.having("producer", criteria.database)
-        return page_of(databases, criteria, page, _NEWEST, read, self.databases.away_for(criteria.database))
+        return self.shown_texts(page_of(self.databases, "producer", criteria, page, _NEWEST, read))
 
     def flow(self, flow_id: UUID) -> FlowView:
         """Return a flow with its commands.
@@ -155,13 +151,7 @@ class Sagas(OverDatabases):
         return self._first(f"flow {flow_id}", read)
 
     def answer(
-        self,
-        message_id: UUID,
-        answer: CommandAnswer | str,
-        *,
-        by: str | Actor,
-        why: str,
-        result: str | None = None,
+        self, message_id: UUID, answer: CommandAnswer | str, *, by: str | Actor, why: str, result: str | None = None
     ) -> str:
         """Answer the command of a message for its participant, which doesn't; return a sentence.
 
@@ -175,9 +165,8 @@ class Sagas(OverDatabases):
             ActRefused: it is answered, or undoes a step and can't be refused.
             InvalidRequest: no reason, another answer, or a result that isn't JSON or goes with a refusal.
         """
-        chosen, body = _checked_answer(answer, why, result)
-        actor = as_actor(by)
-        check_audited(actor, why)
+        chosen, body = _checked_answer(answer, result)
+        actor = checked_actor(ANSWER, by, why)
 
         def write(database: Database) -> str | None:
             with database.acting() as connection:
@@ -193,34 +182,19 @@ class Sagas(OverDatabases):
                 named = saga, answer_topic(saga), str(flow_id), None
                 half = HalfMessage(uuid7(), *named, headers, "application/json", body)
                 done = {"saga": saga, "flow": str(flow_id), "step": step, "answer": chosen.value}
-                target, schema = str(message_id), database.schema
-                record = audit(schema, actor.name, ANSWER.name, target, why.strip(), done, actor.origin)
+                schema = database.schema
+                record = record_of(schema, ANSWER.name, actor, why, message_id, done)
                 execute(connection, write_halves(schema, [(half, None)]), record)
             return f"the {kind} of step {step}, message {message_id}, is answered: {chosen.value}"
 
         return self._first(f"command {message_id}", write)
 
     def _first(self, what: str, find: Callable[[Database], T | None]) -> T:
-        """Return what is found in the first database that has it; the errors are those of `flow`."""
-        errors: list[Exception] = []
-        for database in self.databases.having("producer"):
-            try:
-                found = find(database)
-            except (SQLAlchemyError, OutboxError) as error:
-                if not is_away(error):
-                    raise
-                errors.append(error)
-            else:
-                if found is not None:
-                    return found
-        if errors:
-            raise errors[0]
-        if self.databases.away:
-            raise DatabaseUnreached(list(self.databases.away))
-        raise FlowNotFound(
+        missing = (
             f"no registered database ({', '.join(self.databases)}) has {what} of a saga, as far as its workers have "
             "come; is it in another one, or was it pruned?"
         )
+        return self.first_of("producer", find, FlowNotFound(missing))
 
 
 def _flow_row(database: Database, row: Any) -> FlowRow:
@@ -249,13 +223,11 @@ def _why_not(kind: str, answered: str | None, answer: CommandAnswer) -> str | No
     return None
 
 
-def _checked_answer(answer: str, why: str, result: str | None) -> tuple[CommandAnswer, bytes]:
+def _checked_answer(answer: str, result: str | None) -> tuple[CommandAnswer, bytes]:
     """Return the answer, and the body of its message."""
     if answer not in set(CommandAnswer):
         raise InvalidRequest(f"answer {answer!r} must be one of: {', '.join(CommandAnswer)}", field="answer")
     chosen, body = CommandAnswer(answer), "{}" if result is None else result
-    if not why.strip():
-        raise InvalidRequest(f"give a reason: the audit must tell why ({ANSWER.name})", field="reason")
     if chosen is CommandAnswer.REFUSED and result is not None:
         raise InvalidRequest("a result goes with the answer done; leave it out", field="result")
     if len(body) > LONGEST_RESULT:

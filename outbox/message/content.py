@@ -12,8 +12,9 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -21,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.errors import InvalidHandler, InvalidMessage, pip_install
-from outbox.text import why_invalid
+from outbox.text import named, why_invalid
 
 MAX_TOPIC = 127
 MAX_GROUP = 120
@@ -33,6 +34,8 @@ MAX_HEADER_BYTES = 16 * 1024
 
 #: The header that says how a body is compressed; readers take it off.
 ENCODING_HEADER = "outbox-encoding"
+#: The header with the process that wrote the message, as ``host:pid``; readers but an operator's take it off.
+SENDER_HEADER = "outbox-sender"
 #: Headers that tie messages together. The first message of the chain, where that isn't the message itself; the one
 #: whose handler sent this one; the topic that an answer goes to; the message that this one answers.
 CONVERSATION_HEADER = "outbox-conversation"
@@ -141,6 +144,17 @@ def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     if size > MAX_HEADER_BYTES:
         raise InvalidMessage(f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
     return {_exactly(name): _exactly(value) for name, value in headers.items()}
+
+
+def added(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers that a hook or a middleware adds.
+
+    Raises:
+        InvalidMessage: one is among those that options of a send make, or the framework alone.
+    """
+    if own := sorted({*OPTION_HEADERS, ENCODING_HEADER}.intersection(headers)):
+        raise InvalidMessage(f"header {own[0]!r} is made of an option of the send, or by the framework; leave it out")
+    return headers
 
 
 def _utf8(what: str, value: str) -> bytes:
@@ -325,20 +339,83 @@ def _encode_text(body: str) -> bytes:
 
 
 def encode_json(body: Any) -> bytes:
-    """Return a body as JSON.
+    """Return a body as JSON that comes back as it went: equal, but for tuples, sets, and what JSON writes as a text.
 
     Raises:
-        InvalidMessage: it has no JSON form; names the type or the value that has none.
+        InvalidMessage: it has no JSON form, or would come back as something else; names the type or the value.
     """
     try:
-        if type(body) is not dict and hasattr(body, "model_dump_json") and not isinstance(body, type):
-            return body.model_dump_json().encode()  # type: ignore[no-any-return]  # pydantic may not be installed
-        return _ENCODER.encode(body).encode()
+        raw = _to_json(body)
+        check_comes_back(body, raw, body.model_dump if _is_model(body) else None)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(
             f"the body of type {type(body).__name__} can't be encoded as JSON: {error}; "
             "send a dict, a dataclass, a pydantic model, str or bytes"
         ) from None
+    return raw
+
+
+def _to_json(body: Any) -> bytes:
+    return body.model_dump_json().encode() if _is_model(body) else _ENCODER.encode(body).encode()
+
+
+def _is_model(value: Any) -> bool:  # pydantic may not be installed
+    return type(value) is not dict and hasattr(value, "model_dump_json") and not isinstance(value, type)
+
+
+def check_comes_back(body: Any, raw: bytes, dump: Callable[[], Any] | None = None) -> None:
+    """Raise for a body of which its JSON loses something; ``dump`` has pydantic, which wrote it, make plain values.
+
+    Raises:
+        ValueError: a key would come back as another one, or NaN as null; names where.
+    """
+    has_nan = _check_keys(body, typed=dump is not None)
+    if has_nan and dump is not None and _is_lost(dump(), json.loads(raw)):
+        raise ValueError("NaN or an infinite number in it would come back as null")
+
+
+def _check_keys(value: Any, path: str = "", *, typed: bool = False) -> bool:
+    """Raise for a dict with keys that aren't texts; where a model reads them, by their type, with texts among them.
+
+    Returns whether a number in it isn't one.
+    """
+    if isinstance(value, dict):
+        kinds = set(map(type, value))
+        others = [] if kinds <= _TEXTS else [key for key in value if not isinstance(key, str)]
+        if others and not (typed and len(others) == len(value)):
+            where = f" at {path[1:]!r}" if path else ""
+            name = type(others[0]).__name__
+            raise ValueError(f"the key {others[0]!r}{where} is of type {name}, and would come back as str")
+        inside: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    elif _is_model(value):
+        inside, typed = [*vars(value).items(), *(value.model_extra or {}).items()], True
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside, typed = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)], True
+    else:
+        return False
+    has_nan = False
+    for key, each in inside:
+        if (kind := type(each)) is float:
+            has_nan = has_nan or not math.isfinite(each)
+        elif kind not in _LEAVES:
+            has_nan = _check_keys(each, f"{path}.{key}", typed=typed) or has_nan
+    return has_nan
+
+
+_TEXTS = frozenset({str})
+# What has nothing inside.
+_LEAVES = frozenset({str, int, bool, type(None), Decimal, UUID, dt.datetime, dt.date})
+
+
+def _is_lost(value: Any, back: Any) -> bool:
+    """Tell whether a number that isn't one has become null; a model may as well write it as a text."""
+    if isinstance(value, dict) and isinstance(back, dict):
+        return any(map(_is_lost, value.values(), back.values()))
+    if isinstance(value, list | tuple) and isinstance(back, list):
+        return any(map(_is_lost, value, back))
+    return back is None and isinstance(value, float) and not math.isfinite(value)
 
 
 _AS_TEXT = (Decimal, UUID)
@@ -348,8 +425,8 @@ def _plain(value: Any) -> Any:
     """Encode what JSON doesn't know and business data is full of."""
     if type(value) in _AS_TEXT:  # of all others the most frequent
         return str(value)
-    if hasattr(value, "model_dump") and not isinstance(value, type):
-        return value.model_dump(mode="json")
+    if _is_model(value):
+        return json.loads(encode_json(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     for kinds, plain in _PLAIN:
@@ -505,7 +582,7 @@ class Codec:
         except Exception as error:
             raise InvalidMessage(
                 f"the body of type {type(body).__name__} can't be encoded by the codec of {self.content_type!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{named(error)}"
             ) from error
         if not isinstance(raw, _BYTES):
             raise InvalidMessage(f"the codec of {self.content_type!r} must make bytes, not {type(raw).__name__}")
@@ -521,7 +598,7 @@ class Codec:
             return self.decode(raw)
         except Exception as error:
             raise InvalidMessage(
-                f"the body can't be read by the codec of {self.content_type!r}: {type(error).__name__}: {error}"
+                f"the body can't be read by the codec of {self.content_type!r}: {named(error)}"
             ) from error
 
 
@@ -586,11 +663,11 @@ class Codecs(dict[str, Codec]):
             return None
         body = codec.from_bytes(raw)
         try:
-            return encode_json(body if codec.show is None else codec.show(body))
+            return _to_json(body if codec.show is None else codec.show(body))
         except Exception as error:
             raise InvalidMessage(
                 f"what the codec of {content_type!r} reads can't be shown as JSON; give it show=, a function that "
-                f"makes a dict of it: {type(error).__name__}: {error}"
+                f"makes a dict of it: {named(error)}"
             ) from error
 
 

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from outbox.message.model import DeadLetter, Delivery, HandlerAnswer, Message, Orphan, Resolution, SendOptions, Start
+from outbox.message.model import HandlerAnswer, Message, Orphan, Resolution, SendOptions, Start
 
 if TYPE_CHECKING:
     from psycopg import AsyncCursor, Cursor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+TakenT = TypeVar("TakenT")
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -53,39 +54,43 @@ class TopicOptions(TypedDict, Generic[T], total=False):
 OnExhausted = Literal["park", "park_sequence", "skip", "block"]
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """The options of `Outbox.consumer` that say nothing of the handler's types."""
+class _NamedGroup(TypedDict):
+    """What each consumer names."""
+
+    group: str
+
+
+class _CommonOptions(_NamedGroup, total=False):
+    """What each consumer may say."""
 
     source: Engine | AsyncEngine | str | None
-    batch: int
-    pipeline: bool
-    transactional: Literal[True]
     ordered: bool | Literal["key"] | None
     on_exhausted: OnExhausted
     on_pruned: Literal["stop", "skip"]
     tags: Collection[str] | None
     keys: Collection[str] | None
+    retry_delays: Sequence[float] | None
+
+
+class ConsumerOptions(_CommonOptions, total=False):
+    """The options of `Outbox.consumer` that say nothing of the handler's types."""
+
+    batch: int
+    pipeline: bool
+    transactional: Literal[True]
     headers: HeaderFilter | None
     start: Start
     threads: int
-    retry_delays: Sequence[float] | None
     rate: str | float | None
     breaker: Breaker | None
 
 
-class OutsideOptions(TypedDict, total=False):
+class OutsideOptions(_CommonOptions, total=False):
     """The options of `Outbox.consumer` with ``transactional=False`` that say nothing of the handler's types."""
 
-    source: Engine | AsyncEngine | str | None
     concurrency: int
     timeout: dt.timedelta | float | None
-    ordered: bool | Literal["key"] | None
-    on_exhausted: OnExhausted
-    on_pruned: Literal["stop", "skip"]
-    tags: Collection[str] | None
-    keys: Collection[str] | None
     start: Literal["first", "now"]
-    retry_delays: Sequence[float] | None
 
 
 class CheckerOptions(TypedDict, total=False):
@@ -106,17 +111,15 @@ class CompensationOptions(TypedDict, total=False):
     timeout: dt.timedelta | float | None
 
 
-class HandlerDecorator(Protocol[T]):
-    """Takes a handler of messages with a body of type T, with what carries its changes."""
+class HandlerDecorator(Protocol[TakenT]):
+    """Takes a handler of a message, or of a list of them, with what carries its changes."""
 
     @overload
-    def __call__(
-        self, handler: Callable[[Message[T], CarrierT], AnswerT], /
-    ) -> Callable[[Message[T], CarrierT], AnswerT]: ...
+    def __call__(self, handler: Callable[[TakenT, CarrierT], AnswerT], /) -> Callable[[TakenT, CarrierT], AnswerT]: ...
     @overload
     def __call__(
-        self, handler: Callable[[Message[T], AsyncCarrierT], Coroutine[Any, Any, AnswerT]], /
-    ) -> Callable[[Message[T], AsyncCarrierT], Coroutine[Any, Any, AnswerT]]: ...
+        self, handler: Callable[[TakenT, AsyncCarrierT], Coroutine[Any, Any, AnswerT]], /
+    ) -> Callable[[TakenT, AsyncCarrierT], Coroutine[Any, Any, AnswerT]]: ...
 
 
 class OutsideHandlerDecorator(Protocol[T]):
@@ -128,19 +131,6 @@ class OutsideHandlerDecorator(Protocol[T]):
     ) -> Callable[[Message[T]], Coroutine[Any, Any, AnswerT]]: ...
     @overload
     def __call__(self, handler: Callable[[Message[T]], AnswerT], /) -> Callable[[Message[T]], AnswerT]: ...
-
-
-class BatchHandlerDecorator(Protocol[T]):
-    """Takes a handler of lists of messages with bodies of type T, with what carries its changes."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[[list[Message[T]], CarrierT], AnswerT], /
-    ) -> Callable[[list[Message[T]], CarrierT], AnswerT]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[[list[Message[T]], AsyncCarrierT], Coroutine[Any, Any, AnswerT]], /
-    ) -> Callable[[list[Message[T]], AsyncCarrierT], Coroutine[Any, Any, AnswerT]]: ...
 
 
 class CheckerDecorator(Protocol[T]):
@@ -162,37 +152,15 @@ class CheckerDecorator(Protocol[T]):
     ) -> Callable[[Orphan[T], Session], VerdictT]: ...
 
 
-class CompensationDecorator(Protocol[T]):
-    """Takes a compensation of messages with a body of type T, with an AsyncSession if it is async."""
+class CallbackDecorator(Protocol[TakenT]):
+    """Takes what is done about a message or its fate, with a Session, or an AsyncSession if it is async."""
 
     @overload
-    def __call__(self, function: Callable[[Message[T], Session], R], /) -> Callable[[Message[T], Session], R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]], /
-    ) -> Callable[[Message[T], AsyncSession], Coroutine[Any, Any, R]]: ...
-
-
-class DeliveryDecorator(Protocol):
-    """Takes what a producer does about a message's fate, with an AsyncSession if it is async."""
-
-    @overload
-    def __call__(self, function: Callable[[Delivery[T], Session], R], /) -> Callable[[Delivery[T], Session], R]: ...
+    def __call__(self, function: Callable[[TakenT, Session], R], /) -> Callable[[TakenT, Session], R]: ...
     @overload
     def __call__(
-        self, function: Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]], /
-    ) -> Callable[[Delivery[T], AsyncSession], Coroutine[Any, Any, R]]: ...
-
-
-class ParkedDecorator(Protocol):
-    """Takes what is done about a dead letter, with an AsyncSession if it is async."""
-
-    @overload
-    def __call__(self, function: Callable[[DeadLetter[T], Session], R], /) -> Callable[[DeadLetter[T], Session], R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[[DeadLetter[T], AsyncSession], Coroutine[Any, Any, R]], /
-    ) -> Callable[[DeadLetter[T], AsyncSession], Coroutine[Any, Any, R]]: ...
+        self, function: Callable[[TakenT, AsyncSession], Coroutine[Any, Any, R]], /
+    ) -> Callable[[TakenT, AsyncSession], Coroutine[Any, Any, R]]: ...
 
 
 class Transactional(Protocol[P, R_co, S_contra]):

@@ -1,7 +1,4 @@
-"""The nouns of the framework: half message, message, resolution, and what a handler may answer.
-
-Ids made by the client: UUIDv7 (RFC 9562), so that ids of later messages sort later.
-"""
+"""The nouns of the framework: half message, message, resolution, and what a handler may answer."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypedDict, Unpack
-from uuid import UUID, uuid5
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, Unpack
+from uuid import UUID
 
 from typing_extensions import TypeVar
 
@@ -31,9 +28,12 @@ from outbox.message.content import (
     OPTION_HEADERS,
     REFUSAL_HEADER,
     REPLY_TO_HEADER,
+    SENDER_HEADER,
     Codecs,
     check_topic,
+    encode_json,
 )
+from outbox.message.masking import NAMES, read_json, secrets_of, without
 from outbox.message.topic import Topic
 from outbox.text import storable
 
@@ -152,10 +152,16 @@ class Decision:
     first: bool
 
 
+_SENDER_ALONE = f'{{"{SENDER_HEADER}": "'
+
+
 def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
     """Return the headers of a message as its sender gave them, and how its body is compressed."""
-    # Most messages have none, as PostgreSQL writes that.
-    headers: dict[str, str] = json.loads(text) if text and text != "{}" else {}
+    # Most messages have none, or the sender alone, as PostgreSQL writes that.
+    if not text or text == "{}" or (text.startswith(_SENDER_ALONE) and text.count('"') == _SENDER_ALONE.count('"') + 1):
+        return {}, None
+    headers: dict[str, str] = json.loads(text)
+    headers.pop(SENDER_HEADER, None)
     return headers, headers.pop(ENCODING_HEADER, None)
 
 
@@ -209,6 +215,14 @@ class _Decoded(Generic[T_co]):
             return versioned
         body: T_co = self.codecs.decode(self.raw, self.content_type, self.model)
         return body
+
+    @property
+    def secrets(self) -> set[str]:
+        """What stands under telling names in its headers and body: nothing that is written about it may quote that."""
+        try:
+            return set(secrets_of(NAMES, self.headers, self.content_type, self.raw, self.codecs))
+        except Exception:  # a damaged body, or a defect in a codec: nobody can read what the body says
+            return set(secrets_of(NAMES, self.headers, "", self.stored, self.codecs))
 
     @property
     def conversation(self) -> UUID:
@@ -330,6 +344,7 @@ class Message(_Decoded[T_co]):
     ``group`` is the one that handles it. ``queue_end`` is the last position of its queue when the worker looked last,
     None in a retry. ``first_failed_at`` is when the group failed at it for the first time, by the
     consumer's database, None at its first attempt. (A message that was quarantined before: when that was.)
+    ``passage`` is the group's way through the queue in which it is handled: 0, and one more after each reset or skip.
     """
 
     id: UUID
@@ -352,6 +367,7 @@ class Message(_Decoded[T_co]):
     group: str | None = None
     queue_end: int | None = field(default=None, repr=False, compare=False)
     first_failed_at: dt.datetime | None = None
+    passage: int = field(default=0, repr=False, compare=False)
 
     @property
     def lag(self) -> int | None:
@@ -363,6 +379,7 @@ class Message(_Decoded[T_co]):
 
         The answer is sent from the database of the handler, with its transaction, as by `Outbox.send`, whose carriers,
         options and errors these are. It has this message as its correlation, and its key unless there is another one.
+        Its id follows from the message, the group and its passage: an answer that is given again is the same one.
 
         Raises:
             InvalidMessage: the sender expects no answer (`reply_to` is None); or the message isn't one that a consumer
@@ -386,6 +403,7 @@ class Message(_Decoded[T_co]):
 
         Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
         """
+        reason = without(str(reason), self.secrets)
         merged: SendOptions = {"refusal": reason, **options}
         return self.reply(carrier, {"refused": reason}, **merged)
 
@@ -435,10 +453,11 @@ class SendOptions(TypedDict, total=False):
     Messages of one ``key`` (at most 255 bytes) stay in order. Consumers can filter by ``tag``. The message is delivered
     later by ``deliver_at`` (with time zone), ``delay`` (timedelta or seconds) or ``delay_level`` (1 and more, of the
     setting ``delay_levels``; a level above the last is the last). From ``expires_at`` (with time zone) on no group
-    handles it, by the clock of the group's database. A given ``id`` makes a repeated send fail instead of doubling; a
-    str is a business string, whose id is that of `message_id`. ``content_type`` says how the body is encoded: by the
-    codec of `Outbox.codec`; None leaves it to the body's type, or to its `Topic`. ``queue`` is the one of the topic's
-    that the message comes to, from 0 on, whatever its key: what order messages have is then the sender's business.
+    handles it, by the clock of the group's database. A given ``id`` makes a repeated send fail instead of doubling, or
+    do nothing with ``on_duplicate="ignore"``; a str is a business string, whose id is that of `message_id`. Without one
+    the id of what a handler sends with its transaction follows from its message. ``content_type`` says how the body is
+    encoded: by the codec of `Outbox.codec`; None leaves it to the body's type, or to its `Topic`. ``queue`` is the one
+    of the topic's that the message comes to, from 0 on, whatever its key: the order is then the sender's business.
 
     ``dedupe`` is a business string, too, of which the topic gets one message only: a second send does nothing and
     returns the id of the first, or raises DuplicateMessage with ``on_duplicate="error"``, for as long as the first one
@@ -522,6 +541,26 @@ def _chain_headers(options: SendOptions) -> dict[str, str]:
     return headers
 
 
+class Follows(NamedTuple):
+    """What a send follows from: the message behind it, what more that is known by, and if the send answers it."""
+
+    source: UUID
+    coordinates: tuple[object, ...]
+    answers: bool = False
+
+
+def followed(options: SendOptions) -> Follows | None:
+    """Return what a send follows from; None where that is nothing which a replay would meet again."""
+    match options.get("cause") or HANDLED.get():
+        case (Message() as message) | [Message() as message]:
+            return Follows(message.id, (message.group, message.passage), options.get("correlation") == message.id)
+        case Delivery(message=message) as delivery:
+            return Follows(message.id, ("delivery", delivery.group, delivery.status.value))
+        case DeadLetter() as letter:
+            return Follows(letter.id, ("dead letter", letter.group, letter.parked_at.timestamp()))
+    return None
+
+
 def _handled_message() -> Message | Orphan | None:
     """Return the message that the calling code handles; None where there is none, or which of several isn't known."""
     handled = HANDLED.get()
@@ -549,6 +588,15 @@ class Outgoing:
             raise TypeError(f"a message has no option {', '.join(sorted(options.keys() - _OPTIONS))}")
         object.__setattr__(self, "body", body)
         object.__setattr__(self, "options", options)
+
+    @property
+    def secrets(self) -> set[str]:
+        """What stands under telling names in its headers and body; as `Message.secrets`."""
+        try:
+            document = read_json(encode_json(self.body))
+        except InvalidMessage:  # it is of a codec, or bytes
+            document = str(self.body)
+        return set(NAMES.secrets_in([dict(self.options.get("headers") or {}), document]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,7 +657,8 @@ class Counts:
         )
 
 
-_VERSION_AND_VARIANT = (7 << 76) | (0b10 << 62)
+#: What a UUIDv7 of RFC 9562 has beside its time and what is drawn.
+VERSION_AND_VARIANT: int = (7 << 76) | (0b10 << 62)
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
@@ -634,34 +683,11 @@ def uuid7() -> UUID:
         ms, counter = _last_ms, _counter
     return UUID(
         int=(ms << 80)
-        | _VERSION_AND_VARIANT
+        | VERSION_AND_VARIANT
         | ((counter >> 30) << 64)
         | ((counter & 0x3FFF_FFFF) << 32)
         | (random & 0xFFFF_FFFF)
     )
-
-
-def uuid7_at(unix_seconds: float) -> UUID:
-    """Return the smallest UUIDv7 of a moment: a bound for ranges over ids."""
-    return UUID(int=(int(unix_seconds * 1000) << 80) | _VERSION_AND_VARIANT)
-
-
-#: Where the ids of business strings come from: the UUIDv5 of "outbox" in the namespace of object ids (RFC 9562).
-MESSAGE_NAMESPACE: UUID = UUID("7da24bf3-a29d-5f9f-a8ef-1ac2457c95cc")
-
-#: Ids of business strings begin here, behind all that begin with a time: so a range of ids that stands for a time has
-#: none of them.
-FIRST_BUSINESS_ID: UUID = UUID("f0000000-0000-0000-0000-000000000000")
-
-
-def message_id(topic: str | Topic[Any], text: str) -> UUID:
-    """Return the id of the message to a topic that a business string stands for, such as "order-4711".
-
-    It is the UUIDv5 of the text, in the namespace that is the UUIDv5 of the topic's name in `MESSAGE_NAMESPACE`, with
-    "f" as its first digit (`FIRST_BUSINESS_ID`): the same in every process and language.
-    """
-    name = topic.name if isinstance(topic, Topic) else topic
-    return UUID(int=uuid5(uuid5(MESSAGE_NAMESPACE, name), text).int | FIRST_BUSINESS_ID.int)
 
 
 def _forget_after_fork() -> None:

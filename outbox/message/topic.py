@@ -8,12 +8,13 @@ newest version before it is validated (Fowler's "tolerant reader", Axon's upcast
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from outbox.errors import InvalidHandler, InvalidMessage, VersionUnknown
 from outbox.message import content
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.text import why_invalid
+from outbox.text import named, why_invalid
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -121,6 +122,8 @@ class Topic(Generic[T]):
             if content.is_json(content_type):
                 raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")
                 self.type_adapter.validate_json(raw)
+                dump = partial(self.type_adapter.dump_python, body, by_alias=True, warnings="none")
+                content.check_comes_back(body, raw, dump)
                 return raw, content_type
             plain = self.type_adapter.dump_python(body, mode="json", by_alias=True, warnings="none")
         except (ValueError, RecursionError) as error:
@@ -163,7 +166,7 @@ class Topic(Generic[T]):
             except Exception as error:
                 raise InvalidMessage(
                     f"the body of version {version} of topic {self.name!r} can't be brought from version {step} to "
-                    f"{step + 1}: {type(error).__name__}: {error}"
+                    f"{step + 1}: {named(error)}"
                 ) from error
         # As JSON once more: the model reads a date or a set from JSON by other rules than from Python.
         return content.decode(content.encode(body)[0], content.JSON, self.model)  # type: ignore[no-any-return]  # as above

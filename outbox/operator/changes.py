@@ -14,18 +14,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from sqlalchemy.exc import DBAPIError
 
 from outbox.check import sql as check_sql
 from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
-from outbox.database.execute import Statement, Template, execute, statement
+from outbox.database.execute import LOCK_NOT_AVAILABLE, Statement, Template, execute, sqlstate, statement
 from outbox.database.sql import audit, message_status, plan_by_index, take_lock
 from outbox.dispatch import once as dispatch
 from outbox.dispatch import sql as dispatch_sql
-from outbox.errors import InvalidRequest
+from outbox.errors import InvalidRequest, OutboxError
 from outbox.message.model import Resolution
 from outbox.operator.model import Actor, Target, as_actor
 from outbox.settings import Settings
@@ -69,6 +72,22 @@ def checked_actor(act: Declaration, by: str | Actor, why: str) -> Actor:
         raise InvalidRequest(f"give a reason: the audit must tell why ({act.name})", field="reason")
     check_audited(actor, why)
     return actor
+
+
+def record_of(schema: str, action: str, actor: Actor, why: str, target: object, result: object = None) -> Statement:
+    """Return the statement that writes the audit row of what an actor did."""
+    return audit(schema, actor.name, action, str(target), why.strip(), result, actor.origin)
+
+
+@contextmanager
+def unless_locked(refusal: Callable[[], OutboxError]) -> Iterator[None]:
+    """Raise a refusal where a lock can't be had in time."""
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        raise refusal() from error
 
 
 def check_audited(by: Actor, why: str) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import GROUP_QUEUES, audit
+from outbox.database.sql import GROUP_QUEUES
 from outbox.errors import ActRefused, DatabaseUnreached, GroupNotFound, InvalidHandler, InvalidRequest
 from outbox.message.limits import rate_of, rate_text
 from outbox.operator.acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE, Declaration
-from outbox.operator.changes import checked_actor
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.sql import GROUP_STATE
 from outbox.operator.health.workers import GroupState
@@ -237,10 +237,8 @@ def _changed(
     with database.acting() as connection:
         (rows,) = execute(connection, change)
         topics = sorted(topic for (topic,) in rows)
-        values = actor.name, act.name
         for topic in topics:
-            record = audit(database.schema, *values, f"{group}/{topic}", why.strip(), result, actor.origin)
-            execute(connection, record)
+            execute(connection, record_of(database.schema, act.name, actor, why, f"{group}/{topic}", result))
     return topics
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -24,6 +26,7 @@ from outbox.errors import (
     UnknownDatabase,
 )
 from outbox.settings import Settings
+from outbox.text import without_addresses
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -34,6 +37,21 @@ _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0
+
+
+class Caller:
+    """The client that something is read for. The request of a console is one with limits; others have none."""
+
+    def check(self) -> None:
+        """Raise if the client has gone: then nothing more is read for it."""
+
+    def search(self) -> None:
+        """Count a search of the client; raise if too many of its searches run at once."""
+
+
+_UNLIMITED = Caller()
+#: The client of this thread or task.
+CALLER: ContextVar[Caller] = ContextVar("outbox_caller", default=_UNLIMITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +70,11 @@ class Database:
 
     @contextmanager
     def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
-        """Give a connection in a transaction that only reads, with a time limit on each statement."""
+        """Give a connection in a transaction that only reads, with a time limit on each statement.
+
+        Raises as `Caller.check`.
+        """
+        CALLER.get().check()
         with self.engine.connect() as connection, connection.begin():
             execute(connection, read_only(seconds), plan_by_index(), PLAN_FOR_VALUES)
             yield connection
@@ -100,13 +122,25 @@ class Databases(dict[str, Database]):
         return list(self.away) if name is None else []
 
     @classmethod
-    def open(cls, engines: Mapping[str, Engine], settings: Settings) -> Databases:
-        """Read which tables each database has.
+    def open(cls, engines: Mapping[str, Engine], settings: Settings, *, partly: bool = False) -> Databases:
+        """Read which tables each database has; ``partly``: those that can't be reached are away.
 
         Raises:
             SchemaMissing, SchemaOutdated: one has no outbox tables, or not those of this code.
+            sqlalchemy.exc.DBAPIError: one can't be reached; ``partly``: none can.
         """
-        return cls([open_database(name, engine, settings) for name, engine in engines.items()])
+        opened: list[Database] = []
+        away: list[AwayDatabase] = []
+        for name, engine in engines.items():
+            try:
+                opened.append(open_database(name, engine, settings))
+            except SQLAlchemyError as error:
+                if not partly or not is_away(error):
+                    raise
+                away.append(AwayDatabase(name, engine, settings, error))
+        if not opened and away:
+            raise away[0].error
+        return cls(opened, away)
 
     def having(self, part: str | None, name: str | None = None) -> list[Database]:
         """Return the databases that have a part (None: any); only the one of this name, if one is given.
@@ -184,11 +218,61 @@ class Query(Template):
         return self.named(execute(connection, self(schema, **values))[0])
 
 
+#: The fields of views that quote errors, or what came of acts.
+_TEXT_FIELDS = frozenset({"detail", "details", "error", "last_error", "next", "outcome", "reason", "result", "worker"})
+
+
+def _shown_texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shown_texts(each) for each in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    changed = {
+        name: without_addresses(each) if name in _TEXT_FIELDS else _shown_texts(each) for name, each in fields.items()
+    }
+    return dataclasses.replace(value, **{name: each for name, each in changed.items() if each is not fields[name]})
+
+
 class OverDatabases:
-    """The base of what an operator sees and does over the registered databases."""
+    """The base of what an operator sees and does over the registered databases.
+
+    Without ``addresses``, nothing shown says where databases are: only their names are.
+    """
+
+    addresses: bool = True
 
     def __init__(self, databases: Databases) -> None:
         self.databases = databases
+
+    def shown(self, value: T) -> T:
+        """Return a value as it may be shown."""
+        found: T = value if self.addresses else without_addresses(value)
+        return found
+
+    def shown_texts(self, value: T) -> T:
+        """Return a view, or a page of rows, as it may be shown: what it tells of failures and acts may name a host."""
+        found: T = value if self.addresses else _shown_texts(value)
+        return found
+
+    def first_of(self, part: str | None, find: Callable[[Database], T | None], missing: OutboxError) -> T:
+        """Return what is found in the first database that has it, of those with a part; raise ``missing`` if none has.
+
+        Raises:
+            DatabaseUnreached: none of those that can be reached has it.
+        """
+        unreached = list(self.databases.away)
+        for database in self.databases.having(part):
+            try:
+                found = find(database)
+            except (SQLAlchemyError, OutboxError) as error:
+                if not is_away(error):
+                    raise
+                unreached.append(database.name)
+            else:
+                if found is not None:
+                    return found
+        raise DatabaseUnreached(unreached) if unreached else missing
 
     def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
         """Return the error for a message that no database knows which can be reached."""

@@ -9,19 +9,17 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from uuid import UUID
 
-from sqlalchemy.exc import DBAPIError
-
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import audit, take_lock
+from outbox.database.execute import execute, lock_key
+from outbox.database.sql import take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
 from outbox.message.model import HalfMessage, Status, uuid7
 from outbox.operator.acts import ACTS, EDIT, STATES
-from outbox.operator.changes import apply, check_audited, lock, requested
+from outbox.operator.changes import apply, checked_actor, lock, record_of, requested, unless_locked
 from outbox.operator.look.message import MessageFacts, MessageViews, gather
-from outbox.operator.model import Actor, Target, as_actor
+from outbox.operator.model import Actor, Target
 from outbox.producer.sql import write_halves
 
 if TYPE_CHECKING:
@@ -89,13 +87,11 @@ class Edits(MessageViews):
             VersionMismatch: it has changed since ``version``.
             InvalidRequest: no reason, or a body that is the same, or isn't one of its type or its topic.
         """
-        if not why.strip():
-            raise InvalidRequest(f"give a reason: the audit must tell why ({EDIT.name})", field="reason")
+        actor = checked_actor(EDIT, by, why)
         if original not in ORIGINALS:
             raise InvalidRequest(f"original {original!r} must be one of: {', '.join(ORIGINALS)}", field="original")
-        edit = _Edit(as_actor(by), why.strip(), original, acknowledge_delivered, again)
-        check_audited(edit.actor, edit.why)
-        found = gather(self.databases, message_id)
+        edit = _Edit(actor, why.strip(), original, acknowledge_delivered, again)
+        found = gather(self.databases, message_id, largest=None)
         if found.unseen:
             raise DatabaseUnreached(list(found.unseen))
         if found.home is None or found.half is None:
@@ -161,26 +157,22 @@ class Edits(MessageViews):
         )
         target = Target(found.id)
         quarantined: list[Database] = []
-        try:
-            with home.acting() as connection:
-                # One at a time: what one has quarantined, another one would take for its own, and see it released.
-                execute(connection, take_lock(lock_key("edit", home.schema, str(found.id))))
-                try:
-                    if edit.original == "quarantine":
-                        for database in self.databases.having("consumer"):
-                            quarantined.append(database)
-                            _quarantine(database, order, edit)
-                    _write(connection, home, new, audited, edit, target)
-                except BaseException:
-                    # A group that still comes to the original takes it as if nothing had been.
-                    for database in quarantined:
-                        with database.engine.connect() as own:
-                            release(own, database.schema, order)
-                    raise
-        except DBAPIError as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+        why_not = "another transaction is working on it; try again"
+        with unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")), home.acting() as connection:
+            # One at a time: what one has quarantined, another one would take for its own, and see it released.
+            execute(connection, take_lock(lock_key("edit", home.schema, str(found.id))))
+            try:
+                if edit.original == "quarantine":
+                    for database in self.databases.having("consumer"):
+                        quarantined.append(database)
+                        _quarantine(database, order, edit)
+                _write(connection, home, new, audited, edit, target)
+            except BaseException:
+                # A group that still comes to the original takes it as if nothing had been.
+                for database in quarantined:
+                    with database.engine.connect() as own:
+                        release(own, database.schema, order)
                 raise
-            raise ActRefused(f"{target} can't be edited: another transaction is working on it; try again") from error
         if edit.original == "discard":
             self._discard(found, edit)
         return Copy(new.id, f"message {found.id} is sent again with another body, as message {new.id}")
@@ -213,22 +205,19 @@ def _write(
     connection: Connection, home: Database, new: HalfMessage, audited: Mapping[str, Any], edit: _Edit, target: Target
 ) -> None:
     """Write the copy and the audit; from here to the commit nobody sends the original, or decides about it."""
-    actor = edit.actor
     state = lock(connection, home.settings, ACTS["resend"], [target], wait=True)[target].state or ""
     _check_state(target.message_id, state, edit)
-    record = audit(home.schema, actor.name, EDIT.name, str(target.message_id), edit.why, audited, actor.origin)
+    record = record_of(home.schema, EDIT.name, edit.actor, edit.why, target.message_id, audited)
     execute(connection, write_halves(home.schema, [(new, None)]), record)
 
 
 def _quarantine(database: Database, order: QuarantineOrder, edit: _Edit) -> None:
-    try:
-        with database.engine.connect() as connection:
-            found = quarantine(connection, database.schema, order, acknowledged=edit.acknowledged)
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        target = Target(order.message_id)
-        raise ActRefused(f"{target} can't be edited: a handler is working on it at this moment; try again") from error
+    target, why_not = Target(order.message_id), "a handler is working on it at this moment; try again"
+    with (
+        unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")),
+        database.engine.connect() as connection,
+    ):
+        found = quarantine(connection, database.schema, order, acknowledged=edit.acknowledged)
     if found.consumed and not edit.acknowledged:
         raise _took_effect(order.message_id, found.consumed)
 

@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy.exc import DBAPIError
+from functools import partial
+from typing import TYPE_CHECKING
 
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, lock_key, sqlstate
-from outbox.database.sql import NOW, GroupQueue, audit, take_lock
+from outbox.database.execute import Template, by_size, execute, lock_key
+from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
-from outbox.operator.changes import checked_actor
+from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
-from outbox.operator.databases import PATIENCE, Database
+from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
@@ -265,15 +263,22 @@ class Groups(HealthViews):
                 f"group {group!r} of topic {topic!r} isn't gone: {', '.join(contents.workers)} consumes for it; take "
                 "its consumer out of the application first"
             )
-        with unless_busy(f"group {group!r} of topic {topic!r}"), consumer.acting() as connection:
+        with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
             _lock_group(connection, consumer.schema, group, topic)
             forget = [each(consumer.schema, **pair) for each in sql.forget_group]
-            execute(connection, *forget, _record(consumer.schema, DELETE_GROUP, actor, why, pair, contents.inbox))
-        for delete in sql.delete_rows:
-            deleted = _BATCH
-            while deleted == _BATCH:
+            target = f"{group}/{topic}"
+            record = record_of(consumer.schema, DELETE_GROUP.name, actor, why, target, contents.inbox)
+            execute(connection, *forget, record)
+        for old in sql.delete_rows:
+
+            def delete(size: int, old: Template = old) -> tuple[int, bool]:
                 with consumer.acting() as connection:
-                    deleted = len(execute(connection, delete(consumer.schema, **pair, limit=_BATCH))[0])
+                    deleted = len(execute(connection, old(consumer.schema, **pair, limit=size))[0])
+                return deleted, deleted == size
+
+            more = True
+            while more:
+                _, more = by_size(consumer.engine, (DELETE_GROUP.name, old.sql), _BATCH, delete)
         for producer in self.databases.having("producer"):
             with producer.acting() as connection:
                 execute(connection, sql.delete_delivery_cursors(producer.schema, **pair))
@@ -325,6 +330,7 @@ class Groups(HealthViews):
         return _Plan(act, consumer, producer, group, topic, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:
+        CALLER.get().search()
         with plan.consumer.reading() as connection:
             (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
         moves = plan.moves(dict(rows))
@@ -341,7 +347,7 @@ class Groups(HealthViews):
                 f"{what} can't read all of that again: {counted(preview.missing, 'message')} of before were pruned, or "
                 "may have been; go back less far, or accept that by skip_pruned (--skip-pruned)"
             )
-        with unless_busy(plan.name), plan.consumer.acting() as connection:
+        with unless_locked(partial(busy, plan.name)), plan.consumer.acting() as connection:
             queues = [start.queue for start in plan.starts]
             moves = plan.moves(_lock_group(connection, schema, plan.group, plan.topic, queues))
             if not moves:
@@ -357,7 +363,7 @@ class Groups(HealthViews):
             reading, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
             result = {"reading": reading, "messages": messages, "missing": preview.missing, "queues": by_queue}
-            execute(connection, _record(schema, act, actor, why, plan.pair, result))
+            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.topic}", result))
         does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
         return f"{what} {does.format(counted(messages, 'message'))} (reading {reading})"
 
@@ -395,11 +401,6 @@ def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], mess
     return missing
 
 
-def _record(schema: str, act: Declaration, actor: Actor, why: str, pair: Mapping[str, str], result: Any) -> Any:
-    target = f"{pair['group']}/{pair['topic']}"
-    return audit(schema, actor.name, act.name, target, why.strip(), result, actor.origin)
-
-
 def _lock_group(
     connection: Connection, schema: str, group: str, topic: str, queues: Sequence[int] = ()
 ) -> dict[int, int]:
@@ -415,15 +416,9 @@ def _lock_group(
     return dict(rows)
 
 
-@contextmanager
-def unless_busy(what: str) -> Iterator[None]:
-    """Turn a lock that couldn't be had into the refusal of an act."""
-    try:
-        yield
-    except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        raise ActRefused(
-            f"{what} is busy: somebody has held a lock of it for {PATIENCE:g} s, a handler that runs for example, and "
-            "nothing was done; try again in a while, or see who it is: outbox lock list"
-        ) from error
+def busy(what: str) -> ActRefused:
+    """Return the refusal of an act for which a lock couldn't be had."""
+    return ActRefused(
+        f"{what} is busy: a session has held a lock of it for {PATIENCE:g} s, a handler that runs for example, and "
+        "nothing was done; try again in a while, or see which one it is: outbox lock list"
+    )

@@ -45,7 +45,6 @@ SELECT t.queues, (SELECT count(*) FROM newest),
   FROM {s}.topic t WHERE t.name = %(topic)s
 """)
 
-# The newest cursor counts, also for the totals; its writer holds dispatch's lock.
 #: What a topic leaves behind: each statement deletes some of it. The first has at most one message for each queue.
 forget_topic: tuple[Template, ...] = (
     Template(f"""
@@ -55,16 +54,10 @@ WITH locked AS MATERIALIZED (
 ), {DELETE_LOCKED}
 SELECT count(*) FROM halves"""),
     Template("DELETE FROM {s}.delivery_cursor WHERE topic = %(topic)s"),
-    Template("DELETE FROM {s}.check_total WHERE topic = %(topic)s"),
+    Template("DELETE FROM {s}.topic_total WHERE topic = %(topic)s"),
     Template("DELETE FROM {s}.topic_pause WHERE topic = %(topic)s"),
     Template("DELETE FROM {s}.topic_growth WHERE topic = %(topic)s"),
     Template("DELETE FROM {s}.topic WHERE name = %(topic)s"),
-    Template("""
-INSERT INTO {s}.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence, base_sequence,
-                                 system_identifier, epoch, log, totals)
-SELECT next_xid, in_flight, target, after_sequence, until_sequence, base_sequence, system_identifier, epoch, log,
-       totals - %(topic)s::text
-  FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1"""),
 )
 
 # --- in the consumer's database --------------------------------------------------------------------------------------

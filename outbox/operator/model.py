@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
+from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.reader import Seconds, option
 
@@ -119,11 +120,17 @@ class MessageStatus(enum.StrEnum):
         """Was its local transaction committed?"""
         return self not in {MessageStatus.UNDECIDED, MessageStatus.ROLLED_BACK}
 
+    @property
+    def to_come(self) -> bool:
+        """Is it yet to come into its queue, by itself?"""
+        return self in {MessageStatus.COMMITTED, MessageStatus.SCHEDULED}
+
 
 class MessageFate(enum.StrEnum):
-    """What became of a dispatched message in the groups that its producer knows (`Outbox.known_group`).
+    """What became of a committed message in the groups that its producer knows (`Outbox.known_group`).
 
-    ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it. ``failed``,
+    ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it; so is what was
+    committed and isn't dispatched yet, or is scheduled. ``failed``,
     ``parked``, ``expired``, ``resend_exhausted``: so it is in at least one. ``compensated``: its local transaction was
     undone.
     """
@@ -145,8 +152,9 @@ def _text(help: str, **more: Any) -> Any:  # noqa: A002 - named as the option of
 class MessageFilter:
     """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``.
 
-    ``group`` goes with the status ``unconsumed`` alone, and asks the group's inbox: what stands after its offsets, and
-    what it has failed and will retry. Without it, the fates are those that the producer has learnt.
+    ``group`` goes with the status ``unconsumed`` alone, and asks the group's inbox: what is to come into its queues,
+    what stands in them after its offsets, and what it has failed and will retry. Without it, the fates are those that
+    the producer has learnt.
     """
 
     database: str | None = _text("Only of this database.", metavar="NAME")
@@ -530,22 +538,6 @@ class BulkItemFilter:
 
 
 # --- one message -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of a message as it may be shown.
-
-    ``text`` is None for what is no text, or hidden; ``masked`` names the paths whose values were masked; ``truncated``
-    tells that there is more.
-    """
-
-    content_type: str
-    size: int
-    text: str | None
-    masked: tuple[str, ...] = ()
-    truncated: bool = False
-    revealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

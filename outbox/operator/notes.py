@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template, execute
-from outbox.database.sql import audit
 from outbox.errors import DatabaseUnreached, DeadGroupNotFound, InvalidRequest
 from outbox.operator.acts import NOTE
-from outbox.operator.changes import check_audited
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import fingerprint_of
-from outbox.operator.model import LONGEST, Actor, as_actor
+from outbox.operator.model import LONGEST, Actor
 from outbox.text import storable
 
 _WRITE = Template("""
@@ -37,8 +36,7 @@ class Notes(OverDatabases):
             DeadGroupNotFound: no registered database has dead letters of this fingerprint.
             InvalidRequest: more than 1,000 characters, or some that the database can't store.
         """
-        actor, texts = as_actor(by), {"note": note.strip(), "owner": owner.strip()}
-        check_audited(actor, "")
+        actor, texts = checked_actor(NOTE, by, ""), {"note": note.strip(), "owner": owner.strip()}
         for name, text in texts.items():
             if len(text) > LONGEST or storable(text) != text:
                 raise InvalidRequest(
@@ -55,9 +53,7 @@ class Notes(OverDatabases):
                 with database.acting() as connection:
                     write = _WRITE(database.schema, **values, **written, by=actor.name)
                     change = write if any(texts.values()) else _DELETE(database.schema, **values)
-                    record = audit(
-                        database.schema, actor.name, NOTE.name, fingerprint, "", values | written, actor.origin
-                    )
+                    record = record_of(database.schema, NOTE.name, actor, "", fingerprint, values | written)
                     execute(connection, change, record)
                 what = "is noted for" if any(texts.values()) else "is taken away from"
                 return f"the note {what} dead letters of group {group}, topic {topic} ({kind})"

@@ -12,31 +12,39 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.once import question_of
 from outbox.database.engines import EngineRunner, LoopRunner, calling_engine, engine_of
-from outbox.database.execute import LOCK_NOT_AVAILABLE, execute, sqlstate
+from outbox.database.execute import execute
 from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.message.masking import Redactor
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
-from outbox.operator.changes import ActRequest, apply, inbox_states, lock, message_states, requested, try_fence
+from outbox.operator.changes import (
+    ActRequest,
+    apply,
+    inbox_states,
+    lock,
+    message_states,
+    requested,
+    try_fence,
+    unless_locked,
+)
 from outbox.operator.control import GroupControls
 from outbox.operator.databases import PATIENCE, Database, Databases
 from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
-from outbox.operator.look.lists import Lists
+from outbox.operator.look.lists import Lists, check_messages
 from outbox.operator.look.message import gather
-from outbox.operator.look.redact import Redactor
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 from outbox.operator.notes import Notes
 from outbox.operator.topic_control import TopicControls
@@ -122,17 +130,12 @@ class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, Topics, LockVie
         found = self._database_of(act, chosen, database)
         if version is not None and gather(self.databases, chosen[0].message_id).version != version:
             raise VersionMismatch(f"{chosen[0]} has changed since you looked at it; look again, then decide again")
-        try:
-            with found.acting() as connection:
-                outcomes = apply(connection, found.settings, request, chosen)
-                for target, outcome in zip(chosen, outcomes, strict=True):
-                    if outcome.state != "done":
-                        raise ActRefused(act.refused(target, outcome.text))
-        except DBAPIError as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                raise
-            why_not = f"another transaction has been working on it for {PATIENCE:g} s; try again in a while"
-            raise ActRefused(act.refused(chosen[0], why_not)) from error
+        why_not = f"another transaction has been working on it for {PATIENCE:g} s; try again in a while"
+        with unless_locked(lambda: ActRefused(act.refused(chosen[0], why_not))), found.acting() as connection:
+            outcomes = apply(connection, found.settings, request, chosen)
+            for target, outcome in zip(chosen, outcomes, strict=True):
+                if outcome.state != "done":
+                    raise ActRefused(act.refused(target, outcome.text))
         return "\n".join(f"{target} {outcome.text}" for target, outcome in zip(chosen, outcomes, strict=True))
 
     def _database_of(self, act: Act, targets: Sequence[Target], name: str | None) -> Database:
@@ -243,6 +246,7 @@ class MaskedOperator(Operator):
     def _refuse_masked(self, criteria: model.MessageFilter | None) -> None:
         if criteria is None:
             return
+        check_messages(criteria)
         for field, pair, hides in (
             ("header", criteria.header, self.redactor.hides_header),
             ("body", criteria.body, self.redactor.hides_in_body),
@@ -336,25 +340,19 @@ class OutboxOperator(Operator):
 
     def _check(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Answer:
         act, settings, began = request.act, self._settings, time.monotonic()
-        try:
-            with connection.begin():
-                execute(connection, wait_at_most(PATIENCE))
-                state = lock(connection, settings, act, [target], wait=True)[target].state or ""
-                if state == "unknown":
-                    raise HalfNotFound(target.message_id)
-                if state not in act.from_states:
-                    raise CheckRefused(act.refused(target, act.refusal(state)))
-                if state != "fenced":
-                    interview = self._claim(connection, asker, request, target)
-                else:
-                    running = try_fence(connection, settings, request, target)
-                    answer = Resolution.UNKNOWN if running else Resolution.ROLLBACK
-                    return Answer(answer, check_sql.RUNNING if running else None, time.monotonic() - began)
-        except DBAPIError as failure:
-            if sqlstate(failure) != LOCK_NOT_AVAILABLE:
-                raise
-            why_not = f"a transaction that decides it has not ended for {PATIENCE:g} s; try again in a while"
-            raise CheckRefused(act.refused(target, why_not)) from failure
+        why_not = f"a transaction that decides it has not ended for {PATIENCE:g} s; try again in a while"
+        with unless_locked(lambda: CheckRefused(act.refused(target, why_not))), connection.begin():
+            execute(connection, wait_at_most(PATIENCE))
+            state = lock(connection, settings, act, [target], wait=True)[target].state or ""
+            if state == "unknown":
+                raise HalfNotFound(target.message_id)
+            if state not in act.from_states:
+                raise CheckRefused(act.refused(target, act.refusal(state)))
+            if state == "fenced":
+                running = try_fence(connection, settings, request, target)
+                answer = Resolution.UNKNOWN if running else Resolution.ROLLBACK
+                return Answer(answer, check_sql.RUNNING if running else None, time.monotonic() - began)
+            interview = self._claim(connection, asker, request, target)
         return _hold(connection, asker, interview)
 
     def _claim(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Interview:

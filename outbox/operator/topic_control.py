@@ -6,11 +6,10 @@ import datetime as dt
 from dataclasses import dataclass
 
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import audit
-from outbox.errors import ActRefused, InvalidRequest
+from outbox.errors import ActRefused, InvalidRequest, TopicNotFound
 from outbox.message.content import check_topic
 from outbox.operator.acts import PAUSE_TOPIC, RESUME_TOPIC, Declaration
-from outbox.operator.changes import checked_actor
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases, Query
 from outbox.operator.model import COUNT_LIMIT, Actor
 
@@ -39,6 +38,12 @@ SELECT topic, paused_at, paused_by, pause_reason, resumed_at,
   FROM {s}.topic_pause p ORDER BY topic
 """)
 
+#: Tell whether a topic is known: by its queues, by what is undecided of it, or since it is paused. Rows: one or none.
+_KNOWN = Template("""
+SELECT 1 FROM {s}.topic WHERE name = %(topic)s UNION ALL SELECT 1 FROM {s}.topic_pause WHERE topic = %(topic)s
+ UNION ALL (SELECT 1 FROM {s}.half_check WHERE topic = %(topic)s LIMIT 1)
+""")
+
 #: Pause a topic, also one that is resumed and not done yet. Rows: one, or none if it is paused already.
 _PAUSE = Template("""
 INSERT INTO {s}.topic_pause AS p (topic, paused_by, pause_reason) VALUES (%(topic)s, %(by)s, %(why)s)
@@ -57,6 +62,7 @@ class TopicControls(OverDatabases):
     """What an operator sees of paused topics, and changes.
 
     Raises (both acts):
+        TopicNotFound: the database has no such topic.
         ActRefused: there is nothing to change.
         InvalidMessage: the topic isn't a name.
         InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
@@ -73,11 +79,16 @@ class TopicControls(OverDatabases):
             rows += [TopicPause(database=each.name, **row) for row in found]
         return rows
 
-    def pause_topic(self, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
-        """Have dispatch hold what is sent to a topic until it is resumed; return a sentence."""
+    def pause_topic(
+        self, topic: str, *, by: str | Actor, why: str, database: str | None = None, create: bool = False
+    ) -> str:
+        """Have dispatch hold what is sent to a topic until it is resumed; return a sentence.
+
+        With ``create`` also a topic that has no message so far.
+        """
         actor, found = checked_actor(PAUSE_TOPIC, by, why), self._sole_producer(database)
         change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
-        if not _changed(found, PAUSE_TOPIC, actor, why, topic, change):
+        if not _changed(found, PAUSE_TOPIC, actor, why, topic, change, create=create):
             raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
         return f"topic {topic} is paused: what is sent to it is held"
 
@@ -97,10 +108,16 @@ class TopicControls(OverDatabases):
         return found[0]
 
 
-def _changed(database: Database, act: Declaration, actor: Actor, why: str, topic: str, change: Statement) -> bool:
+def _changed(
+    database: Database, act: Declaration, actor: Actor, why: str, topic: str, change: Statement, *, create: bool = False
+) -> bool:
     with database.acting() as connection:
-        (rows,) = execute(connection, change)
+        known, rows = execute(connection, _KNOWN(database.schema, topic=topic), change)
+        if not known and not create:  # which undoes the change
+            raise TopicNotFound(
+                f"database {database.name} has no topic {topic!r}; see those that it has: outbox stats; to pause one "
+                "before its first message is dispatched: create=True (--create)"
+            )
         if rows:
-            record = audit(database.schema, actor.name, act.name, topic, why.strip(), None, actor.origin)
-            execute(connection, record)
+            execute(connection, record_of(database.schema, act.name, actor, why, topic))
     return bool(rows)

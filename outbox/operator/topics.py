@@ -12,16 +12,17 @@ finds that the log went back (`outbox.consumer.log_loss`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
-from outbox.database.sql import audit, take_lock
+from outbox.database.sql import take_lock
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, TopicNotFound
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import DELETE_TOPIC
-from outbox.operator.changes import checked_actor
-from outbox.operator.groups import Groups, unless_busy
+from outbox.operator.changes import checked_actor, record_of, unless_locked
+from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
 from outbox.text import counted
 
@@ -84,13 +85,13 @@ class Topics(Groups):
         if workers:
             raise ActRefused(f"topic {topic!r} isn't gone: {', '.join(workers)} has handlers for it")
         schema = producer.schema
-        with unless_busy("dispatch"), producer.acting() as connection:
+        with unless_locked(partial(busy, "dispatch")), producer.acting() as connection:
             execute(connection, take_lock(dispatch_lock(schema)))
             queues, last_messages, living = _left(connection, producer, topic)
             if living:
                 raise ActRefused(f"topic {topic!r} isn't gone: {'; '.join(living)}")
             result = {"queues": queues, "messages": last_messages}
-            record = audit(schema, actor.name, DELETE_TOPIC.name, topic, why.strip(), result, actor.origin)
+            record = record_of(schema, DELETE_TOPIC.name, actor, why, topic, result)
             execute(connection, *(each(schema, topic=topic) for each in sql.forget_topic), record)
         messages = counted(last_messages, "last message")
         return f"topic {topic!r} is deleted, with its {messages}; whoever sends to it again makes it anew"

@@ -11,7 +11,8 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -20,15 +21,17 @@ from sqlalchemy.exc import ProgrammingError
 from outbox.database.at_commit import at_commit
 from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
-from outbox.database.session import wait_for
+from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
+from outbox.message.answer import finished
+from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for
-from outbox.text import error_text, function_name, kind_of_error
+from outbox.text import error_text, function_name, kind_of_error, message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -133,16 +136,19 @@ def _decorated(function: F, run: Callable[..., Any]) -> F:
     ``run`` is plain code. For an async function it runs inside a greenlet, as all of SQLAlchemy's own asyncio does:
     there ``call`` waits for the coroutine, which runs in the caller's task.
     """
-    if not inspect.iscoroutinefunction(function):
+    is_async = inspect.iscoroutinefunction(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = wait_for(function(*args, **kwargs)) if is_async else function(*args, **kwargs)
+        return finished(function.__qualname__, result)  # it would run when its transaction is over
+
+    if not is_async:
 
         @functools.wraps(function)
         def plain(*args: Any, **kwargs: Any) -> Any:
-            return run(function, *args, **kwargs)
+            return run(call, *args, **kwargs)
 
         return cast("F", plain)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wait_for(function(*args, **kwargs))
 
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +209,8 @@ def transactional(
 
             with joined or producer.transaction(is_async=is_async) as session:
                 args, kwargs = parameter.fill(args, kwargs, session)
-                result = call(*args, **kwargs)
+                with holding(session, name, "transactional"):
+                    result = call(*args, **kwargs)
                 returned = send_result(send, result, key=key, tag=tag, message=message)
             if joined is None:
                 outcome.resolution = Resolution.COMMIT
@@ -256,15 +263,14 @@ def two_phase(
             transaction = functools.partial(producer.transaction, is_async=is_async)
             with transaction() as session:
                 half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)
-            half = _HalfOfCall(producer, half_id, outcome, transaction)
+            half = _HalfOfCall(producer, half_id, message, outcome, transaction)
             with half.deciding_failures(rollback_on):
                 if parameter:
-                    own = _OwnError()
-                    with own.restored(), transaction() as session:
+                    with transaction() as session:
                         if not producer.is_captured:
                             _take_fence(session, producer.schema, half_id)
                         args, kwargs = parameter.fill(args, kwargs, session)
-                        with own.recorded():
+                        with holding(session, name, "two_phase"):
                             result = call(*args, **kwargs)
                         producer.decide(half_id, Resolution.COMMIT, session)
                     outcome.resolution = Resolution.COMMIT
@@ -289,53 +295,18 @@ def _take_fence(session: Any, schema: str, half_id: UUID) -> None:
         raise already(Decision(half_id, Resolution(resolution), by, at, first=False))
 
 
-class _OwnError:
-    """Lets the function's own exception reach the caller, also when the connection was lost under its transaction.
-
-    The ROLLBACK that follows it fails then, and that error would take its place. The server rolls back by itself.
-    """
-
-    _error: BaseException | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Keep the exception with which the function ends."""
-        try:
-            yield
-        except BaseException as error:
-            self._error = error
-            raise
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put it back in the place of any that came after it."""
-        try:
-            yield
-        except Exception as later:
-            if self._error is None or later is self._error:
-                raise
-            context = self._error.__context__
-            try:
-                raise self._error
-            finally:
-                self._error.__context__ = context
-
-
+@dataclass(slots=True, eq=False)
 class _HalfOfCall:
     """The half of one call of a ``@two_phase`` function: decides it, and stores what the function raised with it."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        half_id: UUID,
-        outcome: CallOutcome,
-        transaction: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._producer = producer
-        self._half_id = half_id
-        self._outcome = outcome
-        self._transaction = transaction
-        outcome.message_id, outcome.resolution = half_id, Resolution.UNKNOWN
+    _producer: Producer
+    _half_id: UUID
+    _message: Outgoing
+    _outcome: CallOutcome
+    _transaction: Callable[[], AbstractContextManager[Any]]
+
+    def __post_init__(self) -> None:
+        self._outcome.message_id, self._outcome.resolution = self._half_id, Resolution.UNKNOWN
 
     @contextmanager
     def deciding_failures(self, rollback_on: tuple[type[BaseException], ...]) -> Iterator[None]:
@@ -381,7 +352,10 @@ class _HalfOfCall:
 
     def _note(self, error: BaseException, failure: Exception) -> None:
         """Tell that the half couldn't be rolled back, by the exception that reaches the caller."""
-        error.add_note(f"half message {self._half_id} was not rolled back ({failure}); the check will decide it")
+        with suppress(BaseException):  # it may keep something else by the name of its notes
+            error.add_note(
+                f"half message {self._half_id} was not rolled back ({message_of(failure)}); the check will decide it"
+            )
         with work_for(self._producer.middlewares):
             emit(RollbackFailed(half_id=self._half_id, error=failure))
 
@@ -397,12 +371,12 @@ class _HalfOfCall:
                 emit(HalfErrorLost(half_id=self._half_id, error=failure))
 
     def _stored_error(self, error: BaseException) -> Statement:
-        kind, text = kind_of_error(error), error_text(error)
+        kind, text = kind_of_error(error), without(error_text(error), self._message.secrets)
         return store_error(self._producer.schema, half_id=self._half_id, kind=kind, error=text)
 
     def _learn(self, error: Exception) -> bool:
         """Note the decision that came first, if the error tells of one about this half and no other; tell whether."""
-        if not isinstance(error, AlreadyDecided) or error.half_id != self._half_id:
+        if not issubclass(type(error), AlreadyDecided) or error.half_id != self._half_id:  # type: ignore[attr-defined]
             return False
         is_committed = isinstance(error, AlreadyCommitted)
         self._outcome.resolution = Resolution.COMMIT if is_committed else Resolution.ROLLBACK

@@ -1,13 +1,15 @@
 """Flow control: producers of a topic are refused while too much of it waits (RocketMQ: SYSTEM_BUSY).
 
-What waits is counted at most once a second in a process (for each pool of connections), in a transaction that is about
-to commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
-I/O, and where that says that the topic is full, a send is refused on the spot.
+What waits is counted once a second in a process (for each pool of connections), in a transaction that is about to
+commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
+I/O, and where that says that the topic is full, a send is refused on the spot. It is counted earlier where the process
+has let so many messages through since that the topic may be full: a small limit holds, and one over `_SMALL` is
+exceeded by a twentieth rather than counted for each message.
 
-So the limits hold approximately. Each process overshoots them by what it writes until its next count, and a transaction
-by all that it writes itself; numbers are estimates where very much waits (`outbox.producer.sql`). That is right for a
-purpose which needs no exactness, and wants no lock that all producers share. (To a SERIALIZABLE transaction a count is
-a read like any other: once a second, one more reason to be asked to try again.)
+The limits hold approximately all the same: a count doesn't see transactions that are open, nor, until the next one,
+what other processes write, and a transaction exceeds them by all that it writes itself; numbers are estimates where
+very much waits (`outbox.producer.sql`). That is right for a purpose which wants no lock that all producers share. (To a
+SERIALIZABLE transaction a count is a read like any other: once a second, one more reason to be asked to try again.)
 
 Only new messages are refused. A decision never is, be it the producer's, a check's or an operator's: it is what halves
 wait for, and a commit that is refused would be a lost one (RocketMQ throttled both alike).
@@ -16,12 +18,13 @@ wait for, and a commit that is refused would be a lost one (RocketMQ throttled b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Template, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
 from outbox.telemetry.events import SendRefused
@@ -40,6 +43,9 @@ INTERVAL = 1.0
 PATIENCE = 20.0
 LONGEST = 10.0
 
+#: A limit is small up to here. Of a larger one, a count is of use for this part at least.
+_SMALL = 20
+
 #: A message that is to be written: its topic, and whether it is only prepared.
 Arrival = tuple[str, bool]
 
@@ -52,24 +58,44 @@ class _Limit:
     setting: str
     what: str
     of_prepared: bool
-    count: Callable[[str, int], Statement]
+    count: Template
 
 
 @dataclass(slots=True)
 class _Gauge:
-    """What was counted last in one database: full topics, and how long that is believed (by `time.monotonic`)."""
+    """What was counted last in one database, and how long that is believed (by `time.monotonic`).
+
+    ``waiting`` has the topics with `least` messages, ``let`` how many were let through since.
+    """
 
     limit: _Limit
     middlewares: Registry[Middleware]
-    full: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    let: Counter[str] = field(default_factory=Counter)
     until: float = 0.0
+
+    @property
+    def least(self) -> int:
+        """Topics with fewer waiting messages aren't read: those that are half empty, if a limit is large."""
+        return 1 if self.limit.value <= _SMALL else self.limit.value // 2
+
+    def of(self, arrivals: Iterable[Arrival]) -> Counter[str]:
+        """Return how many messages of each topic add to what is limited."""
+        return Counter(topic for topic, prepared in arrivals if prepared is self.limit.of_prepared)
+
+    def is_due(self, topics: Iterable[str], now: float) -> bool:
+        """Tell whether the count is old, or one of the topics may be full by what was let through since."""
+        limit, unread = self.limit.value, self.least - 1
+        return now >= self.until or any(
+            self.let[each] >= max(limit - self.waiting.get(each, unread), limit // _SMALL, 1) for each in topics
+        )
 
     def refuse(self, arrivals: Iterable[Arrival]) -> None:
         """Raise for the first message of a full topic."""
         for topic, prepared in arrivals:
-            if topic in self.full and (prepared or not self.limit.of_prepared):
+            waiting = self.waiting.get(topic, 0)
+            if waiting >= self.limit.value and (prepared or not self.limit.of_prepared):
                 limit = self.limit
-                waiting = self.full[topic]
                 with work_for(self.middlewares):
                     emit(SendRefused(topic=topic, waiting=waiting, setting=limit.setting, limit=limit.value))
                 raise OutboxBusy(topic, limit.what, waiting, limit.value, limit.setting)
@@ -101,7 +127,7 @@ class FlowControl:
                 gauge.refuse([(topic, prepared)])
 
     def admit(self, connection: Connection, arrivals: Collection[Arrival]) -> None:
-        """Count what waits if that was long ago, and let messages be written by the caller's transaction, or not.
+        """Count what waits if that is due, and let messages be written by the caller's transaction, or not.
 
         Raises:
             OutboxBusy: one of the topics is full.
@@ -111,18 +137,24 @@ class FlowControl:
         gauges = self._gauges.setdefault(connection.engine.pool, new)
         concerned = [gauge for gauge in gauges if prepares or not gauge.limit.of_prepared]
         now = time.monotonic()
-        if due := [gauge for gauge in concerned if now >= gauge.until]:
+        if due := [gauge for gauge in concerned if gauge.is_due(gauge.of(arrivals), now)]:
             self._count(connection, due, now)
         for gauge in concerned:
             gauge.refuse(arrivals)
+        for gauge in concerned:
+            gauge.let += gauge.of(arrivals)
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
             # One counts; those who come meanwhile go by the last count.
             gauge.until = now + INTERVAL
-        counts = (gauge.limit.count(self._schema, gauge.limit.value) for gauge in gauges)
+        counted_from = [gauge.let.copy() for gauge in gauges]
+        counts = (
+            each.limit.count(self._schema, least=each.least, limit=each.limit.value, **sql.SAMPLE) for each in gauges
+        )
+        plan = sql.plan_by_index_until_back(self._schema, seconds=INTERVAL)
         try:
-            planned, *counted, _ = execute(connection, sql.plan_by_index_until_back(INTERVAL), *counts, sql.plan_back())
+            planned, *counted, _ = execute(connection, plan, *counts, sql.PLAN_BACK)
         except BaseException:
             for gauge in gauges:
                 gauge.until = 0.0
@@ -130,6 +162,7 @@ class FlowControl:
         *_, sees_the_present = planned[0]
         ended = time.monotonic()
         until = ended + max(INTERVAL, min(PATIENCE * (ended - now), LONGEST)) if sees_the_present else 0.0
-        for gauge, rows in zip(gauges, counted, strict=True):
-            gauge.full = dict(rows) if sees_the_present else {}
+        for gauge, rows, let in zip(gauges, counted, counted_from, strict=True):
+            gauge.waiting = dict(rows) if sees_the_present else {}
+            gauge.let -= let
             gauge.until = until

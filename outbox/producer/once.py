@@ -4,27 +4,33 @@ The id is made of topic and string, so that a send knows the id of the first mes
 the half messages decides every race: a second transaction that inserts the same id waits for the first one to end. If
 that commits, the second one writes nothing; if it rolls back, the second one is the first.
 
-It is written in a round trip before the COMMIT, so that the transaction still knows what came of it.
+Where a second message is an error, it is written in a round trip before the COMMIT, so that the transaction still knows
+what came of it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import execute
+from outbox.database.session import RunningTransaction
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.content import MAX_KEY_BYTES, check_text
-from outbox.message.model import HalfMessage, OnDuplicate, SendOptions, message_id
+from outbox.message.ids import derived_id, message_id
+from outbox.message.model import Follows, HalfMessage, OnDuplicate, SendOptions
 from outbox.producer.sql import write_once
 from outbox.telemetry.events import DuplicateIgnored
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.producer.producer import Write
+    from outbox.database.execute import Row, Statement
+    from outbox.producer.producer import AnyCarrier, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,19 @@ def once_of(options: SendOptions) -> Once | None:
     Raises:
         InvalidMessage: an option isn't what it must be, or two of them exclude each other.
     """
-    on_duplicate = options.get("on_duplicate")
-    if (dedupe := _business_string("dedupe", options.get("dedupe"))) is None:
-        if on_duplicate is not None:
-            raise InvalidMessage(f"on_duplicate = {on_duplicate!r} says nothing without dedupe='…'; give both, or none")
+    on_duplicate, chosen = options.get("on_duplicate"), options.get("id")
+    dedupe = _business_string("dedupe", options.get("dedupe"))
+    if dedupe is None and on_duplicate is None:
         return None
-    if options.get("id") is not None:
+    if dedupe is None and chosen is None:
+        raise InvalidMessage(
+            f"on_duplicate = {on_duplicate!r} says nothing without dedupe='…' or id=…; give one of them too, or none"
+        )
+    if dedupe is not None and chosen is not None:
         raise InvalidMessage(f"dedupe = {dedupe!r} makes the id of the message: leave id out")
     if on_duplicate not in {None, "ignore", "error"}:
         raise InvalidMessage(f"on_duplicate = {on_duplicate!r} must be 'ignore' or 'error'")
-    return Once(dedupe, on_duplicate or "ignore")
+    return Once(dedupe or str(chosen), on_duplicate or "ignore")
 
 
 def refuse_once(options: SendOptions) -> None:
@@ -82,7 +91,7 @@ def chosen_id(topic: str, options: SendOptions) -> UUID | None:
     Raises:
         InvalidMessage: it isn't a UUID or a business string; or as `once_of`.
     """
-    if (once := once_of(options)) is not None:
+    if (once := once_of(options)) is not None and options.get("id") is None:
         return message_id(topic, once.dedupe)
     chosen = options.get("id")
     if chosen is None or isinstance(chosen, UUID):
@@ -95,6 +104,32 @@ def chosen_id(topic: str, options: SendOptions) -> UUID | None:
         )
     text = _business_string("id", chosen)
     return None if text is None else message_id(topic, text)
+
+
+def following_id(
+    carrier: AnyCarrier, topic: str, follows: Follows, options: SendOptions, content: tuple[str | None, bytes]
+) -> UUID | None:
+    """Return the id of a message that follows from what the calling code is called with; None: it is drawn.
+
+    It is one where the carrier is of the transaction of that call: what is committed with it isn't sent again, unless
+    the database has lost it. An answer is one of its message; all else is also of its ``content`` (key and body), so
+    that what a replay sends otherwise is never taken for what it has sent before. Outside of a transaction so are
+    answers.
+    """
+    within = RunningTransaction.of_carrier(carrier)
+    if within is None and not follows.answers:
+        return None
+    coordinates: tuple[object, ...] = (*follows.coordinates, topic, "answer")
+    if within is None or not follows.answers:
+        key, body = content
+        headers = json.dumps(dict(options.get("headers") or {}), sort_keys=True)
+        text = "\0".join((key or "", options.get("tag") or "", headers, ""))
+        coordinates = (*follows.coordinates, topic, blake2b(text.encode() + body).hexdigest())
+    number = 0
+    if within is not None:
+        of_call = (follows.source, *coordinates)
+        number = within.sent[of_call] = within.sent.get(of_call, -1) + 1
+    return derived_id(follows.source, *coordinates, number)
 
 
 def _business_string(option: str, value: object) -> str | None:
@@ -112,10 +147,13 @@ def _is_uuid(text: str) -> bool:
     return True
 
 
-def write_firsts(connection: Connection, schema: str, writes: Sequence[Write]) -> dict[int, DuplicateIgnored]:
-    """Write messages, but those that the transaction has sent before, or that their topics have already.
+def firsts(
+    connection: Connection, schema: str, writes: Sequence[Write], duplicates: dict[int, DuplicateIgnored]
+) -> list[Statement]:
+    """Return what writes messages, but those that the transaction has sent before, or that their topics have already.
 
-    Return what is told of these, by the identities of their writes.
+    ``duplicates`` gets what is told of these, by the identities of their writes, once that is answered. Where a second
+    message may be an error, it is written here.
 
     Raises:
         DuplicateMessage: a second message whose sender wants that; the transaction is to be rolled back.
@@ -123,12 +161,18 @@ def write_firsts(connection: Connection, schema: str, writes: Sequence[Write]) -
     first_of: dict[UUID, Write] = {}
     for write in writes:
         first_of.setdefault(write.half.id, write)
-    firsts = [write for write in writes if write.once is None or first_of[write.half.id] is write]
-    once = {write.half.id for write in firsts if write.once is not None}
-    (rows,) = execute(connection, write_once(schema, [(write.half, write.preparation) for write in firsts], once))
-    there = {half_id for (half_id,) in rows}
-    return {
-        id(write): write.once.second(write.half)
-        for write in writes
-        if write.once is not None and (write.half.id in there or first_of[write.half.id] is not write)
-    }
+    written = [write for write in writes if write.once is None or first_of[write.half.id] is write]
+    once = {write.half.id for write in written if write.once is not None}
+
+    def answered(rows: list[Row]) -> None:
+        there = {half_id for (half_id,) in rows}
+        for write in writes:
+            if write.once is not None and (write.half.id in there or first_of[write.half.id] is not write):
+                duplicates[id(write)] = write.once.second(write.half)
+
+    statement = write_once(schema, [(write.half, write.preparation) for write in written], once)
+    statement = replace(statement, answered=answered)
+    if all(write.once is None or write.once.on_duplicate == "ignore" for write in writes):
+        return [statement]
+    execute(connection, statement)
+    return []

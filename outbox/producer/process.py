@@ -10,7 +10,6 @@ seen.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from outbox.database.execute import Statement, Template, execute
 from outbox.message.model import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
-from outbox.text import storable, summary_of
+from outbox.text import process_name, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -73,8 +72,7 @@ class ProcessReport:
         # A forked process is another one.
         if self._process is None or self._process[0] != pid:
             self._process = pid, uuid7()
-        name = storable(f"{socket.gethostname()}:{pid}").encode("ascii", "backslashreplace").decode()
-        facts = {"id": self._process[1], "name": name, "group": self._group, "version": __version__}
+        facts = {"id": self._process[1], "name": process_name(), "group": self._group, "version": __version__}
         return _REPORT(self._schema, **facts, age=time.monotonic() - self._began)
 
 

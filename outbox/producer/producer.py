@@ -17,34 +17,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy import Connection, Engine
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit, savepoints
+from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
 from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
 from outbox.database.identity import OwnDatabase
-from outbox.database.session import RunningTransaction, factories
-from outbox.database.sql import nudge
+from outbox.database.session import (
+    RunningTransaction,
+    SentItem,
+    SentWith,
+    assign,
+    certain,
+    factories,
+    hook_sessions,
+    sent_of,
+    unscoped,
+)
+from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
-from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, headers_of, uuid7
+from outbox.message.ids import FOLLOWING_VERSION
+from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import Once, chosen_id, once_of, refuse_once, write_firsts
+from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
-from outbox.producer.sql import queues_of, write_halves, write_late, write_late_once
+from outbox.producer.sql import queues_of, write_halves, write_late
 from outbox.telemetry import hooks
-from outbox.telemetry.events import DuplicateIgnored, HeadersRefused, MessagesSent
+from outbox.telemetry.events import DuplicateIgnored, HalfDecided, HalfDeciding, HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Middleware, Registry, Sending
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ if TYPE_CHECKING:
         async_scoped_session,
         async_sessionmaker,
     )
-    from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection
     from outbox.database.execute import Steps
@@ -139,7 +149,7 @@ _NAMING = frozenset({"id", "dedupe", "on_duplicate"})
 _last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 
-def _count_bytes(write: Write, transaction: Pending | _Sent, earlier: Callable[[], Iterable[Item]]) -> None:
+def _count_bytes(write: Write, transaction: Pending | SentWith, earlier: Callable[[], Iterable[Item]]) -> None:
     """Add a body to what its transaction sends, or refuse it.
 
     ``earlier`` gives what the transaction still sends: what savepoints have undone is counted until it matters.
@@ -175,7 +185,7 @@ def _write(
             write.refuse_unstorable(narrow)
     for sender in senders:
         if sender.flow is not None:
-            sender.flow.admit(connection, {(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender})
+            sender.flow.admit(connection, [(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender])
     statements, duplicates = _statements(connection, writes)
     waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
@@ -183,6 +193,7 @@ def _write(
         if statements:
             execute(connection, *statements)
         for intent in intents:
+            waiting += _tell_deciding(intent.sender, intent.half_id, intent.resolution)
             decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)
         return [], [], waiting
     return statements, _afterwards(connection, writes) if then_commit else [], waiting
@@ -200,11 +211,11 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
     duplicates: dict[int, DuplicateIgnored] = {}
     for schema, of_schema in by_schema.items():
         if choosing := [write.half for write in of_schema if write.half.queue is not None]:
-            (rows,) = execute(connection, queues_of(schema, {half.topic for half in choosing}))
+            (rows,) = execute(connection, queues_of(schema, list({half.topic for half in choosing})))
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):
-            duplicates |= write_firsts(connection, schema, of_schema)
+            statements += firsts(connection, schema, of_schema, duplicates)
         else:
             statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
     return statements, duplicates
@@ -214,8 +225,8 @@ def _waiting(
     writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
 ) -> list[Callable[[], None]]:
     """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
-    heard = hooks.listeners.hooks or any(write.sending or write.sender.middlewares.hooks for write in writes)
-    waiting = [partial(_tell_sent, writes, duplicates)] if heard or duplicates else []
+    heard = hooks.listeners.hooks or any(w.sending or w.once or w.sender.middlewares.hooks for w in writes)
+    waiting = [partial(_tell_sent, writes, duplicates)] if heard else []
     reports = {} if afterwards else _due_reports(writes)
     return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
 
@@ -223,14 +234,13 @@ def _waiting(
 def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
     """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
     now = time.monotonic()
-    statements = [nudge(writes[0].sender.schema)] if _is_worth_a_nudge(connection, writes, now) else []
+    statements = [notify(writes[0].sender.schema, OPS)] if _is_worth_a_nudge(connection, writes, now) else []
     return statements + [report.statement() for report in _due_reports(writes)]
 
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
     """Return the reports that are due, each with the engine of its Outbox."""
-    now = time.monotonic()
-    return {each.sender.report: each.sender.own.engine for each in writes if each.sender.report.due_at <= now}
+    return {w.sender.report: w.sender.own.engine for w in writes if w.sender.report.due_at <= time.monotonic()}
 
 
 def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnored]) -> None:
@@ -250,6 +260,22 @@ def _tell_sent(writes: Sequence[Write], duplicates: Mapping[int, DuplicateIgnore
                 hooks.emit(MessagesSent(topic=topic, message_ids=tuple(of_topic), prepared=prepared))
 
 
+def _tell_deciding(sender: Sender, half_id: UUID, resolution: Resolution) -> list[Callable[[], None]]:
+    """Tell hooks that a half is about to be decided; return what tells them after the COMMIT. Nothing without hooks."""
+    if not (hooks.listeners.hooks or sender.middlewares.hooks):
+        return []
+    decision: dict[str, Any] = {"half_id": half_id, "resolution": resolution.value}
+    began = time.monotonic()
+
+    def tell_decided() -> None:
+        with hooks.work_for(sender.middlewares):
+            hooks.emit(HalfDecided(**decision, seconds=time.monotonic() - began))
+
+    with hooks.work_for(sender.middlewares):
+        hooks.emit(HalfDeciding(**decision))
+    return [tell_decided]
+
+
 def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
     """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
     if not any(write.sender.nudges and write.preparation is None for write in writes):
@@ -257,46 +283,6 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
     earlier = _last_sent.get(connection.engine, 0.0)
     _last_sent[connection.engine] = now
     return now - earlier > _NUDGE_AFTER
-
-
-_SENT = "outbox.sent"
-_sessions_hooked = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    item: Item
-    engine: Engine
-    level: SessionTransaction | None
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
-
-    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
-    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
-    COMMIT: the flush before it may be the first to use that engine.
-    """
-
-    entries: list[_Entry] = field(default_factory=list)
-    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
-    chosen: dict[Engine, Connection] = field(default_factory=dict)
-    committing: bool = False
-    bytes_sent: int = 0
-
-    def target(self, engine: Engine) -> Connection | None:
-        """Return the connection that carries the messages of an Outbox on ``engine``."""
-        if engine in self.connections:
-            return self.connections[engine][0]
-        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
-
-    def take(self, connection: Connection) -> list[Item]:
-        """Give up what is to be written at the commit of ``connection``."""
-        taken = [entry for entry in self.entries if self.target(entry.engine) is connection]
-        if taken:
-            self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
-        return [entry.item for entry in taken]
 
 
 def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
@@ -310,9 +296,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         InvalidSettings: its driver is none that messages can be sent through.
         OutboxBusy: the topic is known to be full.
     """
-    unwrapped: Any = carrier
-    if hasattr(unwrapped, "registry") and not isinstance(unwrapped, type):  # a scoped_session
-        unwrapped = unwrapped()
+    unwrapped = unscoped(carrier)
     target = getattr(unwrapped, "sync_session", None) or getattr(unwrapped, "sync_connection", unwrapped)
     if isinstance(target, Connection):
         if _is_foreign(target, engine):
@@ -350,134 +334,41 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
             "the session's transaction takes no message now: it has failed, is prepared, or is committed already; "
             "send before, or roll it back first"
         )
-    sent = _sent_of(session)
-    if (certain := _certain(session, sent, engine)) is not None:
-        if _is_foreign(certain, engine):
-            value.sender.own.check_name(certain.engine)
-        if isinstance(certain, Connection):
-            refuse_autocommit(certain)
+    sent = sent_of(session)
+    if (carries := certain(session, sent, engine)) is not None:
+        if _is_foreign(carries, engine):
+            value.sender.own.check_name(carries.engine)
+        if isinstance(carries, Connection):
+            refuse_autocommit(carries)
     if isinstance(value, Write) and value.sender.flow is not None:
         used = sent.target(engine) or session.bind
         # A session that uses another engine so far may come to use the Outbox's: then only the COMMIT will tell.
         if used is not None and not _is_foreign(used, engine):
             value.refuse_now(engine)
-    root = session.get_transaction()
     if isinstance(value, Write):
         _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
-    level = session.get_nested_transaction() or root
-    sent.entries.append(_Entry(new_item(value, _write), engine, level))
+    level = session.get_nested_transaction() or session.get_transaction()
+    sent.entries.append(SentItem(new_item(value, _write), engine, level))
     for connection, _ in sent.connections.values():
         at_commit.attach(connection, sent.take)
     if sent.committing and not sent.connections:
-        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
-        _assign(session, sent)
+        # SentWith by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        assign(session, sent)
 
 
-def _certain(session: Session, sent: _Sent, engine: Engine) -> Connection | Engine | None:
-    """Return what will carry the messages of an Outbox on ``engine``; None while only the COMMIT will tell.
-
-    A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
-    """
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
-
-    if engine in sent.connections:
-        return sent.connections[engine][0]
-    # SQLAlchemy 2.0 keeps the engines of single classes to itself.
-    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)
-    if binds or type(session).get_bind is not Session.get_bind:
-        return None
-    return sent.target(engine) or session.bind
-
-
-def hook_sessions() -> None:
-    """Listen to the events of all sessions, once per process."""
-    global _sessions_hooked  # noqa: PLW0603 - once a process
-    if _sessions_hooked:
-        return
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
-
-    event.listen(Session, "after_begin", _on_begin)
-    event.listen(Session, "before_commit", _before_commit)
-    event.listen(Session, "after_commit", _after_commit)
-    event.listen(Session, "after_transaction_end", _on_end)
-    _sessions_hooked = True
-
-
-def _sent_of(session: Session) -> _Sent:
-    sent: _Sent | None = session.info.get(_SENT)
-    if sent is None:
-        sent = session.info[_SENT] = _Sent()
-    return sent
-
-
-def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
-    sent = _sent_of(session)
-    if connection.engine not in sent.connections:
-        sent.connections[connection.engine] = connection, savepoints(connection)
-        if sent.entries:
-            at_commit.attach(connection, sent.take)
-
-
-def _before_commit(session: Session) -> None:
-    sent = _sent_of(session)
-    sent.committing = True
-    _assign(session, sent)
-
-
-def _assign(session: Session, sent: _Sent) -> None:
-    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
-    for engine in {entry.engine for entry in sent.entries}:
-        if engine in sent.connections:
-            refuse_autocommit(sent.connections[engine][0])
-            continue
+@contextmanager
+def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
+    """Raise the error in the list, if there is one, in the place of any that came after it."""
+    try:
+        yield
+    except Exception as later:
+        if not errors or later is errors[0]:
+            raise
+        context = errors[0].__context__
         try:
-            connection = session.connection()
-        except UnboundExecutionError:  # a session with engines by table has none for no table
-            connection = session.connection(bind_arguments={"bind": engine})
-        refuse_autocommit(connection)
-        sent.chosen[engine] = connection
-        at_commit.attach(connection, sent.take)
-
-
-def _after_commit(session: Session) -> None:
-    sent = _sent_of(session)
-    released = session.get_nested_transaction()
-    if released is not None:
-        outer = released.parent
-        while outer is not None and outer.parent is not None and not outer.nested:
-            outer = outer.parent
-        sent.entries = [
-            _Entry(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
-        ]
-        return
-    # Left are those of a session which joined a transaction that goes on.
-    for connection in {sent.target(entry.engine) for entry in sent.entries}:
-        if connection is not None and connection.in_transaction():
-            at_commit.add(connection, *sent.take(connection))
-
-
-def _on_end(session: Session, transaction: SessionTransaction) -> None:
-    sent: _Sent | None = session.info.get(_SENT)
-    if sent is None:
-        return
-    if transaction.nested:
-        sent.committing = False
-        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
-    elif transaction.parent is None:
-        del session.info[_SENT]
-        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
-        for connection, begun_in in sent.connections.values() if sent.entries else ():
-            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
-                at_commit.add(connection, *sent.take(connection))
-        sent.entries.clear()
-
-
-def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
-    while level is not None:
-        if level is ended:
-            return True
-        level = level.parent
-    return False
+            raise errors[0]
+        finally:
+            errors[0].__context__ = context
 
 
 class Producer:
@@ -510,8 +401,7 @@ class Producer:
         self._async_sessions = async_sessions
         self._immunity_of = immunity_of
         self._topics = topics
-        limited = settings.max_undecided or settings.max_undispatched
-        self._flow = FlowControl(settings, middlewares) if limited else None
+        self._flow = FlowControl(settings, middlewares) if settings.max_undecided or settings.max_undispatched else None
         check_driver(engine.dialect)
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
@@ -532,7 +422,8 @@ class Producer:
     def transaction(self, *, is_async: bool) -> Iterator[Any]:
         """Open a session in a transaction, which commits when the block ends without an exception.
 
-        ``is_async``: an AsyncSession; the block runs inside ``greenlet_spawn``.
+        ``is_async``: an AsyncSession; the block runs inside ``greenlet_spawn``. The block's own exception reaches the
+        caller, also where the connection was lost under it and the ROLLBACK fails, which the server does by itself.
 
         Raises:
             TransactionRequired: the Outbox is bound to an engine of the other kind.
@@ -543,8 +434,13 @@ class Producer:
             raise TransactionRequired("this Outbox is bound to an AsyncEngine; decorate an 'async def' function")
         session: Any = self._async_sessions() if is_async else self._sessions()
         opened = getattr(session, "sync_session", session)
-        with opened, opened.begin(), self.within(session, is_async=is_async):
-            yield session
+        errors: list[BaseException] = []
+        with _own_error_first(errors), opened, opened.begin(), self.within(session, is_async=is_async):
+            try:
+                yield session
+            except BaseException as error:
+                errors.append(error)
+                raise
 
     @contextmanager
     def within(self, session: Any, *, is_async: bool) -> Iterator[Any]:
@@ -560,8 +456,11 @@ class Producer:
 
     def send(self, carrier: AnyCarrier, topic: str, message: Outgoing) -> Any:
         """See `Outbox.send`."""
+        half = self._half(topic, message, carrier)
         once = None if _NAMING.isdisjoint(message.options) else once_of(message.options)
-        return self._add(carrier, self._new_write(self._half(topic, message), None, once))
+        if half.id.version == FOLLOWING_VERSION and message.options.get("id") is None:
+            once = Once(str(half.id), "ignore")  # what a replay sends again isn't to fail where it is there
+        return self._add(carrier, self._new_write(half, None, once))
 
     def prepare(
         self,
@@ -584,7 +483,7 @@ class Producer:
         added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()
         for each in added:
             try:
-                half = replace(half, headers=content.check_headers({**half.headers, **each.headers}))
+                half = replace(half, headers=content.check_headers({**half.headers, **content.added(each.headers)}))
             except InvalidMessage as error:
                 names = tuple(each.headers)
                 with hooks.work_for(self.middlewares):
@@ -617,7 +516,7 @@ class Producer:
             rows = yield queues_of(self.schema, [write.half.topic])
             content.check_queue_of(write.half.topic, write.half.queue, dict(rows))
         if write.once is not None:
-            if not (yield write_late_once(self.schema, write.half)):
+            if not (yield write_late(self.schema, write.half, once=True)):
                 duplicate = write.once.second(write.half)
                 with hooks.work_for(self.middlewares):
                     hooks.emit(duplicate)
@@ -633,6 +532,7 @@ class Producer:
 
     def _deciding(self, raw: Raw, half_id: UUID, resolution: Resolution) -> Steps[None]:
         yield from self._own.checking(raw.connection)
+        _tell_deciding(self._sender, half_id, resolution)
         yield from deciding_first(self.schema, half_id, resolution)
 
     def _tell_of_missing(self, error: Exception, statement: Statement) -> None:
@@ -655,8 +555,7 @@ class Producer:
         Raises:
             TransactionRequired: it is an AsyncEngine, and the code isn't inside ``run_sync``.
         """
-        is_async = self._sessions is None
-        if is_async:
+        if is_async := self._sessions is None:
             calling_engine(self.bind)
         with self.transaction(is_async=is_async) as session:
             yield getattr(session, "sync_session", session)
@@ -668,12 +567,15 @@ class Producer:
             AlreadyCommitted, AlreadyRolledBack: it was decided otherwise before.
             HalfNotFound: no half message has this id.
         """
-        decision = decide(session.connection(), self.schema, half_id, resolution)
+        waiting, connection = _tell_deciding(self._sender, half_id, resolution), session.connection()
+        decision = decide(connection, self.schema, half_id, resolution)
         if decision.resolution is not resolution:
             raise already(decision)
+        for tell_decided in waiting if decision.first else ():
+            at_commit.after_commit(connection, tell_decided)
         return decision
 
-    def _half(self, topic: str, message: Outgoing) -> HalfMessage:
+    def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options
         times = options.get("deliver_at"), options.get("delay"), options.get("delay_level")
         delivery = content.check_delivery(*times, self._settings.delay_levels)
@@ -693,8 +595,11 @@ class Producer:
         key = content.check_text("key", key, content.MAX_KEY_BYTES)
         tag = content.check_text("tag", options.get("tag"), content.MAX_TAG_BYTES)
         headers = headers_of(content.check_headers(headers), options, expires_at)
+        if half_id is None and carrier is not None and (follows := followed(options)) is not None:
+            half_id = following_id(carrier, topic, follows, options, (key, raw))
         if 0 < self._settings.compress_above < len(raw):
             raw, encoding = compress(raw)
             headers = {**headers, content.ENCODING_HEADER: encoding} if encoding else headers
-        id_ = half_id or uuid7()
-        return HalfMessage(id_, self._group, topic, key, tag, headers, content_type, raw, *delivery, queue)
+        return HalfMessage(
+            half_id or uuid7(), self._group, topic, key, tag, headers, content_type, raw, *delivery, queue
+        )

@@ -6,11 +6,15 @@ Flow control finds the topics that have reached a limit, at a cost that doesn't 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
+from outbox.text import process_name
 
 _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliver_at"
 
@@ -105,23 +109,34 @@ ON CONFLICT DO NOTHING
 SAMPLED = 2_000
 #: An estimate stands on at least so many ops of the topic that were found.
 FOUND = 10
+SAMPLE: Mapping[str, int] = {"looked_at": SAMPLED, "found": FOUND}
 
 # As `plan_by_index` of the passes, and why: outbox/database/sql.py. But here the transaction is the caller's, whose
 # deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
-_PLANNER = ["enable_seqscan", "enable_bitmapscan", "jit"]
+_PLANNER = "unnest('{enable_seqscan,enable_bitmapscan,jit}'::text[]) name"
 
-_PLAN = """
+# A snapshot shows a table as empty that was truncated since. Its catalog has the file of before, the function the new.
+#: Have the planner use indexes until `PLAN_BACK`. Rows: ``(…, …, can count)``, all alike; a transaction can't count
+#: which sees only what was longer than ``seconds`` ago, or before a table was truncated, as a REPEATABLE READ one does.
+plan_by_index_until_back: Template = Template(f"""
 SELECT set_config('outbox.' || name, current_setting(name), true), set_config(name, 'off', true),
-       current_setting('transaction_isolation') = 'read committed'
-       OR clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
-  FROM unnest(%(names)s::text[]) name
-"""
+       CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+            THEN clock_timestamp() < transaction_timestamp() + make_interval(secs => %(seconds)s)
+                 AND NOT EXISTS (SELECT FROM pg_class c
+                                  WHERE relnamespace = '{{s}}'::regnamespace AND relkind = 'r'
+                                    AND relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid))
+            ELSE true END
+  FROM {_PLANNER}
+""")
 
-_BACK = "SELECT set_config(name, current_setting('outbox.' || name), true) FROM unnest(%s::text[]) name"
+#: Have the planner work as before `plan_by_index_until_back`.
+PLAN_BACK: Statement = Statement(f"SELECT set_config(name, current_setting('outbox.' || name), true) FROM {_PLANNER}")
 
 # Jumps from topic to topic in the index of the check, and stops in each at the limit. Backwards: what was decided is
 # dead in the index until a vacuum can take it, and mostly older than what waits.
-_UNDECIDED = """
+#: Find topics with ``least`` undecided halves at least, parked ones aside, counted to ``limit`` in each.
+#: Rows: ``(topic, halves)``.
+undecided: Template = Template("""
 WITH RECURSIVE known AS (
     (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic DESC, next_check_at DESC LIMIT 1)
     UNION ALL
@@ -134,8 +149,8 @@ WITH RECURSIVE known AS (
                     ORDER BY c.next_check_at DESC LIMIT %(limit)s) w) AS waiting
       FROM known WHERE topic IS NOT NULL
 )
-SELECT topic, waiting FROM counted WHERE waiting >= %(limit)s
-"""
+SELECT topic, waiting FROM counted WHERE waiting >= %(least)s
+""")
 
 # Ops have no topic, but a sequence without large gaps: between the last one that is surely dispatched and the newest,
 # one is drawn at random from each of at most LOOKED_AT stretches of equal length; each one found stands for a stretch.
@@ -146,7 +161,12 @@ SELECT topic, waiting FROM counted WHERE waiting >= %(limit)s
 # since, of another cluster), the stretches begin earlier: dispatched ops among them are looked at, and not counted.
 #
 # Subqueries in the select list are looked up row by row, by index, whatever the planner believes.
-_UNDISPATCHED = """
+#: Find topics with ``least`` committed ops at least that are no message yet. Rows: ``(topic, ops)``.
+#:
+#: Looks at ``looked_at`` ops of all topics together at most (`SAMPLED`). While no more than that wait, the numbers are
+#: exact, but for transactions that were committing at the very moment of a dispatch. Else they are estimates, and a
+#: topic is only found if it has about ``found / looked_at`` of the ops that wait (`FOUND`).
+undispatched: Template = Template("""
 WITH cursor AS MATERIALIZED (
     SELECT next_xid, in_flight, after_sequence, base_sequence
       FROM (SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c
@@ -165,7 +185,7 @@ WITH cursor AS MATERIALIZED (
       FROM (SELECT coalesce((SELECT until FROM dispatched) + 1,
                             (SELECT sequence FROM {s}.op_message ORDER BY sequence LIMIT 1)) AS first,
                    (SELECT sequence FROM {s}.op_message ORDER BY sequence DESC LIMIT 1) AS last) s
-     WHERE last - first + 1 >= %(limit)s
+     WHERE last - first + 1 >= %(least)s
 ), drawn AS MATERIALIZED (
     SELECT begin + floor(random() * length)::bigint AS sequence
       FROM stretch, generate_series(first, last, length) begin
@@ -182,8 +202,11 @@ SELECT topic, count(*) * length
   FROM waiting, stretch
  WHERE topic IS NOT NULL
  GROUP BY topic, length
-HAVING count(*) * length >= %(limit)s AND (length = 1 OR count(*) >= %(found)s)
-"""
+HAVING count(*) * length >= %(least)s AND (length = 1 OR count(*) >= %(found)s)
+""")
+
+#: Read how many queues topics have. Rows: ``(topic, queues)``, none for one that wasn't used or declared yet.
+queues_of: Template = Template("SELECT name, queues FROM {s}.topic WHERE name = ANY (%s)")
 
 
 def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | None]]) -> Statement:
@@ -207,16 +230,16 @@ def write_once(
     return Statement(in_schema(_SEND_ONCE, schema), [list(column) for column in zip(*rows, strict=True)])
 
 
-def write_late(schema: str, half: HalfMessage) -> Statement:
-    """Write a half message before the COMMIT, which then draws the sequence of its op(commit)."""
+def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Statement:
+    """Write a half message before the COMMIT, which then draws the sequence of its op(commit).
+
+    ``once``: unless its id is there already. Rows: ``(id,)`` if it was written.
+    """
+    if once:
+        return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
     if half.queue is None:
         return Statement(in_schema(_SEND_LATE, schema), _columns(half))
     return Statement(in_schema(_SEND_LATE_TO_QUEUE, schema), (half.queue, *_columns(half)))
-
-
-def write_late_once(schema: str, half: HalfMessage) -> Statement:
-    """Do as `write_late`, unless its id is there already. Rows: ``(id,)`` if it was written."""
-    return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
 
 
 def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:
@@ -247,42 +270,12 @@ def _plain_values(half: HalfMessage) -> dict[str, object] | None:
     }
 
 
-def _headers(half: HalfMessage) -> str | None:
-    return json.dumps(half.headers, ensure_ascii=False) if half.headers else None
+def _headers(half: HalfMessage) -> str:
+    sender, alone = _sender(os.getpid())
+    return json.dumps({**half.headers, SENDER_HEADER: sender}, ensure_ascii=False) if half.headers else alone
 
 
-def queues_of(schema: str, topics: Collection[str]) -> Statement:
-    """Read how many queues topics have. Rows: ``(topic, queues)``, none for one that wasn't used or declared yet."""
-    return Statement(in_schema("SELECT name, queues FROM {s}.topic WHERE name = ANY (%s)", schema), (list(topics),))
-
-
-def plan_by_index_until_back(seconds: float) -> Statement:
-    """Have the planner use indexes until `plan_back`.
-
-    Rows: ``(…, …, can count)``, all alike; a transaction can't count which sees only what was longer than ``seconds``
-    ago, as a REPEATABLE READ one does.
-    """
-    return Statement(_PLAN, {"names": _PLANNER, "seconds": seconds})
-
-
-def plan_back() -> Statement:
-    """Have the planner work as before `plan_by_index_until_back`."""
-    return Statement(_BACK, (_PLANNER,))
-
-
-def undecided(schema: str, limit: int) -> Statement:
-    """Find topics with so many undecided halves, parked ones aside. Rows: ``(topic, limit)``.
-
-    Looks at ``limit`` rows of each topic at most.
-    """
-    return Statement(in_schema(_UNDECIDED, schema), {"limit": limit})
-
-
-def undispatched(schema: str, limit: int) -> Statement:
-    """Find topics with so many committed ops that are no message yet. Rows: ``(topic, ops)``.
-
-    Looks at `SAMPLED` ops of all topics together at most. While no more than that wait, the numbers are exact, but
-    for transactions that were committing at the very moment of a dispatch. Else they are estimates, and a topic is only
-    found if it has about ``FOUND / LOOKED_AT`` of the ops that wait.
-    """
-    return Statement(in_schema(_UNDISPATCHED, schema), {"limit": limit, "looked_at": SAMPLED, "found": FOUND})
+@cache
+def _sender(_pid: int) -> tuple[str, str]:
+    """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
+    return process_name(), json.dumps({SENDER_HEADER: process_name()})

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute
-from outbox.database.sql import plan_by_index, wait_at_most
+from outbox.database.sql import limits, plan_by_index
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments import (
     MOST,
@@ -189,7 +189,6 @@ def _validate(
     """Validate the CHECK of a table, which may take ``limit`` seconds."""
     with shortly(connection, schema, "make way for", segment, side) as mine:
         if mine:
-            limits = wait_at_most(_PATIENCE), sql.at_most_seconds(min(limit, _LONGEST))
-            execute(connection, *limits, sql.validate(schema, table))
+            execute(connection, limits(min(limit, _LONGEST), _PATIENCE), sql.validate(schema, table))
             return True
     return False

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, by_size, execute
 from outbox.database.sql import NOW
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
 from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
+from outbox.prune.segments_sql import of_segment
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -69,7 +70,9 @@ class _InboxSide(SegmentedSide):
             return None
         values = {"first": segment.first, "retention": settings.inbox_retention, "limit": FEW + 1}
         with connection.begin():
-            ((rows, groups, ids),) = execute(connection, sql.survey_inbox(schema, self.leaves(segment), values))[0]
+            ((rows, groups, ids),) = execute(connection, of_segment(sql.SURVEY, schema, self.leaves(segment), values))[
+                0
+            ]
         keep = frozenset(zip(groups, ids, strict=True))
         return Survey(rows, keep, {"since": since - dt.timedelta(seconds=_MARGIN)})
 
@@ -97,12 +100,7 @@ def _late_ms(segment: Segment) -> int:
 
 
 def prune_inbox(
-    connection: Connection,
-    source: Connection,
-    settings: Settings,
-    group: str,
-    topic: str,
-    stopping: Callable[[], bool],
+    connection: Connection, source: Connection, settings: Settings, group: str, topic: str, stopping: Callable[[], bool]
 ) -> int:
     """Say what a group's producer still has of old segments; delete its rows of no segment, or of one that is overdue.
 
@@ -124,10 +122,14 @@ def _write_hold(
     connection: Connection, source: Connection, settings: Settings, pair: tuple[str, str], segment: Segment, now: int
 ) -> None:
     (group, topic), schema = pair, settings.schema
-    asking = {"topic": topic, "first": segment.first, "end": segment.end, "most": _HALVES}
-    with source.begin():
-        (((halves, ids),),) = execute(source, sql.still_between(schema, **asking))
-    if halves < _HALVES and len(ids) <= FEW:
+    asking = {"topic": topic, "first": segment.first, "end": segment.end}
+
+    def ask(size: int) -> tuple[int, list[UUID], int]:
+        with source.begin():
+            return *execute(source, sql.still_between(schema, **asking, most=size))[0][0], size
+
+    halves, ids, most = by_size(source, ("prune", "holds", schema), _HALVES, ask)
+    if halves < most and len(ids) <= FEW:
         values = {"group": group, "topic": topic, "first": segment.first, "ids": sorted(ids), "asked_ms": now}
         with connection.begin():
             execute(connection, sql.hold(schema, **values))
@@ -144,15 +146,19 @@ def _prune_rows(
     """Delete a group's old inbox rows between two ids, as far as the producer has pruned their messages."""
     (group, topic), (after, end) = pair, between
     schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
-    values = {"group": group, "topic": topic, "end": end, "limit": batch, "retention": retention}
+    values = {"group": group, "topic": topic, "end": end, "retention": retention}
+
+    def delete(size: int) -> tuple[int, int, UUID, bool]:
+        with connection.begin():
+            (rows,) = execute(connection, sql.old_inbox(schema, after=after, limit=size, **values))
+        old = [row[0] for row in rows if row[1]]
+        gone = _forget(connection, source, settings, group, old)
+        return len(rows), gone, rows[-1][0] if rows else after, len(rows) == size and (bool(old) or size < batch)
+
     deleted, going = 0, True
     while going and not stopping():
-        with connection.begin():
-            (rows,) = execute(connection, sql.old_inbox(schema, after=after, **values))
-        old = [row[0] for row in rows if row[1]]
-        deleted += _forget(connection, source, settings, group, old)
-        going = len(rows) == batch and bool(old)
-        after = rows[-1][0] if rows else after
+        _, gone, after, going = by_size(connection, ("prune", "inbox", group, topic), batch, delete)
+        deleted += gone
     return deleted
 
 
@@ -162,15 +168,21 @@ def _prune_business_rows(
     """Do the same with all old rows of business strings, whose ids have no order: by the time of their last change."""
     group, topic = pair
     schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
-    values = {"group": group, "topic": topic, "limit": batch, "retention": retention}
+    values = {"group": group, "topic": topic, "retention": retention}
     after, since = FIRST_BUSINESS_ID, _EPOCH
+
+    def delete(size: int) -> tuple[int, int, Any, bool]:
+        with connection.begin():
+            old = sql.old_business_inbox(schema, after=after, since=since, limit=size, **values)
+            (rows,) = execute(connection, old)
+        gone = _forget(connection, source, settings, group, [row[0] for row in rows if row[1]])
+        return len(rows), gone, rows[-1] if rows else (after, None, since), len(rows) == size
+
     deleted, going = 0, True
     while going and not stopping():
-        with connection.begin():
-            (rows,) = execute(connection, sql.old_business_inbox(schema, after=after, since=since, **values))
-        deleted += _forget(connection, source, settings, group, [row[0] for row in rows if row[1]])
-        going = len(rows) == batch
-        after, _, since = rows[-1] if rows else (after, None, since)
+        name = ("prune", "business inbox", group, topic)
+        _, gone, (after, _, since), going = by_size(connection, name, batch, delete)
+        deleted += gone
     return deleted
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, execute, sqlstate
+from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, by_size, execute, sqlstate
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
 from outbox.prune.inbox import prune_inbox
-from outbox.prune.rewrite import CHECK_TOTALS, CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
+from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, TOTALS, Rewritten, rewrite
 from outbox.prune.segments import (
     PRODUCER,
     SegmentedSide,
@@ -87,20 +88,20 @@ def prune_producer_once(
 ) -> Counts:
     """Delete replaced cursors, flows that ended long ago, and what is settled and in no segment, row by row.
 
-    That is halves with their ops and messages; segments: `outbox.prune.segments`. The numbers of checks are added up.
+    That is halves with their ops and messages; segments: `outbox.prune.segments`. The totals of topics are added up.
     Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
-    cursors = _replaced(connection, schema, CURSORS, sql.old_cursors(schema, batch), batch, stopping)
-    cursors += _delete_all(connection, sql.old_delivery_cursors(schema, batch), batch, stopping)
-    cursors += _delete_all(connection, sql.silent_producers(schema, age=WORKERS, limit=batch), batch, stopping)
+    cursors = _replaced(connection, schema, CURSORS, partial(sql.old_cursors, schema), batch, stopping)
+    cursors += _delete_all(connection, partial(sql.old_delivery_cursors, schema), batch, stopping)
+    cursors += _delete_all(connection, partial(sql.silent_producers, schema, age=WORKERS), batch, stopping)
     flows = 0
     for old_flows in (sql.old_sagas, sql.old_branches):
-        statement = old_flows(schema, retention=settings.record_retention, limit=batch)
-        flows += _delete_all(connection, statement, batch, stopping)
-    with connection.begin():
-        execute(connection, sql.add_up_checks(schema))
-    for rewritten in (CHECKS, CHECK_TOTALS):
+        old = partial(old_flows, schema, retention=settings.record_retention)
+        flows += _delete_all(connection, old, batch, stopping)
+    _delete_all(connection, partial(sql.add_up_totals, schema), batch, stopping)
+    _delete_all(connection, partial(sql.decided_checks, schema), batch, stopping)
+    for rewritten in (CHECKS, TOTALS):
         rewrite(connection, schema, rewritten)
     with connection.begin():
         found = segments(connection, schema)
@@ -126,37 +127,33 @@ def prune_consumer_once(
     Returns ``taken`` rows and ``done`` inbox rows.
     """
     schema, batch = settings.schema, settings.prune_batch
-    values = {"group": group, "topic": topic, "limit": batch}
-    offsets = _replaced(connection, schema, OFFSETS, sql.old_offsets(schema, **values), batch, stopping)
-    offsets += _delete_all(connection, sql.old_claims(schema, **values), batch, stopping)
-    attempts = sql.old_attempts(schema, retention=settings.record_retention, limit=batch)
-    records = _delete_all(connection, attempts, batch, stopping)
-    earlier = sql.old_earlier_rows(schema, retention=settings.record_retention, limit=batch)
-    records += _delete_all(connection, earlier, batch, stopping)
-    notes = sql.old_notes(schema, group=group, topic=topic, retention=settings.record_retention)
-    records += _delete_all(connection, notes, batch, stopping)
-    records += _delete_all(connection, sql.old_grants(schema, **values), batch, stopping)
+    pair, age = {"group": group, "topic": topic}, {"retention": settings.record_retention}
+    offsets = _replaced(connection, schema, OFFSETS, partial(sql.old_offsets, schema, **pair), batch, stopping)
+    offsets += _delete_all(connection, partial(sql.old_claims, schema, **pair), batch, stopping)
+    records = 0
+    for old in (
+        partial(sql.old_attempts, schema, **age),
+        partial(sql.old_earlier_rows, schema, **age),
+        partial(sql.old_notes, schema, **pair, **age),
+        partial(sql.old_grants, schema, **pair),
+    ):
+        records += _delete_all(connection, old, batch, stopping)
     records += prune_runs_once(connection, settings, group, topic, stopping=stopping).taken
     deleted = prune_inbox(connection, source, settings, group, topic, stopping)
     return Counts(taken=offsets + records + deleted, done=deleted)
 
 
 def prune_runs_once(
-    connection: Connection,
-    settings: Settings,
-    group: str,
-    topic: str,
-    *,
-    stopping: Callable[[], bool] = lambda: False,
+    connection: Connection, settings: Settings, group: str, topic: str, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
     """Delete reconciliations of a group that are older than records are kept, but the newest by each timetable.
 
     Returns ``taken`` and ``done`` rows.
     """
     rows, batch = 0, settings.prune_batch
-    values = {"group": group, "topic": topic, "retention": settings.record_retention, "limit": batch}
+    values = {"group": group, "topic": topic, "retention": settings.record_retention}
     for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
-        rows += _delete_all(connection, old_records(settings.schema, **values), batch, stopping)
+        rows += _delete_all(connection, partial(old_records, settings.schema, **values), batch, stopping)
     return Counts(taken=rows, done=rows)
 
 
@@ -171,13 +168,13 @@ def prune_records_once(
     # What was rolled back is known as long as an inbox knows it.
     age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _BULK_JOBS)
     rows = 0
-    for statement in (
-        sql.old_samples(schema, age=SAMPLES, limit=batch),
-        sql.dead_workers(schema, age=WORKERS, limit=batch),
-        sql.old_items(schema, age=age, limit=batch, bulk_jobs=few),
+    for old in (
+        partial(sql.old_samples, schema, age=SAMPLES),
+        partial(sql.dead_workers, schema, age=WORKERS),
+        partial(sql.old_items, schema, age=age, bulk_jobs=few),
     ):
-        rows += _delete_all(connection, statement, batch, stopping)
-    bulk_jobs = _delete_all(connection, sql.old_bulk_jobs(schema, age=age, limit=few), few, stopping)
+        rows += _delete_all(connection, old, batch, stopping)
+    bulk_jobs = _delete_all(connection, partial(sql.old_bulk_jobs, schema, age=age), few, stopping)
     return Counts(taken=rows + bulk_jobs, done=bulk_jobs)
 
 
@@ -185,7 +182,7 @@ def _replaced(
     connection: Connection,
     schema: str,
     rewritten: Rewritten,
-    one_by_one: Statement,
+    one_by_one: Callable[..., Statement],
     batch: int,
     stopping: Callable[[], bool],
 ) -> int:
@@ -194,13 +191,15 @@ def _replaced(
     return _delete_all(connection, one_by_one, batch, stopping) if gone is None else gone
 
 
-def _delete_all(connection: Connection, statement: Statement, batch: int, stopping: Callable[[], bool]) -> int:
+def _delete_all(connection: Connection, old: Callable[..., Statement], batch: int, stopping: Callable[[], bool]) -> int:
     """Run a statement, each time in a transaction of its own, until it finds less than a batch; return the rows."""
-    total = 0
-    while not stopping():
+
+    def delete(size: int) -> tuple[int, int]:
         with connection.begin():
-            count = len(execute(connection, statement)[0])
-        total += count
-        if count < batch:
-            break
+            return len(execute(connection, old(limit=size))[0]), size
+
+    name, total, more = ("prune", old(limit=batch).sql), 0, True
+    while more and not stopping():
+        count, size = by_size(connection, name, batch, delete)
+        total, more = total + count, count >= size
     return total

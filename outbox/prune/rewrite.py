@@ -6,7 +6,9 @@ take while an old snapshot is held somewhere, and each pass would step over them
 
 It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
 and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
-with an older snapshot would find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A caller's may
+decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and doesn't count what
+waits (`outbox.producer.sql`).
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import CONTENDED, STATEMENT_CANCELLED, execute, sqlstate, statement
-from outbox.database.sql import wait_at_most
-from outbox.prune.segments_sql import at_most_seconds
+from outbox.database.sql import limits
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -72,7 +73,7 @@ SELECT * FROM newest""",
 # What was decided is deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
 # So with those that were added up.
-CHECK_TOTALS = Rewritten("check_total", "SELECT * FROM {s}.check_total", size=1 << 19)
+TOTALS = Rewritten("topic_total", "SELECT * FROM {s}.topic_total", size=1 << 19)
 
 
 def holds(firsts: Iterable[UUID]) -> Rewritten:
@@ -113,27 +114,21 @@ def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | 
     few = {"few": _FEW}
     may, sizes, lock, keep, truncate, put_back = (
         statement(schema, template, values, counts=rewritten.counts, table=rewritten.table)
-        for template, values in (
-            (_MAY, {}),
-            (_SIZES, few),
-            (_LOCK, {}),
-            (_KEEP, few),
-            (_TRUNCATE, {}),
-            (_PUT_BACK, {}),
-        )
+        for template, values in ((_MAY, {}), (_SIZES, few), (_LOCK, {}), (_KEEP, few), (_TRUNCATE, {}), (_PUT_BACK, {}))
     )
     with connection.begin():
         if not execute(connection, may)[0][0][0]:
             return None
-        ((size, rows, counting),) = execute(connection, sizes)[0]
-    if counting > _FEW:
-        return None
-    if rows == counting if rewritten.size is None else size <= rewritten.size:
-        return 0
-    limits = wait_at_most(WAIT), at_most_seconds(WAIT)
+    size = _OVERDUE + 1  # while it isn't known
     try:
         with connection.begin():
-            *_, ((_, replaced),), _, _ = execute(connection, *limits, lock, keep, truncate, put_back)
+            ((size, rows, counting),) = execute(connection, sizes)[0]
+        if counting > _FEW:
+            return None
+        if rows == counting if rewritten.size is None else size <= rewritten.size:
+            return 0
+        with connection.begin():
+            *_, ((_, replaced),), _, _ = execute(connection, limits(WAIT, WAIT), lock, keep, truncate, put_back)
     except DBAPIError as error:
         if sqlstate(error) not in _NOT_NOW:
             raise

@@ -33,18 +33,23 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import (
     CONTENDED,
+    CUT_OFF,
     STATEMENT_CANCELLED,
     Statement,
+    by_size,
     execute,
     in_schema,
+    is_lost,
     lock_key,
     sqlstate,
 )
-from outbox.database.sql import plan_by_index, try_lock, wait_at_most
+from outbox.database.sql import limits, plan_by_index, try_lock
 from outbox.database.tables import SEGMENTED, consumer_tables, producer_tables
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import segments_sql as sql
 from outbox.prune.segments_sql import Key
+from outbox.telemetry.events import BatchTooLarge
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -177,7 +182,7 @@ class _ProducerSide(SegmentedSide):
             return None  # it waits for its groups as a whole: row by row, each pass would read all of it in vain
         values = {"first": segment.first, "end": segment.end, "retention": settings.retention, "limit": FEW + 1}
         with connection.begin():
-            survey = sql.survey(settings.schema, self.leaves(segment), values)
+            survey = sql.of_segment(sql.SURVEY, settings.schema, self.leaves(segment), values)
             _, ((snapshot, halves, keep, *ends),) = execute(connection, plan_by_index(), survey)
         since = {"snapshot": snapshot} | dict(zip(("topics", "queues", "lasts"), ends, strict=True))
         return Survey(halves, frozenset(("", id_) for id_ in {*(keep or ()), *undelivered}), since)
@@ -188,13 +193,13 @@ class _ProducerSide(SegmentedSide):
             return set()
         values = {"undelivered": settings.undelivered_retention, "limit": FEW + 1}
         with connection.begin():
-            statement = sql.undelivered(settings.schema, self.leaves(segment), values)
+            statement = sql.of_segment(sql.UNDELIVERED, settings.schema, self.leaves(segment), values)
             _, rows = execute(connection, plan_by_index(), statement)
         return {half_id for (half_id,) in rows}
 
     def changed(self, schema: str, segment: Segment, survey: Survey) -> Statement:
         values = {"first": segment.first, "end": segment.end, **survey.since}
-        return sql.changed(schema, self.leaves(segment), values)
+        return sql.of_segment(sql.CHANGED, schema, self.leaves(segment), values)
 
     def prune_rows(
         self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
@@ -203,7 +208,7 @@ class _ProducerSide(SegmentedSide):
 
     def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
         with connection.begin():
-            execute(connection, sql.left_over(schema, segment.first, segment.end))
+            execute(connection, sql.left_over(schema, first=segment.first, end=segment.end))
 
 
 PRODUCER: SegmentedSide = _ProducerSide()
@@ -371,9 +376,16 @@ def empty_segment(
         (taken, *_), ((hidden,),) = execute(connection, *locking)
         if not taken[0] or segment not in segments(connection, schema, side) or hidden:
             return 0  # what the role can't see, it can't keep
-    survey = side.survey(connection, settings, segment)
+    survey = None
+    try:
+        survey = side.survey(connection, settings, segment)
+    except DBAPIError as error:
+        if sqlstate(error) not in CUT_OFF or is_lost(connection):
+            raise
+        emit(BatchTooLarge(batch=f"the survey of {side.counted}", size=None, reason=str(error.orig), error=error))
     if survey is None:
-        return 0
+        # Where it takes longer than the server lets it, rows go one by one in time.
+        return side.prune_rows(connection, settings, segment, stopping) if by_row else 0
     done, left = 0, survey.rows > len(survey.keep)
     if left and len(survey.keep) <= FEW:
         done = _compact(connection, schema, segment, side, survey)
@@ -399,8 +411,9 @@ def _compact(connection: Connection, schema: str, segment: Segment, side: Segmen
 
     Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
     partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
-    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot would
-    find nothing; those of ours take the lock first (`outbox.reconcile.source`).
+    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot finds
+    nothing. Those of ours take the lock first (`outbox.reconcile.source`); a caller's that decides a half asks the
+    unique index (`outbox.database.decision`). So it is with rows that move when a segment is made or dropped.
     """
     leaves = {table: _name(schema, name) for table, name in side.leaves(segment).items()}
     with shortly(connection, schema, "empty", segment, side) as mine:
@@ -464,16 +477,19 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
-    deleted, going = 0, True
-    while going and not stopping():
-        halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=batch)
+
+    def delete(size: int) -> tuple[int, int, UUID, bool]:
+        halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
-            full = found == batch
-            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))
-        after = last
+            full = found == size
+            execute(connection, sql.left_over(schema, first=_next(after), end=_next(last) if full else end))
+        return found, gone, last, full and not young
+
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, after, going = by_size(connection, ("prune", "halves", schema), batch, delete)
         deleted += gone
-        going = full and not young
     return deleted
 
 
@@ -487,18 +503,21 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
     xid, after = "0", str(FIRST_BUSINESS_ID)
-    deleted, going = 0, True
-    while going and not stopping():
-        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=batch)
+
+    def delete(size: int) -> tuple[int, int, Any, bool]:
+        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
+        return found, gone, last or (xid, after), found == size and not young
+
+    deleted, going = 0, True
+    while going and not stopping():
+        _, gone, (xid, after), going = by_size(connection, ("prune", "business halves", schema), batch, delete)
         deleted += gone
-        going = found == batch and not young
-        xid, after = last or (xid, after)
     size = (1 << 124) // _SLICES
     first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():
-        execute(connection, sql.left_over(schema, UUID(int=first), UUID(int=first + size - 1)))
+        execute(connection, sql.left_over(schema, first=UUID(int=first), end=UUID(int=first + size - 1)))
     return deleted
 
 
@@ -518,8 +537,7 @@ def shortly(connection: Connection, schema: str, act: str, segment: Segment, sid
     begun = False
     try:
         with connection.begin():
-            limits = wait_at_most(WAIT), sql.at_most_seconds(WAIT)
-            (taken, *_), *_ = execute(connection, try_lock(side.lock(schema)), *limits)
+            (taken, *_), _ = execute(connection, try_lock(side.lock(schema)), limits(WAIT, WAIT))
             # Read after the lock was taken: another worker may have made or dropped it meanwhile.
             found = segments(connection, schema, side)
             match act:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema, statement
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 
 #: What names a row that is kept: its group ("" in a producer's tables) and its message id.
 Key = tuple[str, UUID]
@@ -136,7 +136,8 @@ queue_of AS (
 
 # The same as in `settled_halves`, for a whole segment at once: by the index of what is open, and by that of the queues.
 # A group that gets its first cursor while a segment is emptied isn't waited for yet.
-_UNDELIVERED = (
+#: Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``.
+UNDELIVERED: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + f", {_KNOWN}"
@@ -156,7 +157,9 @@ _UNDELIVERED = (
 )
 
 # Settled is the same as in `settled_halves`, for a whole segment at once. What lacks its half stays, as it does there.
-_SURVEY = (
+#: Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``; of
+#: the ids ``limit`` at most, and maybe None, as the queues may be.
+SURVEY: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + """, ends AS MATERIALIZED (
@@ -194,7 +197,8 @@ SELECT pg_current_snapshot()::text, (SELECT count(*) FROM {half_message}), (SELE
 # segment is locked meanwhile. An op's transaction wasn't in the survey's snapshot. A half that is new without an op has
 # a check. A message that is new (sent again, released, made by a repair) is behind the end that its queue had in the
 # segment: positions only grow, and the batches that append them come one after another.
-_CHANGED = (
+#: Read what must be kept besides, since a survey. Rows: ``("", id)``.
+CHANGED: str = (
     "WITH RECURSIVE"
     + _QUEUES
     + """
@@ -217,7 +221,8 @@ SELECT '', n.half_id
 )
 
 # Of halves that are gone. While a half is there, its history is.
-_LEFT_OVER = """
+#: Delete what is in other tables of the halves from ``first`` to ``end`` that are gone.
+left_over: Template = Template("""
 WITH histories AS (
     DELETE FROM {s}.check_history c
      WHERE half_id >= %(first)s AND half_id < %(end)s
@@ -234,30 +239,7 @@ WITH histories AS (
 DELETE FROM {s}.scheduled_message d
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL
    AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = d.half_id)
-"""
-
-
-def survey(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``.
-
-    The ids are ``limit`` at most, and may be None, as the queues may.
-    """
-    return of_segment(_SURVEY, schema, leaves, values)
-
-
-def undelivered(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``."""
-    return of_segment(_UNDELIVERED, schema, leaves, values)
-
-
-def changed(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Read what must be kept besides, since a survey. Rows: ``("", id)``."""
-    return of_segment(_CHANGED, schema, leaves, values)
-
-
-def left_over(schema: str, first: UUID, end: UUID) -> Statement:
-    """Delete what is in other tables of the halves of a range that are gone."""
-    return Statement(in_schema(_LEFT_OVER, schema), {"first": first, "end": end})
+""")
 
 
 # --- of all sides ----------------------------------------------------------------------------------------------------
@@ -280,11 +262,6 @@ def at_most(schema: str, leaves: Mapping[str, str], limit: int) -> Statement:
     return Statement(in_schema(f"SELECT greatest({counts})", schema))
 
 
-def at_most_seconds(seconds: float) -> Statement:
-    """For this transaction, let no statement take longer."""
-    return Statement("SELECT set_config('statement_timeout', %s, true)", (f"{int(seconds * 1000)}ms",))
-
-
 def create(schema: str, table: str, leaf: str) -> Statement:
     """Make a table that can be attached."""
     like = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING INDEXES INCLUDING STORAGE"
@@ -299,9 +276,7 @@ WITH moved AS (
 )
 INSERT INTO {s}.{leaf} ({columns}) SELECT {columns} FROM moved
 """
-    for name, text in {**names, "columns": columns}.items():
-        template = template.replace(f"{{{name}}}", text)
-    return Statement(in_schema(template, schema), values)
+    return statement(schema, template, values, **names, columns=columns)
 
 
 def attach(schema: str, names: Mapping[str, str], first: UUID, end: UUID) -> Statement:

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import SETTLED
-from outbox.message.model import FIRST_BUSINESS_ID
-from outbox.prune.segments_sql import of_segment
+from outbox.message.ids import FIRST_BUSINESS_ID
+
+
+def _deleting(table: str, key: str, keys: str) -> Template:
+    """Return what deletes the first ``limit`` rows of a table whose keys a query reads."""
+    return Template(f"DELETE FROM {{s}}.{table} WHERE {key} = ANY (ARRAY({keys} LIMIT %(limit)s)) RETURNING 1")
+
 
 #: Delete cursors that newer ones have replaced. Rows: one for each.
-old_cursors: Template = Template("""
-DELETE FROM {s}.dispatch_cursor
- WHERE id = ANY (ARRAY(SELECT id FROM {s}.dispatch_cursor
-                        WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id LIMIT %s))
-RETURNING id
-""")
+old_cursors: Template = _deleting(
+    "dispatch_cursor",
+    "id",
+    """
+SELECT id FROM {s}.dispatch_cursor WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id
+""",
+)
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
-#: Make one row of the counts of checks of each topic that has several.
-add_up_checks: Template = Template("""
+#: Make one row of the totals of each topic that has several. Rows: one for each.
+add_up_totals: Template = Template("""
 WITH counted AS (
-    DELETE FROM {s}.check_total
-     WHERE topic IN (SELECT topic FROM {s}.check_total GROUP BY topic HAVING count(*) > 1)
-    RETURNING topic, checks
+    DELETE FROM {s}.topic_total
+     WHERE topic IN (SELECT topic FROM {s}.topic_total GROUP BY topic HAVING count(*) > 1 LIMIT %(limit)s)
+    RETURNING topic, committed, rolled_back, checks
 )
-INSERT INTO {s}.check_total (topic, checks) SELECT topic, sum(checks)::int8 FROM counted GROUP BY topic
+INSERT INTO {s}.topic_total (topic, committed, rolled_back, checks)
+SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP BY topic RETURNING 1
 """)
 
+#: Delete parked checks of decided halves: no check pass comes to them (see `outbox.check.sql`). Rows: one for each.
+decided_checks: Template = _deleting(
+    "half_check",
+    "half_id",
+    """
+SELECT c.half_id FROM {s}.half_check c JOIN {s}.op_message o ON o.half_id = c.half_id
+ WHERE parked_at IS NOT NULL
+""",
+)
+
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
-old_delivery_cursors: Template = Template("""
-DELETE FROM {s}.delivery_cursor
- WHERE ctid = ANY (ARRAY(
-       SELECT c.ctid FROM {s}.delivery_cursor c
-        WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
-                       WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
-        LIMIT %s))
-RETURNING 1
-""")
+old_delivery_cursors: Template = _deleting(
+    "delivery_cursor",
+    "ctid",
+    """
+SELECT c.ctid FROM {s}.delivery_cursor c
+ WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
+                WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
+""",
+)
 
 #: Delete sagas that ended long ago, with their commands. Rows: one for each saga.
 old_sagas: Template = Template("""
@@ -51,42 +66,42 @@ DELETE FROM {s}.saga WHERE id IN (SELECT id FROM old) RETURNING id
 """)
 
 #: Delete branches of transactions that were confirmed or cancelled long ago. Rows: one for each.
-old_branches: Template = Template("""
-DELETE FROM {s}.tcc_branch
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM {s}.tcc_branch
-        WHERE state <> 'tried' AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_branches: Template = _deleting(
+    "tcc_branch",
+    "ctid",
+    """
+SELECT ctid FROM {s}.tcc_branch
+ WHERE state <> 'tried' AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+""",
+)
 
 #: Delete offsets that newer ones have replaced. Rows: one for each.
-old_offsets: Template = Template("""
-DELETE FROM {s}.consumer_offset
- WHERE ctid = ANY (ARRAY(
-       SELECT o.ctid FROM {s}.consumer_offset o
-        WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-          AND (o.position, o.claims) < (SELECT n.position, n.claims FROM {s}.consumer_offset n
-                                         WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
-                                           AND n.queue = o.queue
-                                         ORDER BY n.position DESC, n.claims DESC LIMIT 1)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_offsets: Template = _deleting(
+    "consumer_offset",
+    "ctid",
+    """
+SELECT o.ctid FROM {s}.consumer_offset o
+ WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+   AND (o.position, o.claims) < (SELECT n.position, n.claims FROM {s}.consumer_offset n
+                                  WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
+                                    AND n.queue = o.queue
+                                  ORDER BY n.position DESC, n.claims DESC LIMIT 1)
+""",
+)
 
 #: Delete claims that newer ones have replaced. Rows: one for each.
-old_claims: Template = Template("""
-DELETE FROM {s}.consumer_claim
- WHERE ctid = ANY (ARRAY(
-       SELECT o.ctid FROM {s}.consumer_claim o
-        WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-          AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_claim n
-                                      WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
-                                        AND n.queue = o.queue
-                                      ORDER BY n.term DESC, n.renewal DESC LIMIT 1)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_claims: Template = _deleting(
+    "consumer_claim",
+    "ctid",
+    """
+SELECT o.ctid FROM {s}.consumer_claim o
+ WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+   AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_claim n
+                               WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
+                                 AND n.queue = o.queue
+                               ORDER BY n.term DESC, n.renewal DESC LIMIT 1)
+""",
+)
 
 # Settled is what nobody waits for any more; what was discarded is, from then on.
 _SETTLED = f"""(status IN {SETTLED} OR discarded_at IS NOT NULL)
@@ -144,7 +159,9 @@ drop_holds: Template = Template("DELETE FROM {s}.segment_hold WHERE first_id <> 
 
 # Of a group and topic for which no pass has asked its producer, all stays. What was written since it asked may be of a
 # half that wasn't committed then. The rows are counted where few are to be kept: all of them have been read then.
-_SURVEY = f"""
+#: Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``; to be kept are
+#: ``limit`` at most, and where there are as many, that isn't all.
+SURVEY: str = f"""
 WITH held AS MATERIALIZED (
     SELECT consumer_group, topic, unnest(message_ids) AS message_id FROM {{s}}.segment_hold WHERE first_id = %(first)s
 ), survivor AS MATERIALIZED (
@@ -161,14 +178,6 @@ SELECT CASE WHEN (SELECT count(*) FROM survivor) < %(limit)s THEN (SELECT count(
             ELSE %(limit)s + 1 END,
        ARRAY(SELECT consumer_group FROM survivor), ARRAY(SELECT message_id FROM survivor)
 """
-
-
-def survey_inbox(schema: str, leaves: Mapping[str, str], values: Mapping[str, object]) -> Statement:
-    """Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``.
-
-    To be kept are ``limit`` at most; where there are as many, that isn't all.
-    """
-    return of_segment(_SURVEY, schema, leaves, values)
 
 
 def index_of_late(schema: str, leaf: str, since: str) -> Statement:
@@ -190,117 +199,117 @@ def changed_since(schema: str, leaf: str, since: str) -> Statement:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 #: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
-old_findings: Template = Template("""
-DELETE FROM {s}.reconciliation_finding
- WHERE id = ANY (ARRAY(
-       SELECT f.id FROM {s}.reconciliation_run r JOIN {s}.reconciliation_finding f ON f.run_id = r.id
-        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
-          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_findings: Template = _deleting(
+    "reconciliation_finding",
+    "id",
+    """
+SELECT f.id FROM {s}.reconciliation_finding f JOIN {s}.reconciliation_run r ON r.id = f.run_id
+ WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+   AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+""",
+)
 
 #: Delete notes that are ``retention`` seconds old about dead letters of a group and topic that there are none of.
 #: Rows: one for each.
-old_notes: Template = Template("""
-DELETE FROM {s}.dead_letter_note n
+old_notes: Template = _deleting(
+    "dead_letter_note",
+    "ctid",
+    """
+SELECT n.ctid FROM {s}.dead_letter_note n
  WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
    AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
    AND NOT EXISTS (SELECT FROM {s}.consumer_message m
                     WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
                       AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
-RETURNING 1
-""")
+""",
+)
 
 #: Delete grants of a group's rate that ended so long ago that none looks at them. Rows: one for each.
-old_grants: Template = Template("""
-DELETE FROM {s}.rate_grant
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM {s}.rate_grant
-        WHERE consumer_group = %(group)s AND topic = %(topic)s AND ends_at < clock_timestamp() - interval '1 minute'
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_grants: Template = _deleting(
+    "rate_grant",
+    "ctid",
+    """
+SELECT ctid FROM {s}.rate_grant
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND ends_at < clock_timestamp() - interval '1 minute'
+""",
+)
 
 #: Delete failed attempts that are ``retention`` seconds old. Rows: one for each.
-old_attempts: Template = Template("""
-DELETE FROM {s}.attempt_history
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM {s}.attempt_history
-        WHERE failed_at < clock_timestamp() - make_interval(secs => %(retention)s)
-        ORDER BY failed_at LIMIT %(limit)s))
-RETURNING 1
-""")
+old_attempts: Template = _deleting(
+    "attempt_history",
+    "ctid",
+    """
+SELECT ctid FROM {s}.attempt_history
+ WHERE failed_at < clock_timestamp() - make_interval(secs => %(retention)s)
+ ORDER BY failed_at
+""",
+)
 
 # While a message may yet be compensated, it counts that an earlier reading has consumed it.
 #: Delete inbox rows of earlier readings that were written over ``retention`` seconds ago. Rows: one for each.
-old_earlier_rows: Template = Template("""
-DELETE FROM {s}.reread_message
- WHERE ctid = ANY (ARRAY(
-       SELECT e.ctid FROM {s}.reread_message e
-        WHERE e.replaced_at < clock_timestamp() - make_interval(secs => %(retention)s)
-          AND NOT EXISTS (SELECT FROM {s}.consumer_message c
-                           WHERE c.consumer_group = e.consumer_group AND c.message_id = e.message_id
-                             AND c.status <> 'consumed')
-        ORDER BY e.replaced_at LIMIT %(limit)s))
-RETURNING 1
-""")
+old_earlier_rows: Template = _deleting(
+    "reread_message",
+    "ctid",
+    """
+SELECT e.ctid FROM {s}.reread_message e
+ WHERE e.replaced_at < clock_timestamp() - make_interval(secs => %(retention)s)
+   AND NOT EXISTS (SELECT FROM {s}.consumer_message c
+                    WHERE c.consumer_group = e.consumer_group AND c.message_id = e.message_id
+                      AND c.status <> 'consumed')
+ ORDER BY e.replaced_at
+""",
+)
 
 # The newest of each schedule says when the next is due.
 #: Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each.
-old_runs: Template = Template("""
-DELETE FROM {s}.reconciliation_run
- WHERE id = ANY (ARRAY(
-       SELECT r.id FROM {s}.reconciliation_run r
-        WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
-          AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
-          AND NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = r.id)
-          AND EXISTS (SELECT FROM {s}.reconciliation_run n
-                       WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
-                         AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_runs: Template = _deleting(
+    "reconciliation_run",
+    "id",
+    """
+SELECT r.id FROM {s}.reconciliation_run r
+ WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
+   AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
+   AND NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = r.id)
+   AND EXISTS (SELECT FROM {s}.reconciliation_run n
+                WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
+                  AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
+""",
+)
 
 #: Delete what operators ordered of reconciliations ``retention`` seconds ago. Rows: one for each.
-old_orders: Template = Template("""
-DELETE FROM {s}.reconciliation_order
- WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.reconciliation_order
-        WHERE topic = %(topic)s AND consumer_group = %(group)s
-          AND created_at < clock_timestamp() - make_interval(secs => %(retention)s)
-        LIMIT %(limit)s))
-RETURNING 1
-""")
+old_orders: Template = _deleting(
+    "reconciliation_order",
+    "id",
+    """
+SELECT id FROM {s}.reconciliation_order
+ WHERE topic = %(topic)s AND consumer_group = %(group)s
+   AND created_at < clock_timestamp() - make_interval(secs => %(retention)s)
+""",
+)
 
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
-old_samples: Template = Template("""
-DELETE FROM {s}.stats_sample
- WHERE sampled_at = ANY (ARRAY(
-       SELECT sampled_at FROM {s}.stats_sample
-        WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at LIMIT %(limit)s))
-RETURNING 1
-""")
+old_samples: Template = _deleting(
+    "stats_sample",
+    "sampled_at",
+    """
+SELECT sampled_at FROM {s}.stats_sample
+ WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at
+""",
+)
+
+
+def _unseen(table: str) -> Template:
+    """Return what deletes rows that weren't seen for ``age`` seconds, and aren't seen at this moment either."""
+    old = "seen_at < clock_timestamp() - make_interval(secs => %(age)s)"
+    some = f"SELECT id FROM {{s}}.{table} WHERE {old} ORDER BY seen_at LIMIT %(limit)s"
+    return Template(f"DELETE FROM {{s}}.{table} WHERE id = ANY (ARRAY({some})) AND {old} RETURNING 1")
+
 
 #: Delete producing processes that weren't seen for ``age`` seconds. Rows: one for each.
-silent_producers: Template = Template("""
-DELETE FROM {s}.producer_process
- WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.producer_process
-        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
-   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
-RETURNING 1
-""")
+silent_producers: Template = _unseen("producer_process")
 
 #: Delete workers that weren't seen for ``age`` seconds. Rows: one for each.
-dead_workers: Template = Template("""
-DELETE FROM {s}.worker
- WHERE id = ANY (ARRAY(
-       SELECT id FROM {s}.worker
-        WHERE seen_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY seen_at LIMIT %(limit)s))
-   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s)
-RETURNING 1
-""")
+dead_workers: Template = _unseen("worker")
 
 # Items of bulk jobs that have finished don't change any more.
 #: Delete items of the first ``bulk jobs`` that finished ``age`` seconds ago. Rows: one for each.

@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
-
+from outbox.database.engines import address_of, parsed_url, sync_engine, url_of
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, variable
 from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Spark, Window, described
@@ -45,10 +43,7 @@ def access_of(url: str, schema: str | None = None, what: str = "url", *, passwor
         InvalidSettings: no URL of PostgreSQL with psycopg, or, without ``password``, one that has a password. Names it
             as ``what`` and shows nothing of the URL, in which a password may be anywhere.
     """
-    try:
-        parts = make_url(url)
-    except (ArgumentError, ValueError):
-        raise InvalidSettings(f"{what} can't be read as a URL; it must look like {_EXAMPLE}") from None
+    parts = parsed_url(url, what)
     backend, _, driver = parts.drivername.partition("+")
     if backend not in {"postgresql", "postgres"} or driver not in {"", "psycopg", "psycopg_async"}:
         raise InvalidSettings(f"{what} needs PostgreSQL and psycopg 3, not {parts.drivername}; write {_EXAMPLE}")
@@ -239,13 +234,16 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     if unknown := [":".join(names) for names in chosen if names not in known]:
         listed = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
         raise InvalidSettings(f"{unknown[0]} is no subscription of the Outbox; it has {listed}")
+
+    def source_of(subscription: Subscription) -> Engine | AsyncEngine | str:
+        return outbox.engine if subscription.source is None else subscription.source
+
     jobs: dict[str, list[Subscription]] = {}
     for subscription in map(known.__getitem__, chosen):
-        source = _url(outbox.engine if subscription.source is None else subscription.source)
-        jobs.setdefault(source, []).append(subscription)
+        jobs.setdefault(address_of(source_of(subscription)), []).append(subscription)
     consumer = own_access(outbox)
     result = []
-    for source, subscriptions in jobs.items():
+    for subscriptions in jobs.values():
         pairs = {
             (each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys, headers=each.headers)
             for each in subscriptions
@@ -255,14 +253,14 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
             own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in pairs)
         if "measures" in own:
             own["measures"] = tuple(each for each in own["measures"] if (each.topic, each.group) in pairs)
-        databases = {"producer": Access(source, outbox.settings), "consumer": consumer}
+        databases = {"producer": _access(source_of(subscriptions[0]), outbox.settings), "consumer": consumer}
         result.append(merged({**databases, "pairs": tuple(pairs.values())}, own))
     return result
 
 
 def own_access(outbox: Outbox) -> Access:
-    """Return the access to the database of an Outbox; of its engine only the URL counts."""
-    return Access(_url(outbox.engine), outbox.settings)
+    """Return the access to the database of an Outbox, by its engine."""
+    return _access(outbox.engine, outbox.settings)
 
 
 def only(jobs: list[Values]) -> Values:
@@ -280,6 +278,7 @@ def only(jobs: list[Values]) -> Values:
     return jobs[0]
 
 
-def _url(bind: Engine | AsyncEngine | str) -> str:
-    text = bind if isinstance(bind, str) else bind.url.render_as_string(hide_password=False)
-    return access_of(text, what="the URL of a subscription's source").url
+def _access(bind: Engine | AsyncEngine | str, settings: Settings) -> Access:
+    if isinstance(bind, str):
+        return Access(access_of(bind, what="the URL of a subscription's source").url, settings)
+    return Access(url_of(bind).render_as_string(hide_password=False), settings, sync_engine(bind))

@@ -10,15 +10,16 @@ import datetime as dt
 import enum
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 
+from outbox.database.engines import connect_url
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.message.model import Status
@@ -150,13 +151,15 @@ class Outcome(enum.IntEnum):
     UNCOMPENSATED = (
         19, "quarantined at the consumer, and the producer's transaction was never compensated", Repair.ALERT
     )  # fmt: skip
-    UNDISPATCHED = 20, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
-    RESEND_EXHAUSTED = 21, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
-    MISSING = 22, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
-    UNCONSUMED = 23, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    PARKED = 24, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
-    FAILED = 25, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
-    UNDECIDED = 26, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
+    # Its outcome would depend on how long ago that is.
+    AHEAD_OF_CLOCK = 20, "its time is later than its database's clock, by more than the grace period", Repair.ALERT
+    UNDISPATCHED = 21, "committed, and never made a message", Repair.DISPATCH, Repair.ALERT  # or scheduled, and overdue
+    RESEND_EXHAUSTED = 22, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
+    MISSING = 23, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
+    UNCONSUMED = 24, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
+    PARKED = 25, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 26, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 27, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:
@@ -200,6 +203,8 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
     Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
     Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
+    Outcome.AHEAD_OF_CLOCK: "see that the times of a table that isn't ours are in UTC or have a time zone, and that no "
+    "server's clock was set back",
     Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
     Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
     Outcome.MISSING: "send it once more: `outbox messages resend ID`",
@@ -391,15 +396,34 @@ def _at(moment: dt.datetime) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A database, and the schema of the outbox tables in it. Its repr shows no password."""
+    """A database, and the schema of the outbox tables in it. Its repr shows no password.
+
+    Of an ``engine`` the connections are made as it makes its own. In another process there is only a URL, with what the
+    engine had to connect by when the value was sent.
+    """
 
     url: str
     settings: Settings
+    engine: Engine | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         # A URL may have a password among its options too, which SQLAlchemy doesn't hide.
         shown = make_url(self.url).difference_update_query(["password", "sslpassword"])
         return f"Access({shown.render_as_string(hide_password=True)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        now = self.resolved()
+        return Access, (now.url, now.settings)
+
+    def resolved(self) -> Access:
+        """Return the access by a URL that a program which has no engine connects by now.
+
+        Raises:
+            InvalidSettings: the engine opens its connections in a way that no URL can say.
+        """
+        if self.engine is None:
+            return self
+        return Access(connect_url(self.engine).render_as_string(hide_password=False), self.settings)
 
     @property
     def schema(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, ProducerState
 from outbox.reconcile.rows import FINDING, FOREIGN_ID, fixed_ids
 
@@ -129,8 +129,12 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     took = (effects >= 1) | ((consumed | again) & ~skipped)
     young = at > rules.producer_now - rules.grace
     may_be_pruned = _may_be_pruned(rules, both.ids)
-    lately = both.of_consumer("changed_at", 0) > rules.consumer_now - rules.grace
-    received_lately = both.of_consumer("received_at", 0) > rules.consumer_now - rules.grace
+    changed, received = both.of_consumer("changed_at", 0), both.of_consumer("received_at", 0)
+    # What is scheduled has the time at which it is due.
+    ahead_of_clock = (at > rules.producer_now + rules.grace) & (state != ProducerState.SCHEDULED)
+    ahead_of_clock |= np.maximum(changed, received) > rules.consumer_now + rules.grace
+    lately = (changed > rules.consumer_now - rules.grace) & ~ahead_of_clock
+    received_lately = (received > rules.consumer_now - rules.grace) & ~ahead_of_clock
     before = _before(rules, queue, position)
     ahead = _unread(rules, queue, position)
     for_group = both.of_producer("addressed", True)
@@ -156,6 +160,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
         (withdrawn, Outcome.ROLLED_BACK),
         (committed & quarantined & ~lately, Outcome.UNCOMPENSATED),
         (committed & quarantined, Outcome.IN_FLIGHT),
+        (ahead_of_clock, Outcome.AHEAD_OF_CLOCK),
         (committed & ~dispatched & ~young, Outcome.UNDISPATCHED),
         (~committed & ~young, Outcome.UNDECIDED),
         (~dispatched, Outcome.IN_FLIGHT),

@@ -237,17 +237,28 @@ class Strategy:
 
 
 @dataclass(slots=True)
-class SnapshotPairing:
-    """One pair, being compared in two snapshots; ``seconds`` collects durations, ``why`` what was decided."""
+class AnyPairing:
+    """One pair, being compared; ``seconds`` collects durations, ``why`` what was decided."""
 
     run_id: UUID
     job: Job
     pair: Pair
-    snapshots: Snapshots
     engine: Engine
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict, kw_only=True)
     why: list[str] = field(default_factory=list, kw_only=True)
+
+    def because(self, sentence: str) -> None:
+        """Say why something is done, and keep it for the report."""
+        self.why.append(sentence)
+        self.progress.say(f"{self.pair}: {sentence}")
+
+
+@dataclass(slots=True)
+class SnapshotPairing(AnyPairing):
+    """One pair, being compared in two snapshots."""
+
+    snapshots: Snapshots
 
     def judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
         """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog.
@@ -268,10 +279,28 @@ class SnapshotPairing:
         for part, lag in self.snapshots.lags.items():
             self.because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
 
-    def because(self, sentence: str) -> None:
-        """Say why something is done, and keep it for the report."""
-        self.why.append(sentence)
-        self.progress.say(f"{self.pair}: {sentence}")
+    def result(
+        self, planned: ComparisonPlan, tasks: Sequence[Task], digests: Digested, collected: Collected, lag: Lag | None
+    ) -> PairResult:
+        """Return what was found by reading, and how the plan was carried out."""
+        return PairResult(
+            self.run_id,
+            self.pair,
+            self.job.window,
+            as_time(self.snapshots.consumer.now),
+            replace(
+                planned,
+                ranges=sum(len(task.ranges) for task in tasks),
+                buckets=digests.buckets,
+                differing=len(digests.differing),
+                rows_read=collected.rows_read,
+            ),
+            collected.counts,
+            collected.table,
+            in_flight(collected.table),
+            lag=lag,
+            seconds=self.seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -305,28 +334,13 @@ class Pairing(SnapshotPairing):
             tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, self.common.size))
         backlog = Backlog(self.job.max_findings)
         collected = self.judged(comparison, tasks, backlog)
-        findings = collected.table
         sent = collected.bytes_read + cost.BYTES_OF_BUCKET * digests.buckets
-        result = PairResult(
-            run_id=self.run_id,
-            pair=self.pair,
-            window=self.job.window,
-            begun_at=as_time(self.snapshots.consumer.now),
-            plan=replace(
-                self._plan(strategy),
-                ranges=sum(len(task.ranges) for task in tasks),
-                buckets=digests.buckets,
-                differing=len(digests.differing),
-                rows_read=collected.rows_read,
-                came=Estimate(collected.rows_read, sent, time.monotonic() - began),
-            ),
-            counts=sum((counts for _, counts in clean), settled.counts + collected.counts),
-            findings=findings,
-            open=in_flight(findings),
-            lag=self._lag(comparison, collected, clean),
-            seconds=self.seconds,
-        )
-        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, to_uuids(findings)))
+        lag = self._lag(comparison, collected, clean)
+        came = Estimate(collected.rows_read, sent, time.monotonic() - began)
+        result = self.result(replace(self._plan(strategy), came=came), tasks, digests, collected, lag)
+        result.counts = sum((counts for _, counts in clean), settled.counts + result.counts)
+        listed = to_uuids(result.findings)
+        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, listed))
 
     def _plan(self, strategy: Strategy) -> ComparisonPlan:
         digesting = strategy.digesting

@@ -22,7 +22,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import CONTENDED, Statement, execute, sqlstate, statement
+from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, sqlstate, statement
 from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
@@ -206,10 +206,7 @@ class LockedRow:
 
 
 def with_locked(
-    work: Work,
-    connection: Connection,
-    findings: Sequence[Finding],
-    result: Callable[[Finding, LockedRow | None], str],
+    work: Work, connection: Connection, findings: Sequence[Finding], result: Callable[[Finding, LockedRow | None], str]
 ) -> dict[UUID, str]:
     """Lock the inbox rows of findings; return what ``result`` decides of each, by its row if there is one.
 
@@ -240,7 +237,8 @@ def attempt(repairer: Repairer, work: Work, batch: Sequence[Finding]) -> dict[UU
     try:
         return repairer(work, batch)
     except DBAPIError as error:
-        refusal = _refusal(error)
+        # Of one that took too long, the server may have ended the connection: each act opens one of its own.
+        refusal = BUSY if len(batch) > 1 and sqlstate(error) in CUT_OFF else _refusal(error)
     results: dict[UUID, str] = {}
     vain = 0
     for finding in batch:

@@ -29,18 +29,7 @@ from outbox.database.execute import execute
 from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan, sql
 from outbox.reconcile.compare import Engine, LocalEngine, Side, compared, timed
-from outbox.reconcile.job import (
-    HEALED,
-    KINDS,
-    EngineName,
-    Job,
-    NoProgress,
-    Outcome,
-    Pair,
-    Progress,
-    Range,
-    described,
-)
+from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range, described
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
 from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
@@ -209,7 +198,7 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
     def take(run_id: UUID, pair: Pair) -> ComparisonPlan:
         settings = SessionSettings.of_run(run_id, job.max_time)
         with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
-            return Pairing(run_id, job, pair, snapshots, LocalEngine(1), progress, common).foresee()
+            return Pairing(run_id, job, pair, LocalEngine(1), progress, snapshots, common).foresee()
 
     return [
         (pair, insist(functools.partial(take, run_id, pair), waiting=waiting, lost=lambda _: common.forget()))
@@ -345,7 +334,7 @@ class _PairComparison:
                 check_measures(job.measures, job.pairs, *connections, job.window)
                 record.begin(begin)
             try:
-                part_of = self.run_id, job, self.pair, snapshots, self.engine, self.progress
+                part_of = self.run_id, job, self.pair, self.engine, self.progress, snapshots
                 first = (TablePairing(*part_of) if job.tables else Pairing(*part_of, self.common)).compare()
                 if not (mine := {number: each for number, each in enumerate(job.measures) if each.of(self.pair.names)}):
                     return first, {}

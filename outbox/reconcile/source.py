@@ -24,23 +24,15 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import (
-    CONTENDED,
-    SERIALIZATION_FAILURE,
-    UNAVAILABLE,
-    Statement,
-    execute,
-    kind_of,
-    sqlstate,
-)
+from outbox.database.execute import CONTENDED, SERIALIZATION_FAILURE, UNAVAILABLE, Statement, execute, kind_of, sqlstate
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
 from outbox.reconcile.rows import SCHEMAS, fixed_ids
-from outbox.text import summary_of
+from outbox.text import class_name, summary_of
 
 T = TypeVar("T")
 
@@ -87,6 +79,7 @@ def conninfo(url: str) -> str:
     """
     parts = make_url(url)
     _, options = parts.get_dialect()().create_connect_args(parts)
+    # Not by psycopg, which asks libpq: an executor has none.
     return " ".join(f"{name}={_quoted(str(value))}" for name, value in {**engines.KEEP_ALIVE, **options}.items())
 
 
@@ -222,12 +215,14 @@ def _ours(part: Part, foreign: Collection[Part]) -> list[Part]:
 
 def engine_of(access: Access) -> Engine:
     """Return an engine that keeps no connections, and doesn't wait for a host for ever."""
-    return _engine(access.url)
+    return _engine(access.url, access.engine)
 
 
 # An engine asks a server that it is new to for its version and settings, which costs half as much as to connect.
 @lru_cache(maxsize=256)
-def _engine(address: str) -> Engine:
+def _engine(address: str, source: Engine | None) -> Engine:
+    if source is not None:
+        return engines.separate_engine(source, hide_parameters=True)
     url = make_url(address)
     keep_alive = {name: value for name, value in engines.KEEP_ALIVE.items() if name not in url.query}
     return engines.engine_of(url.update_query_dict(keep_alive), hide_parameters=True)
@@ -277,10 +272,7 @@ def snapshot_of(
     """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does."""
     with reaching(access):
         connection = engine_of(access).connect()
-    with (
-        connection,
-        snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot,
-    ):
+    with connection, snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot:
         yield snapshot
 
 
@@ -372,16 +364,16 @@ class PostgresSide:
 
     def _read(self, query: str, reached: list[bool]) -> pa.Table:
         """Read once; ``reached`` has something in it once there was a connection."""
-        connected = False
+        connected, access = False, self.access.resolved()
         try:
-            with adbc_connection(conninfo(self.access.url)) as connection:
+            with adbc_connection(conninfo(access.url)) as connection:
                 connected = True
                 reached.append(connected)
                 return shaped(self.fetch(connection, query), self.schema)
         except SourceLost:
             raise
         except Exception as error:
-            raise_bare(failure_of(error, self.access, connected=connected))
+            raise_bare(failure_of(error, access, connected=connected))
 
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""
@@ -409,7 +401,7 @@ def failure_of(error: Exception, access: Access, *, connected: bool = True) -> S
     # Whatever the driver says may quote the URL.
     text = hidden(summary_of(error), access.url)
     state = sqlstate(error)
-    lost = UNAVAILABLE.match(state) or (not state and type(error).__name__ == "OperationalError")
+    lost = UNAVAILABLE.match(state) or (not state and class_name(error) == "OperationalError")
     again = not connected or lost or state == SERIALIZATION_FAILURE
     return (SourceLost if again else SourceError)(f"{described(access.url)} can't be read: {text}")
 

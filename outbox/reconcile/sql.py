@@ -97,8 +97,10 @@ SELECT {bucket}, count(*), {mix}({one}),
   FROM {s}.op_message o WHERE {o.half_id} GROUP BY 1
 """
 
+# A time ahead of the clock counts as a resend: the bucket is read.
 _MESSAGES = """
-SELECT {bucket}, count(*), {mix}({one}), max(m.send_number){sent_of_pairs}
+SELECT {bucket}, count(*), {mix}({one}),
+       max(m.send_number + (m.visible_at > statement_timestamp())::int){sent_of_pairs}
   FROM {s}.message m WHERE {m.half_id} GROUP BY 1
 """
 
@@ -124,7 +126,8 @@ _SENT_OF_PAIR = """,
 _COMPENSATED = "SELECT DISTINCT {bucket} FROM {s}.compensation c WHERE {c.half_id}"
 
 _INBOXES = """
-SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.last_error IS NULL),
+SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.last_error IS NULL
+                                               AND c.changed_at <= statement_timestamp()),
        {mix}({two}), {mix}({one})
   FROM {s}.consumer_message c
  WHERE c.consumer_group = %(group)s AND c.topic = %(topic)s AND {c.message_id} GROUP BY 1
@@ -174,10 +177,7 @@ SELECT (extract(epoch FROM now) * 1000000)::int8,
 """)
 
 #: The table of each side that has a row for each message, and its id.
-_IDS: dict[Part, tuple[str, str]] = {
-    "producer": ("half_message", "id"),
-    "consumer": ("consumer_message", "message_id"),
-}
+_IDS: dict[Part, tuple[str, str]] = {"producer": ("half_message", "id"), "consumer": ("consumer_message", "message_id")}
 # By what its rows are found by id: the index of the inbox begins with the group.
 _OWN: dict[Part, str] = {"producer": "true", "consumer": "consumer_group = %(group)s"}
 

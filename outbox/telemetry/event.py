@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -27,8 +28,8 @@ class TelemetryEvent:
 
     @property
     def level(self) -> int:
-        """The level of its record."""
-        return self.usual_level
+        """The level of its record. An outage is one line in the log, not one for each try: then it is ``repeated``."""
+        return logging.DEBUG if getattr(self, "repeated", False) else self.usual_level
 
     @property
     def shows_traceback(self) -> bool:

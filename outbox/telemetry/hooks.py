@@ -2,7 +2,7 @@
 
 Three kinds of hooks, all of the whole process, as loggers are:
 
-- a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true;
+- a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true, and `HalfDeciding` before a decision's;
 - an `Observer` is around each call of the application's functions: handlers, checkers, compensations;
 - a `SendHook` sees each message when it is sent, and may add headers.
 
@@ -22,7 +22,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from outbox.message.answer import CalledKind, is_from_outside
 from outbox.telemetry.event import TelemetryEvent
+from outbox.text import shown, tellable
 
 if TYPE_CHECKING:
     from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan
@@ -187,7 +189,7 @@ def work_for(middlewares: Registry[Middleware]) -> Iterator[None]:
 
 
 def emit(event: TelemetryEvent) -> None:
-    """Tell an event: one record, then the hooks, then the middlewares. Never raises an Exception."""
+    """Tell an event: one record, then the hooks, then the middlewares. Raise nothing of theirs."""
     _guarded(record, record, event)  # filters and factories of records are the application's
     for hook in listeners.hooks:
         _guarded(hook, hook, event)
@@ -200,6 +202,7 @@ def record(event: TelemetryEvent) -> None:
     log = logging.getLogger(f"outbox.{event.area}")
     if log.isEnabledFor(event.level):
         facts, error = event.facts(), event.error if event.shows_traceback else None
+        error = error and tellable(error)
         extra = facts | {"outbox_event": event.code}
         # An empty dict would count as an argument that the text has no place for.
         arguments = (facts,) if facts else ()
@@ -208,8 +211,8 @@ def record(event: TelemetryEvent) -> None:
 
 def sending(half: HalfMessage, middlewares: Registry[Middleware]) -> list[Sending]:
     """Return what the send hooks, and the middlewares of its Outbox, add to a message."""
-    added = [_guarded(hook, hook, half) for hook in send_hooks.hooks]
-    added += [_guarded(middleware, middleware.on_send, half) for middleware in middlewares.hooks]
+    added = [_guarded(hook, hook, half, kind=_SENDS) for hook in send_hooks.hooks]
+    added += [_guarded(middleware, middleware.on_send, half, kind=_SENDS) for middleware in middlewares.hooks]
     return [each for each in added if each is not None]
 
 
@@ -229,7 +232,7 @@ def observed(activity: Activity, function: Callable[..., T], *arguments: Any) ->
     around += [(middleware, middleware.around) for middleware in middlewares_here.get()]
     entered = []
     for observer, enter in around:
-        manager = _guarded(observer, _enter, enter, activity)
+        manager = _guarded(observer, _enter, enter, activity, kind=_OBSERVES)
         if manager is not None:
             entered.append((observer, manager))
     raised: BaseException | None = None
@@ -241,23 +244,34 @@ def observed(activity: Activity, function: Callable[..., T], *arguments: Any) ->
     finally:
         for observer, manager in reversed(entered):
             trace = None if raised is None else raised.__traceback__
-            _guarded(observer, manager.__exit__, None if raised is None else type(raised), raised, trace)
+            kind = None if raised is None else type(raised)
+            _guarded(observer, manager.__exit__, kind, raised, trace, kind=_OBSERVES)
     return answer
 
 
 def _enter(observer: Observer, activity: Activity) -> AbstractContextManager[object]:
     manager = observer(activity)
+    if refusal := _OBSERVES.refusal(manager):
+        raise TypeError(refusal)
     manager.__enter__()
     return manager
 
 
-def _guarded(hook: object, function: Callable[..., T], *arguments: Any) -> T | None:
-    """Call a hook's function; what it raises is logged once in a row of failures."""
+_HOOK, _OBSERVES = CalledKind("hook"), CalledKind("observer", records=True)
+_SENDS = CalledKind("hook", "a Sending or None", (type(None), Sending))
+
+
+def _guarded(hook: object, function: Callable[..., T], *arguments: Any, kind: CalledKind = _HOOK) -> T | None:
+    """Call a hook's function; that it raises, or returns what it may not, is logged once in a row of failures."""
     # Entering an observer may succeed while leaving it fails.
     key = id(hook), getattr(function, "__name__", "")
     try:
         result = function(*arguments)
-    except Exception as error:
+        if result is not None and (refusal := kind.refusal(result)):
+            raise TypeError(refusal)
+    except BaseException as error:  # also SystemExit: what a hook does ends nothing else
+        if is_from_outside(error):
+            raise
         _failed(hook, key, error)
         return None
     if _failing:
@@ -265,8 +279,9 @@ def _guarded(hook: object, function: Callable[..., T], *arguments: Any) -> T | N
     return result
 
 
-def _failed(hook: object, key: tuple[int, str], error: Exception) -> None:
+def _failed(hook: object, key: tuple[int, str], error: BaseException) -> None:
     level, extra = logging.DEBUG if key in _failing else logging.ERROR, {"outbox_event": "hook.failed"}
     _failing.add(key)
     with suppress(Exception):  # the log itself may be what fails: then there is nothing left that could tell it
-        logger.log(level, "a hook failed, and will be called again: %r", hook, exc_info=error, extra=extra)
+        text = "a hook failed, and will be called again: %s"
+        logger.log(level, text, shown(hook), exc_info=tellable(error), extra=extra)

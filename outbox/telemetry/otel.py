@@ -14,6 +14,7 @@ Spans, by the semantic conventions for messaging (in development, as of 1.44):
 - ``process {topic}`` is around the handler, as a child of the context in the message's headers. A call with several
   messages has a link to each of theirs.
 - ``check {topic}`` and ``compensate {topic}`` have a link to the context of the half or the message.
+- ``commit`` and ``rollback`` are the producer's decision on a half, until its COMMIT.
 - ``dispatch`` is a pass that made messages of ops; there is none for a pass without work.
 
 Counted are ``messaging.client.sent.messages`` after the COMMIT, ``messaging.client.consumed.messages`` with each call
@@ -36,7 +37,7 @@ from outbox import __version__
 from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.events import MessagesSent, PassEnded
+from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
     Activity,
     Announcing,
@@ -49,6 +50,7 @@ from outbox.telemetry.hooks import (
     add_observer,
     add_send_hook,
 )
+from outbox.text import class_name
 
 try:
     from opentelemetry import context, metrics, propagate, trace
@@ -128,22 +130,29 @@ class _Instrumentation:
 
     def hear(self, event: TelemetryEvent) -> None:
         """Count an event."""
-        names = {"outbox.event": event.code, _TOPIC: getattr(event, "topic", ""), _GROUP: getattr(event, "group", "")}
+        names: dict[str, Any] = {
+            "outbox.event": event.code,
+            _TOPIC: getattr(event, "topic", ""),
+            _GROUP: getattr(event, "group", ""),
+        }
         self._events.add(1, {name: value for name, value in names.items() if value})
         match event:
             case MessagesSent(prepared=False):
                 self._sent.add(len(event.message_ids), _messaging("send", "send", event.topic))
+            case HalfDecided():
+                attributes = {_SYSTEM: "outbox", _NAME: event.resolution, _TYPE: "settle", _ID: str(event.half_id)}
+                self._ended(event.resolution, event.seconds, attributes, None)
             case PassEnded():
                 self._passes.record(event.seconds, {"outbox.duty": event.duty})
                 if event.duty in _DISPATCHING and event.done:
-                    self._dispatched(event)
+                    counts: dict[str, Any] = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
+                    self._ended("dispatch", event.seconds, counts, context.Context())
 
-    def _dispatched(self, event: PassEnded) -> None:
+    def _ended(self, name: str, seconds: float, attributes: Mapping[str, Any], within: Context | None) -> None:
+        """Make the span of what has ended: within a context, the empty one or (None) that of the running code."""
         now = time.time_ns()
-        attributes: dict[str, Any] = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
-        # The pass has ended: its span is made afterwards, and stands for itself.
-        began = now - int(event.seconds * 1e9)
-        self._tracer.start_span("dispatch", context.Context(), attributes=attributes, start_time=began).end(now)
+        began = now - int(seconds * 1e9)
+        self._tracer.start_span(name, within, attributes=attributes, start_time=began).end(now)
 
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
@@ -158,13 +167,13 @@ class _Instrumentation:
                     _ID: str(orphan.id),
                     "outbox.checks": orphan.checks,
                 }
-                with self._linked(f"check {orphan.topic}", attributes, [orphan.headers]) as span:
+                with self._current(f"check {orphan.topic}", attributes, [orphan.headers]) as span:
                     yield
                     if isinstance(activity.answer, Resolution):
                         span.set_attribute("outbox.resolution", activity.answer.value)
             case Compensating(message=message):
                 attributes = {**_messaging("compensate", None, message.topic), _ID: str(message.id)}
-                with self._linked(f"compensate {message.topic}", attributes, [message.headers]):
+                with self._current(f"compensate {message.topic}", attributes, [message.headers]):
                     yield
             case Confirming(delivery=delivery):
                 message = delivery.message
@@ -174,14 +183,14 @@ class _Instrumentation:
                     _ID: str(message.id),
                     "outbox.delivery": delivery.status.value,
                 }
-                with self._linked(f"confirm {message.topic}", attributes, [message.headers]):
+                with self._current(f"confirm {message.topic}", attributes, [message.headers]):
                     yield
             case Announcing(letter=letter):
                 attributes = {**_messaging("announce", None, letter.topic), _ID: str(letter.id)}
                 if letter.group is not None:
                     attributes[_GROUP] = letter.group
                 headers = [] if letter.message is None else [letter.message.headers]
-                with self._linked(f"announce {letter.topic}", attributes, headers):
+                with self._current(f"announce {letter.topic}", attributes, headers):
                     yield
             case _:
                 yield
@@ -192,7 +201,7 @@ class _Instrumentation:
         attributes = {**labels, _QUEUE: str(call.queue)}
         if len(call.messages) > 1:
             headers = [message.headers for message in call.messages]
-            spans = self._linked(f"process {call.topic}", attributes | {_COUNT: len(headers)}, headers, kind=_CONSUMER)
+            spans = self._current(f"process {call.topic}", attributes | {_COUNT: len(headers)}, headers, kind=_CONSUMER)
         else:
             spans = self._child(f"process {call.topic}", attributes, call.messages[0])
         began = time.perf_counter()
@@ -206,7 +215,7 @@ class _Instrumentation:
                     span.set_attributes(failed)
                     span.set_status(trace.StatusCode.ERROR, call.answer.reason)
         except BaseException as error:
-            failed = {"error.type": type(error).__qualname__}
+            failed = {"error.type": class_name(error)}
             raise
         finally:
             self._processing.record(time.perf_counter() - began, {**labels, **failed})
@@ -223,25 +232,19 @@ class _Instrumentation:
             context.detach(token)
 
     @contextmanager
-    def _linked(
+    def _current(
         self,
         name: str,
         attributes: Mapping[str, Any],
-        headers: Sequence[Mapping[str, str]],
+        linked: Sequence[Mapping[str, str]] = (),
         kind: trace.SpanKind = trace.SpanKind.INTERNAL,
     ) -> Iterator[Span]:
-        with self._current(name, attributes, kind=kind, links=_links(headers)) as span:
-            yield span
-
-    @contextmanager
-    def _current(
-        self, name: str, attributes: Mapping[str, Any], *, kind: trace.SpanKind, links: Sequence[Link] = ()
-    ) -> Iterator[Span]:
-        with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
+        """Make a span with links to the contexts of headers."""
+        with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=_links(linked)) as span:
             try:
                 yield span
             except BaseException as error:
-                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_attribute("error.type", class_name(error))
                 raise
 
 

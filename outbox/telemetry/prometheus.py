@@ -6,7 +6,7 @@ Each metric is declared once, in `GAUGES` or in `Meter`; the console serves the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +51,10 @@ class GaugeOfStats:
     field: str
     sampled: bool = True
     needed: str | None = None
+
+    def together(self, values: list[float]) -> float:
+        """Return the value of several rows together: of ages and of what is 1 or 0, the highest."""
+        return max(values) if self.name.endswith("_seconds") or self.text.endswith("1 or 0") else sum(values)
 
 
 OF_TOPICS = (
@@ -106,6 +110,20 @@ OF_SAGAS = (
         "outbox_oldest_overdue_flow_age_seconds", "How long the oldest answer to a saga is overdue", "oldest_overdue"
     ),
 )
+
+
+#: How many topics, and groups, have gauges of their own unless a console says otherwise; and the label of the others.
+MOST_ROWS, REST = 500, "(rest)"
+
+
+def gauged(
+    gauge: GaugeOfStats, rows: Iterable[tuple[tuple[str, ...], float]], most: int = MOST_ROWS
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the ``most`` rows (labels and a value) with the highest values, and all others as one, labelled `REST`."""
+    ranked = sorted(rows, key=lambda row: -row[1])
+    yield from ranked[:most]
+    if rest := ranked[most:]:
+        yield (REST,) * len(rest[0][0]), gauge.together([value for _, value in rest])
 
 
 class Meter:
@@ -200,18 +218,20 @@ class Meter:
             self._handle_seconds.labels(*labels).observe(time.perf_counter() - began)
 
     def _set_gauges(self, statistics: Mapping[str, Any]) -> None:
-        for each, gauge in self._of_topics.items():
-            gauge.clear()
-            for topic, numbers in statistics.get("topics", {}).items():
-                gauge.labels(topic).set(numbers.get(each.field, 0))
-        for each, gauge in self._of_sagas.items():
-            gauge.clear()
-            for saga, numbers in statistics.get("sagas", {}).items():
-                gauge.labels(saga).set(numbers.get(each.field, 0))
-        for each, gauge in self._of_groups.items():
-            gauge.clear()
-            for topic, groups in statistics.get("groups", {}).items():
-                for group, numbers in groups.items():
-                    # A lag that isn't known is another thing than none.
-                    if each.needed is None or each.needed in numbers:
-                        gauge.labels(group, topic).set(numbers.get(each.field, 0))
+        topics, sagas = statistics.get("topics", {}), statistics.get("sagas", {})
+        groups = [
+            ((group, topic), numbers)
+            for topic, groups in statistics.get("groups", {}).items()
+            for group, numbers in groups.items()
+        ]
+        for own, rows in (
+            (self._of_topics, [((topic,), numbers) for topic, numbers in topics.items()]),
+            (self._of_groups, groups),
+            (self._of_sagas, [((saga,), numbers) for saga, numbers in sagas.items()]),
+        ):
+            for each, gauge in own.items():
+                gauge.clear()
+                # A lag that isn't known is another thing than none.
+                known = (row for row in rows if each.needed is None or each.needed in row[1])
+                for labels, value in gauged(each, [(of, numbers.get(each.field, 0)) for of, numbers in known]):
+                    gauge.labels(*labels).set(value)

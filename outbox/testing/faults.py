@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import event
 
 from outbox.database.at_commit import hook
-from outbox.database.engines import engine_of
+from outbox.database.engines import OUTBOX_ENGINE, engine_of
 from outbox.database.execute import driver_of
 from outbox.database.session import RunningTransaction
 from outbox.errors import InvalidHandler
@@ -72,12 +72,7 @@ def failing(
 
 @contextmanager
 def killing(
-    outbox: Outbox,
-    topic: str,
-    *,
-    group: str | None = None,
-    point: Point = "after_handler",
-    process: bool = False,
+    outbox: Outbox, topic: str, *, group: str | None = None, point: Point = "after_handler", process: bool = False
 ) -> Iterator[None]:
     """Have the worker die when it next comes to this point with a message of the topic; the block ends there.
 
@@ -130,18 +125,20 @@ def killing(
 @contextmanager
 def _after_commit(connection: Connection, then: Callable[[Connection], None]) -> Iterator[None]:
     """Call ``then`` when the connection has committed, until the block ends."""
-    # The listener that sends the COMMIT comes first: the engine has it already.
-    hook(connection.engine)
+    # The listener that sends the COMMIT comes first: the engine has it already. One that is made like it, for another
+    # driver or event loop, tells its own listeners first.
+    engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
+    hook(engine)
 
     def on_commit(committed: Connection) -> None:
         if committed is connection:
             then(connection)
 
-    event.listen(connection.engine, "commit", on_commit)
+    event.listen(engine, "commit", on_commit)
     try:
         yield
     finally:
-        event.remove(connection.engine, "commit", on_commit)
+        event.remove(engine, "commit", on_commit)
 
 
 def _wait_until_gone(outbox: Outbox, pid: int) -> None:

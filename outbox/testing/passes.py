@@ -6,6 +6,7 @@ event loop of the test, the plain ones in another thread.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,9 @@ from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.database.engines import Runner
 from outbox.database.execute import execute
-from outbox.dead_letter.callback import ParkedCallback
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
+from outbox.database.migration.state import tables_missing
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
@@ -53,6 +53,7 @@ def drain(
 
     Raises:
         NotQuiet: there was still something to do in the last of so many ``rounds``.
+        SchemaMissing: an outbox's database has no tables of it.
         InvalidHandler: an async function or database; await `adrain` for these.
     """
     return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
@@ -155,6 +156,12 @@ class _Round:
 
 def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: int) -> Counts:
     total, last = Counts(), _Round()
+    if not any(outbox.subscriptions for outbox in outboxes):
+        text = "consumes nothing: no consumer is declared; import the modules that register them"
+        warnings.warn(f"{runners.act} {text}", stacklevel=3)
+    for outbox in outboxes:
+        if steps.parts(runners.of(outbox), outbox) == steps.InstalledParts(producer=False, consumer=False):
+            raise tables_missing(outbox.url, f"{runners.act} finds none", (), outbox.settings.schema)
     for _ in range(rounds):
         last = _Round()
         for outbox in outboxes:
@@ -247,10 +254,7 @@ def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
             _refuse_rolled_back(runners, outbox)
         return Counts()
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async checker" if is_async else None)
-
-    asker = Asker(new_runner, outbox.settings.checks_in_flight)
+    asker = Asker(runners.new(outbox, "an async checker"), outbox.settings.checks_in_flight)
     try:
         return runners.active(outbox).run(
             lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
@@ -268,15 +272,15 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
         if each.is_async:
             runners.of(outbox, f"the async compensation of {each.topic!r}")
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async compensation" if is_async else None)
-
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
         while True:
             counts = bulk_once(connection, outbox.settings, rated=False)
             counts += compensate_once(
-                connection, outbox.settings, compensations=outbox.compensations, new_runner=new_runner
+                connection,
+                outbox.settings,
+                compensations=outbox.compensations,
+                new_runner=runners.new(outbox, "an async compensation"),
             )
             if not counts:
                 return replace(total, more=False)
@@ -293,9 +297,6 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
         if each.is_async:
             runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
 
-    def new_runner(is_async: bool) -> Runner:
-        return runners.active(outbox, "an async callback" if is_async else None)
-
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(
             connection,
@@ -303,7 +304,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
             groups=outbox.groups_to_confirm(),
             callbacks=outbox.delivery_callbacks,
             compensations=outbox.compensations,
-            new_runner=new_runner,
+            new_runner=runners.new(outbox, "an async callback"),
         )
 
     return runners.active(outbox).run(one_pass)

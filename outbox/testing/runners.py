@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from outbox.database.at_commit import write_now
-from outbox.database.engines import EngineRunner, LoopRunner, Pass, Runner, address_of, engine_of, url_of
+from outbox.database.engines import EngineRunner, LoopRunner, NewRunner, Pass, Runner, address_of, engine_of
 from outbox.database.execute import execute
 from outbox.database.session import begin
 from outbox.errors import InvalidHandler
@@ -104,6 +104,10 @@ class PassRunners:
             return LoopRunner(outbox.engine, self.loop)
         return EngineRunner(outbox.engine)
 
+    def new(self, outbox: Outbox, what: str) -> NewRunner:
+        """Return what makes runners for functions of one kind, as `active` does; ``what`` names an async one."""
+        return lambda is_async: self.active(outbox, what if is_async else None)
+
     def active(self, outbox: Outbox, what: str | None = None) -> ActiveRunner:
         """Return a runner as `of` does, whose passes work for the outbox."""
         return ActiveRunner(self.of(outbox, what), outbox)
@@ -149,9 +153,9 @@ def source_connection(bind: Engine | AsyncEngine | str | None, connection: Conne
     if bind is None:
         yield connection
         return
-    address = address_of(url_of(bind))
+    address = address_of(bind)
     for outbox, inside in rolled_back.items():
-        if address_of(url_of(outbox.engine)) == address:
+        if address_of(outbox.engine) == address:
             yield inside.connection
             return
     engine = engine_of(bind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -61,20 +62,20 @@ def _dispatch_within(connection: Connection, settings: Settings) -> Counts:
     before it has written anything that both would.
     """
     total = Counts()
-    placement = dispatch_sql.Placement(settings.schema, settings.queues, settings.dispatch_batch, False)
+    append = partial(dispatch_sql.appending, settings, settings.dispatch_batch)
     with savepoint(connection):
         lock = dispatch_lock(settings.schema)
         execute(connection, take_lock(lock), dispatch_sql.try_turn(lock))
         execute(connection, sql.write_late_ops(settings.schema), sql.wait_for_commit(settings.schema))
         while True:
             ids, (released, *_) = execute(
-                connection, sql.undispatched(settings.schema), placement.statement(dispatch_sql.RELEASE_DUE)
+                connection, sql.undispatched(settings.schema), append(dispatch_sql.RELEASE_DUE)
             )
             counts = Counts(taken=released[0], done=released[1])
             if ids:
                 half_ids = [half_id for (half_id,) in ids]
-                append = placement.statement(dispatch_sql.APPEND_THESE, half_ids=half_ids)
-                (((ops, messages, scheduled, *_),),) = execute(connection, append)
+                these = append(dispatch_sql.APPEND_THESE, half_ids=half_ids)
+                (((ops, messages, scheduled, *_),),) = execute(connection, these)
                 counts += Counts(taken=ops, done=messages + scheduled)
             total += counts
             if not counts:

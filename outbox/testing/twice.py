@@ -20,6 +20,7 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.session import JoinedSession
+from outbox.message.answer import unfinished
 from outbox.testing.faults import handling_connection, replaced_handlers
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class _Twice:
             joined = JoinedSession(connection, is_async=takes.is_async, takes=takes)
             try:
                 with self._recorded(run, raising=False):
-                    joined.call(self.subscription.handler, message)
+                    unfinished(joined.call(self.subscription.handler, message))
                     joined.flush()
             finally:
                 joined.close()
@@ -151,7 +152,7 @@ class _Twice:
     def _outside_twice(self, message: Any) -> Any:
         first, second = _Effects(), _Effects()
         with self._recorded(first, raising=False):
-            self.subscription.handler(message)
+            unfinished(self.subscription.handler(message))
         try:
             with self._recorded(second):
                 return self.subscription.handler(message)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, NullPool
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -29,9 +29,9 @@ from outbox.database.engines import (
     SERVER_KEEP_ALIVE,
     Pass,
     address_of,
-    arguments_of,
     connect,
     discard,
+    engine_like,
     engine_of,
     know_engine,
     psycopg_engine,
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The passes send BEGIN in their first round trip; in the driver's own hands it would be a round trip more.
-_ISOLATION = "AUTOCOMMIT"
 # The last one, of PostgreSQL 14 and later, also while a statement runs.
 _OF_SERVER = SERVER_KEEP_ALIVE | {"client_connection_check_interval": f"{KEEP_IDLE}s"}
 _WATCH = """
@@ -75,16 +73,22 @@ _CLOSE_TIMEOUT = 5.0
 class WorkerDatabase:
     """Opens connections to one database.
 
-    From an `Engine` of psycopg 3, they come from its pool and are detached from it: they have its connect arguments and
-    events, and don't count in its size. From another engine or a URL only the URL is used.
+    They are made as those of the engine that was given, with its connect arguments and listeners, and are detached from
+    its pool: they don't count in its size.
     """
 
     def __init__(self, bind: Bind) -> None:
         self.bind = bind
         self.url: URL = url_of(bind)
-        own = psycopg_engine(bind)
-        self.engine: Engine = own or engine_of(self.url, None)
-        self.by_url: bool = own is None
+        self.engine: Engine = engine_of(bind, None)
+
+    def engine_of_loop(self) -> Engine:
+        """Return what a connection is made by in one event loop: a pool that connects for several at once has one lock.
+
+        Raises:
+            InvalidSettings: the engine that was given opens its own in a way that can't be carried over.
+        """
+        return engine_like(self.bind, None, is_async=True)
 
     @property
     def name(self) -> str:
@@ -94,15 +98,17 @@ class WorkerDatabase:
     @property
     def address(self) -> str:
         """What distinguishes two databases."""
-        return address_of(self.url)
+        return address_of(self.bind)
 
-    def connect(self, name: str = "outbox") -> Connection:
-        """Open a connection of this name; the caller closes it."""
-        connection = connect(self.engine)
+    def connect(self, name: str = "outbox", *, is_async: bool = False) -> Connection:
+        """Open a connection of this name, with ``is_async`` inside an event loop; the caller closes it."""
+        connection = connect(self.engine_of_loop() if is_async else self.engine)
         try:
             connection.detach()
             keep_alive(driver_of(connection))
-            set_up(connection, name, by_url=self.by_url)
+            # A driver other than psycopg says nothing of what psycopg prepares.
+            by_psycopg = psycopg_engine(self.bind) or psycopg_engine(self.bind, is_async=True)
+            set_up(connection, name, by_url=by_psycopg is None)
         except BaseException:
             connection.close()
             raise
@@ -348,14 +354,7 @@ class AsyncRunner(OwnRunner):
         return self._own_loop
 
     def _connect(self, database: WorkerDatabase) -> Connection:
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
-
-        url, arguments = arguments_of(database.url, "outbox")
-        engine = create_async_engine(url, connect_args=arguments, poolclass=NullPool, isolation_level=_ISOLATION)
-        connection = engine.sync_engine.connect()
-        keep_alive(driver_of(connection))
-        set_up(connection, self.name, by_url=True)
-        return connection
+        return database.connect(self.name, is_async=True)
 
     def _close_driver(self, driver: Any) -> None:
         await_only(driver.close())

@@ -22,6 +22,7 @@ from outbox.errors import ErrorKind
 from outbox.message.model import Counts
 from outbox.telemetry.events import PassCutOff, PassEnded, PassFailed, PassRecovered
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
+from outbox.text import class_name, named
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
 
@@ -47,7 +48,8 @@ class Health:
     """How a duty fares. Times are those of this host, for operators to read.
 
     ``failures`` counts the failed passes since the last success; ``last_error`` stays after a recovery.
-    ``connection_lost``: the last pass failed because a database is out of reach.
+    ``connection_lost``: the last pass failed because a database is out of reach. ``unusable``: or because its tables
+    aren't as they must be.
     """
 
     last_success: dt.datetime | None = None
@@ -55,6 +57,17 @@ class Health:
     last_error_at: dt.datetime | None = None
     failures: int = 0
     connection_lost: bool = False
+    unusable: bool = False
+
+
+def after_failure(duty: str, before: Health, error: BaseException) -> tuple[Health, PassFailed]:
+    """Return how a duty fares that has failed once more, and the event that tells of it."""
+    kind, failures, text = kind_of(error), before.failures + 1, named(error)
+    lost, unusable = kind is ErrorKind.UNAVAILABLE, kind is ErrorKind.SCHEMA
+    same = before.failures > 0 and class_name(error) == (before.last_error or "").partition(":")[0]
+    why, now = text.partition("\n")[0], dt.datetime.now(dt.UTC)
+    failed = PassFailed(duty=duty, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error)
+    return Health(before.last_success, text, now, failures, connection_lost=lost, unusable=unusable), failed
 
 
 class Lane:
@@ -240,18 +253,13 @@ class Duty:
         if self._lane.stopping.is_set():
             emit(PassCutOff(duty=self.name, error=error))
             return
-        before, text = self.health, f"{type(error).__name__}: {error}"
-        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
-        now = dt.datetime.now(dt.UTC)
-        self.health = replace(before, last_error=text, last_error_at=now, failures=failures, connection_lost=lost)
-        same = before.failures > 0 and type(error).__name__ == (before.last_error or "").partition(":")[0]
-        why, of = text.partition("\n")[0], self.name
-        emit(PassFailed(duty=of, failures=failures, reason=why, connection_lost=lost, repeated=same, error=error))
+        self.health, failed = after_failure(self.name, self.health, error)
+        emit(failed)
 
     def _succeeded(self) -> None:
         failures = self.health.failures
         now = dt.datetime.now(dt.UTC)
-        self.health = replace(self.health, last_success=now, failures=0, connection_lost=False)
+        self.health = replace(self.health, last_success=now, failures=0, connection_lost=False, unusable=False)
         if failures:
             self._backoff.reset()
             emit(PassRecovered(duty=self.name, failures=failures))

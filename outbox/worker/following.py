@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
 from outbox.errors import InvalidSettings
+from outbox.message.answer import finished
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of
 from outbox.reconcile.job import Job, Reconciliation, Stoppable
@@ -117,7 +118,7 @@ class Following:
             emit(event)
         if self.declared.report is not None:
             try:
-                self.declared.report(result)
+                finished("it", self.declared.report(result))
             except Exception as error:  # it is the application's function
                 sentence = f"its report failed: {why_of(error, self._followers[0].job)}"
                 emit(

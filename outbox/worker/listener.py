@@ -17,6 +17,7 @@ from outbox.database.execute import driver_of
 from outbox.database.sql import PROBE, listen
 from outbox.telemetry.events import ListenerLost, ListenerSilent, ListenerWorking
 from outbox.telemetry.hooks import emit
+from outbox.text import message_of
 from outbox.worker.connections import WorkerDatabase, cut
 from outbox.worker.duty import jittered
 
@@ -125,5 +126,5 @@ class Listener:
             self._wake(None)
         if self._stopping.is_set():
             return
-        emit(ListenerLost(database=self._database.name, reason=str(error), repeated=self._lost, error=error))
+        emit(ListenerLost(database=self._database.name, reason=message_of(error), repeated=self._lost, error=error))
         self._lost = True

@@ -22,8 +22,8 @@ from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
+from outbox.database.at_commit import announce
 from outbox.database.engines import Pass
-from outbox.database.execute import execute
 from outbox.database.grants import Part
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify, read_news
 from outbox.dead_letter.once import announce_halves_once, announce_messages_once
@@ -199,16 +199,19 @@ class Plan:
 
     def _plan_messages(self, name: str, lane: Lane, make: Callable[..., Counts], wait: float) -> Duty:
         """Have messages made, and those consumers woken that they are for."""
-        news: list[str] = []
+        arrived: list[str] = []
+
+        def pass_on(news: str) -> None:
+            arrived.append(news)
+            self._wake_consumers(self._own, news)
 
         def wake() -> None:
             # Of a pass that failed it isn't known what it has made.
-            arrived: Sequence[str | None] = news or [None]
-            for each in arrived:
-                self._wake_consumers(self._own, each)
-            news.clear()
+            if not arrived:
+                self._wake_consumers(self._own, None)
+            arrived.clear()
 
-        return self._add(name, lane, _alone(make, self.settings, on_news=news.append), wait, after=wake)
+        return self._add(name, lane, _alone(make, self.settings, on_news=pass_on), wait, after=wake)
 
     def _plan_confirm(self, outbox: Outbox, groups: Sequence[KnownGroup]) -> None:
         settings = self.settings
@@ -464,8 +467,7 @@ class Plan:
         schema = self.settings.schema
 
         def send_probe(connection: Connection, _: Connection) -> Counts:
-            with connection.begin():
-                execute(connection, notify(schema, PROBE))
+            announce(connection, notify(schema, PROBE))
             return Counts()
 
         # Not among the duties of which the worker reports: it has no work of its own.
@@ -505,7 +507,7 @@ class Plan:
     def _wake_consumers(self, source: WorkerDatabase, news: str | None) -> None:
         """Wake those consumers of this database whom the news concerns, as `read_news` reads it; None concerns all."""
         topic, queue = (None, None) if news is None else read_news(news)
-        for (database, name), wakes in self._consuming.items():
-            if database is source and topic in {None, name}:
-                for wake in wakes:
-                    wake(queue)
+        every = [each for each in self._consuming if each[0] is source] if topic is None else [(source, topic)]
+        for each in every:
+            for wake in self._consuming.get(each, ()):
+                wake(queue)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from outbox.database.execute import execute, lock_key
 from outbox.database.sql import try_lock
 from outbox.errors import InvalidSettings, pip_install
+from outbox.message.answer import finished
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, own_access, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
@@ -242,7 +243,7 @@ class Reconciler(ABC, Generic[Work]):
         is_done = self._tell_of(result)
         try:
             if self.declared.report is not None:
-                self.declared.report(result)
+                finished("it", self.declared.report(result))
         except Exception as error:  # it is the application's function
             self._tell(ReconciliationReportFailed, f"its report failed: {why_of(error, work)}", error=error)
         return is_done

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import datetime as dt
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -21,7 +21,6 @@ from outbox.database.execute import kind_of
 from outbox.database.grants import require_privileges
 from outbox.errors import ErrorKind, InvalidSettings
 from outbox.telemetry.events import (
-    PassFailed,
     PassRecovered,
     WorkerCutOff,
     WorkerStarted,
@@ -31,7 +30,7 @@ from outbox.telemetry.events import (
 from outbox.telemetry.hooks import emit, work_for
 from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Duty, Health, Lane
+from outbox.worker.duty import Duty, Health, Lane, after_failure
 from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
 
 if TYPE_CHECKING:
@@ -42,6 +41,10 @@ _POLL = 0.5
 _STUCK_AFTER = 60.0
 #: Seconds in which a handler on the application's loop must have ended after it was cut off.
 _CUT_OFF_SECONDS = 5.0
+_NO_CONSUMER = (
+    "; it consumes nothing: no consumer is declared; import the modules that register them before it starts, or leave "
+    "out the role consume where that is meant"
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -152,7 +155,16 @@ class Worker:
             threading.Thread(target=self._begin_late, args=(late,), name="outbox-worker-start", daemon=True).start()
         self._clock.start()
         self._running = True
-        emit(WorkerStarted(count=len(self._duties), duties=tuple(duty.name for duty in self._duties)))
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        consumes, checks, names = "consume" in self._roles, "check" in self._roles, [duty.name for duty in self._duties]
+        pairs = {pair for outbox in self._outboxes for pair in outbox.subscriptions if consumes}
+        groups, topics = sorted({group for _, group in pairs}), sorted({topic for topic, _ in pairs})
+        checkers = sorted({topic for outbox in self._outboxes for topic in outbox.checkers if checks})
+        lacks = "" if pairs or not consumes else _NO_CONSUMER
+        listed: dict[str, Any] = {"groups": tuple(groups), "topics": tuple(topics), "checkers": tuple(checkers)}
+        emit(WorkerStarted(count=len(names), duties=tuple(names), lacks=lacks, **listed))
 
     def _prepared(self, title: str, outbox: Outbox) -> Plan:
         """Return what there is to do for an Outbox, ready to begin."""
@@ -203,20 +215,10 @@ class Worker:
                     emit(PassRecovered(duty=_start_of(title), failures=self._late.pop(title).failures))
 
     def _failed(self, title: str, outbox: Outbox, error: Exception) -> None:
-        before, text = self._late.get(title, Health()), f"{type(error).__name__}: {error}"
-        lost, failures = kind_of(error) is ErrorKind.UNAVAILABLE, before.failures + 1
-        self._late[title] = Health(None, text, dt.datetime.now(dt.UTC), failures, connection_lost=True)
+        health, failed = after_failure(_start_of(title), self._late.get(title, Health()), error)
+        self._late[title] = replace(health, connection_lost=True)
         with work_for(outbox.middlewares):
-            emit(
-                PassFailed(
-                    duty=_start_of(title),
-                    failures=failures,
-                    reason=text.partition("\n")[0],
-                    connection_lost=lost,
-                    repeated=failures > 1,
-                    error=error,
-                )
-            )
+            emit(failed)
 
     @property
     def _duties(self) -> list[Duty]:
@@ -313,12 +315,13 @@ class Worker:
     def is_ready(self) -> bool:
         """Is it started, on migrated databases, with all its duties at work, and every connection there?
 
-        It isn't before its first report was written, while a database is out of reach, or when it is stopping.
+        It isn't before its first report was written, while a database is out of reach or can't be used as it is, or
+        when it is stopping.
         """
         if not self._running or self._stopping.is_set() or not self.is_alive():
             return False
         reported = all(plan.report is not None and plan.report.health.last_success for plan in self._plans)
-        return reported and not any(each.connection_lost for each in self.health().values())
+        return reported and not any(each.connection_lost or each.unusable for each in self.health().values())
 
     def _hear(self) -> int | None:
         """Wait for a signal or, None, the end of `stop`."""

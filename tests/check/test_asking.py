@@ -194,7 +194,7 @@ def test_connection_that_opens_too_late(bench: Bench) -> None:
         bench.let_go.wait()
         return connect(name)
 
-    database.connect = slowly  # type: ignore[method-assign]
+    database.connect = slowly  # type: ignore[method-assign,assignment]
     bench.asker._new_runner = lambda _: OwnRunner(database, None, threading.Event())
     assert bench.check() == Counts()
     assert (bench.waits(half_id).check_times, bench.history(half_id)) == (0, [])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from greenlet import GreenletExit
 from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 from outbox import Counts, Orphan, Resolution
 from tests.check.changing import Change, changes, with_changes
 from tests.check.support import Bench
+from tests.kit.hostile import HOSTILE
 from tests.kit.tables import OTHERS
 
 NewBench = Callable[..., Bench]
@@ -54,10 +56,13 @@ ANSWERS: dict[str, tuple[Any, str | None]] = {
     "None": (None, "the checker returned None, which is not a Resolution"),
     "str": ("commit", "the checker returned 'commit' (str), which is not a Resolution"),
     "True": (True, "the checker returned True (bool), which is not a Resolution"),
-    "class": (Resolution, "the checker returned <enum 'Resolution'> (EnumType), which is not a Resolution"),
+    "class": (Resolution, "the checker returned the class Resolution: return an object of it"),
     "long": ("x" * 10**6, "the checker returned '" + "x" * 199 + " (str), which is not a Resolution"),
-    "broken": (Broken(), "LookupError"),
+    "broken": (Broken(), "the checker returned a value that can't be shown (Broken), which is not a Resolution"),
     "coroutine": (coroutine, "the checker returned a coroutine: declare it with 'async def'"),
+    "cause": (HOSTILE["a cause that raises"](), "Batch: refused"),
+    "text": (HOSTILE["a text that raises"](), "Batch: <exception str() failed>"),
+    "GreenletExit": (GreenletExit("leave"), "GreenletExit: leave"),
     "exception": (ValueError("no such payment"), "ValueError: no such payment"),
     "group": (ExceptionGroup("two", [ValueError("a"), LookupError("b")]), "ExceptionGroup: two (2 sub-exceptions)"),
     "SystemExit": (SystemExit(3), "SystemExit: 3"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
-from outbox import __version__
+from outbox import Outbox, __version__
 from outbox.cli.exits import Code
 from outbox.embedded import ServerLike
 from tests.cli.conftest import Cli, Result
@@ -51,6 +51,58 @@ def test_unreachable_database(cli: Cli, command: tuple[str, ...]) -> None:
     assert "Connection refused" in line
 
 
+AWAY = "north=postgresql+psycopg://me:hunter2@127.0.0.1:1/shop"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("messages", "list"), "order-7"),
+        (("messages", "list", "-o", "json"), "order-7"),
+        (("messages", "show", "{id}"), "written"),
+        (("messages", "conversation", "{id}"), "{id}"),
+        (("inbox", "list"), "billing"),
+        (("dead", "groups"), "billing"),
+        (("audit", "list"), "ann"),
+        (("group", "list"), "billing"),
+        (("topics", "paused"), "orders"),
+        (("handlers",), "kind"),
+        (("workers",), "busy"),
+        (("producers",), "name"),
+        (("lock", "list"), "lock"),
+        (("bulk", "list"), "act"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_what_can_be_read_is_shown(cli: Cli, engine: Engine, command: tuple[str, ...], shown: str) -> None:
+    """Of two databases one is away: the other's is shown, it is named, and the exit code says that it isn't all."""
+    outbox = Outbox(engine)
+    with engine.begin() as connection:
+        message_id = str(outbox.send(connection, "orders", {}, key="order-7"))
+        for statement in (
+            "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+            "VALUES ('billing', 'orders', 0, 0, 0)",
+            "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, "
+            "attempts, last_error, error_kind) VALUES ('billing', gen_random_uuid(), 'orders', 0, 1, 'parked', 1, 'E', "
+            "'E')",
+            "INSERT INTO outbox.worker (id, name, version, roles, started_at, seen_at, duties, handlers) "
+            "VALUES (gen_random_uuid(), 'busy', '1', '[]', now(), now(), '{}', '[]')",
+        ):
+            connection.execute(text(statement))
+    outbox.operator.pause_topic("orders", create=True, by="ann", why="x")
+    result = cli(*(word.format(id=message_id) for word in command), "--database", AWAY)
+    assert (result.code, shown.format(id=message_id) in result.out) == (Code.UNAVAILABLE, True), result.out + result.err
+    assert "north can't be reached" in result.err
+    assert "hunter2" not in result.out + result.err
+
+
+def test_an_act_needs_all_databases(cli: Cli, engine: Engine) -> None:
+    """What one that is away knows may speak against it; nothing is done."""
+    result = cli("topics", "pause", "orders", "--reason", "x", "--yes", "--database", AWAY)
+    assert (result.code, result.out) == (Code.UNAVAILABLE, "")
+    assert Outbox(engine).operator.topic_pauses() == []
+
+
 def test_no_such_database_and_wrong_password(cli: Cli, url: str) -> None:
     """The server is there, but doesn't let us in: 69 as well."""
     check_failure(cli("stats", "--url", make_url(url).set(database="nope").render_as_string(False)), Code.UNAVAILABLE)
@@ -62,7 +114,7 @@ def test_no_such_database_and_wrong_password(cli: Cli, url: str) -> None:
     ("url", "hint"),
     [
         ("garbage", "'garbage' can't be read"),
-        ("postgresql://me:hunter2@host:port/shop", "'postgresql://***@host:port/shop' can't be read"),
+        ("postgresql://me:hunter2@host:port/shop", "'postgresql://me:***@host:port/shop' can't be read"),
         ("mysql://me:hunter2@host/shop", "needs PostgreSQL, not 'mysql'"),
         ("postgresql+psycopg2://me:hunter2@host/shop", "needs the driver psycopg (3), not 'psycopg2'"),
         ("postgresql+asyncpg://me:hunter2@host/shop", "not 'asyncpg'; write postgresql+psycopg://"),
@@ -73,7 +125,7 @@ def test_bad_url(cli: Cli, command: tuple[str, ...], url: str, hint: str) -> Non
     """A URL that can't work: 78, with the form that does."""
     line = check_failure(cli(*command, "--url", url), Code.CONFIG)
     assert hint in line
-    assert "postgresql+psycopg://user:password@host:5432/database" in line
+    assert "postgresql+psycopg://user:***@host:5432/database" in line
 
 
 def test_no_url(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +195,7 @@ def test_not_permitted(cli: Cli, url: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nonsense",), ("db", "nonsense"), ("stats", "--watch", "0"), ("db", "upgrade", "--part", "both"), ("run",)],
+    [("nonsense",), ("db", "nonsense"), ("stats", "--watch", "0"), ("db", "upgrade", "--part", "both")],
 )
 def test_wrong_usage(cli: Cli, arguments: tuple[str, ...]) -> None:
     """What the command line doesn't know: 2, with the usage."""

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings
 from outbox.cli import groups
+from outbox.cli.exits import Code
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
@@ -178,7 +179,7 @@ def test_stats_lag_and_due_retries(cli: Cli, world: World, outbox: Outbox, engin
 
 def undispatched(connection: Connection, settings: Settings) -> int:
     """Return the number that the statistics show."""
-    return sum(row.undispatched for row in stats.stats(connection, settings, ["producer"]).topics)
+    return sum(row.undispatched or 0 for row in stats.stats(connection, settings, ["producer"]).topics)
 
 
 def test_stats_while_a_backlog_is_cut(engine: Engine, outbox: Outbox) -> None:
@@ -360,7 +361,7 @@ def test_show_consumed(cli: Cli, world: World) -> None:
     way = result.json
     assert way["half"]["status"] == "dispatched"
     assert way["half"]["producer_group"] == "shop"
-    assert way["half"]["headers"] == {"trace": "1"}
+    assert way["half"]["headers"] == {"trace": "1", "outbox-sender": way["half"]["headers"]["outbox-sender"]}
     assert way["half"]["body_bytes"] == len('{"do":"nothing"}')
     assert (way["op"]["resolution"], way["op"]["decided_by"]) == ("commit", "producer")
     assert [send["send_number"] for send in way["sends"]] == [1]
@@ -427,10 +428,17 @@ def test_conversation(cli: Cli, world: World, outbox: Outbox, engine: Engine) ->
 
 
 def test_show_bodies(cli: Cli, world: World) -> None:
-    """Text is shown as text; of other bytes, how many they are and their digest."""
-    assert cli("messages", "show", str(world.plain_text), "--body", "-o", "json").json["body"] == "grüße"
-    body = cli("messages", "show", str(world.binary), "--body", "-o", "json").json["body"]
-    assert body == {"bytes": 2, "sha256": hashlib.sha256(b"\x00\xff").hexdigest()}
+    """What has no names is hidden; revealed, text is shown as text, of other bytes their number and digest."""
+    for message_id, revealed in (
+        (world.plain_text, "grüße"),
+        (world.binary, {"bytes": 2, "sha256": hashlib.sha256(b"\x00\xff").hexdigest()}),
+    ):
+        show = ("messages", "show", str(message_id), "--body", "-o", "json")
+        assert cli(*show).json["body"] == "***"
+        assert cli(*show, "--reveal", "--actor", "ann").json["body"] == revealed
+        assert cli("messages", "show", str(message_id), "--reveal").code == Code.USAGE
+        audited = cli("audit", "list", "--target", str(message_id), "-o", "json").json["items"]
+        assert ("ann", "reveal") in {(row["actor"], row["action"]) for row in audited}
 
 
 def test_show_bodies_by_codecs(
@@ -448,8 +456,9 @@ def test_show_bodies_by_codecs(
             connection, "plists", plistlib.dumps({"iban": "DE89"}), content_type="application/x-plist"
         )
     show = ("messages", "show", str(half_id), "--body", "-o", "json")
-    assert "sha256" in cli(*show).json["body"]
-    assert cli(*show, "--app", "codecs_shop:outbox").json["body"] == {"iban": "DE89"}
+    assert cli(*show).json["body"] == "***"
+    assert cli(*show, "--app", "codecs_shop:outbox").json["body"] == {"iban": "***"}
+    assert cli(*show, "--app", "codecs_shop:outbox", "--reveal").json["body"] == {"iban": "DE89"}
     export = ("messages", "export", "--topic", "plists", "--body")
     assert cli(*export).json["body"] is None
     assert json.loads(cli(*export, "--app", "codecs_shop:outbox").json["body"]) == {"iban": "***"}
@@ -459,7 +468,7 @@ def test_show_body_that_lies(cli: Cli, world: World, engine: Engine) -> None:
     """A body that isn't what its content type says is no reason to fail."""
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox.half_message SET content_type = 'application/json' WHERE key = 'e'"))
-    body = cli("messages", "show", str(world.binary), "--body", "-o", "json").json["body"]
+    body = cli("messages", "show", str(world.binary), "--body", "--reveal", "-o", "json").json["body"]
     assert body["bytes"] == 2
     assert "can't be read" in body["error"]
 

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -106,6 +109,52 @@ def test_runs_until_sigterm(here: Path, url: str) -> None:
     """The worker does its work, and SIGTERM ends it with 0 and nothing on stdout."""
     log = consume_until_sigterm(url, "cli_shop:outbox")
     assert "INFO outbox.worker: worker started" in log
+
+
+def test_a_service_that_speaks_sql_only_needs_no_application(url: str, tmp_path: Path) -> None:
+    """`--url` without `--app`: what SQL has sent is dispatched, now and when it is due, and it says so."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT outbox.send('paid', '{}'), outbox.send('paid', '{}', delay => '0.2 s')"))
+    log = tmp_path / "log"
+    with log.open("w") as stderr, worker_process(["--url", url], stderr=stderr) as process, engine.connect() as reading:
+        reading.execution_options(isolation_level="AUTOCOMMIT")
+        count = text("SELECT count(*) FROM outbox.message")
+        wait_until(lambda: reading.scalar(count) == 2, "both are dispatched")
+        duties = wait_until(lambda: reading.scalar(text("SELECT duties FROM outbox.worker")), "it reports")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    engine.dispose()
+    assert {"dispatch", "release", "prune"} <= set(duties)
+    assert not {duty for duty in duties if duty.startswith(("check", "consume", "retry"))}
+
+
+@contextmanager
+def worker_process(arguments: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """`outbox run`, without what the environment says."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    command = [sys.executable, "-m", "outbox.cli", "run", *arguments]
+    process = subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ([], "give --app MODULE:OBJECT; or --url"),
+        (["--app", "cli_shop:outbox", "--url", "postgresql://h/d"], "give --bind URL with --app"),
+        (["--bind", "postgresql://h/d", "--url", "postgresql://h/d"], "give --bind URL with --app"),
+    ],
+)
+def test_a_worker_has_either_an_application_or_a_database(cli: Cli, arguments: list[str], hint: str) -> None:
+    """Anything else is wrong usage; a forgotten --app doesn't start a worker that consumes nothing."""
+    result = cli("run", *arguments)
+    assert (result.code, result.out) == (Code.USAGE, "")
+    assert hint in result.err
 
 
 @pytest.mark.parametrize(

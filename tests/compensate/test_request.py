@@ -154,7 +154,7 @@ def test_second_compensation_is_refused(village: Town) -> None:
         (lambda message: None, {}, InvalidHandler, "must take \\(message, session\\)"),
         ("text", {}, InvalidHandler, "'text' is not callable"),
         (give_back, {"consumers": "postgresql://host/db"}, InvalidHandler, "collection of databases; write"),
-        (give_back, {"consumers": ["ada:secret@host"]}, InvalidHandler, "number 1 of consumers is no URL"),
+        (give_back, {"consumers": ["ada:secret@host"]}, InvalidHandler, "number 1 of consumers can't be read"),
         (give_back, {"consumers": [3]}, InvalidHandler, "must be an engine, an async engine or a URL, not int"),
         (give_back, {"topic": "no topic!"}, InvalidMessage, "topic"),
     ],

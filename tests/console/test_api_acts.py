@@ -157,7 +157,7 @@ def test_the_holder_of_a_lock_is_ended(shop: Shop, acting: Http) -> None:
     """Only an admin may; the session is named by its start and pid, and one that holds no lock is left alone."""
     with shop.engine.connect() as holder:
         holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
-        (row,) = acting.get("/locks").json()
+        (row,) = acting.get("/locks").json()["items"]
         assert (row["lock"], row["state"]) == ("dispatch", "idle in transaction")
         end = f"/locks/{row['session']}/end"
         refused = acting.as_role("operator").post(end, WHY)

@@ -126,6 +126,42 @@ def test_messages_are_sent_again_by_their_ids(shop: Shop, acting: Http) -> None:
     assert acting.ask("GET", answer.headers["location"]).json()["done"] == 2
 
 
+def test_halves_are_rolled_back_by_their_ids(shop: Shop, acting: Http) -> None:
+    """What is undecided is rolled back, in one bulk job; a message among them is left, and its item says why."""
+    halves, sent = [shop.half(1), shop.half(2)], shop.order(3)
+    body = {"ids": [str(each) for each in (*halves, sent)], "reason": WHY}
+    assert acting.as_role("operator").post("/messages/rollback", body).status_code == 403
+    assert acting.post("/messages/rollback", {"ids": body["ids"]}).status_code == 422
+    answer = acting.post("/messages/rollback", body, headers={"Idempotency-Key": "both"})
+    assert (answer.status_code, answer.json()["action"], answer.json()["total"]) == (202, "rollback", 3), answer.text
+    assert acting.post("/messages/rollback", body, headers={"Idempotency-Key": "both"}).json() == answer.json()
+    work(shop)
+    where = answer.headers["location"]
+    items = acting.ask("GET", f"{where}/items").json()["items"]
+    assert [(each["message_id"], each["state"]) for each in items] == [
+        *((str(each), "done") for each in halves),
+        (str(sent), "skipped"),
+    ]
+    assert "compensate its local transaction" in items[-1]["outcome"]
+    assert {acting.get(f"/messages/{each}").json()["status"] for each in halves} == {"rolled_back"}
+    assert (
+        acting.post("/messages/rollback", body, headers={"Idempotency-Key": "both"}).json()["id"] == answer.json()["id"]
+    )
+    assert len(acting.get("/audit", params={"action": "rollback"}).json()["items"]) >= len(halves)
+
+
+def test_messages_are_compensated_by_their_ids(shop: Shop, acting: Http) -> None:
+    """What a service calls to roll back a message that was sent; what took effect is refused."""
+    ids = [str(each) for each in shop.parked(1, 2)]
+    answer = acting.post("/messages/rollback", {"ids": ids, "reason": WHY})
+    assert (answer.status_code, answer.json()["action"], answer.json()["total"]) == (202, "compensate", 2), answer.text
+    assert acting.post(answer.headers["location"].removeprefix(API) + "/cancel", {"reason": WHY}).status_code == 200
+    consumed = shop.order(3)
+    shop.drain()
+    refused = acting.post("/messages/rollback", {"ids": [str(consumed)], "reason": WHY})
+    assert problem(refused) == (409, "compensation-refused")
+
+
 def test_a_rollback_is_previewed_and_ordered(shop: Shop, acting: Http) -> None:
     """A rollback is a bulk job of one message; its version and its key hold as everywhere."""
     (message_id,) = shop.parked(1)

@@ -126,7 +126,7 @@ def test_halves_and_scheduled_messages(looking: Http) -> None:
 
 def test_topics_have_backlog_and_lag(looking: Http) -> None:
     """A topic shows what waits at the producer, and each group what it has to do."""
-    (topic,) = looking.get("/topics").json()
+    (topic,) = looking.get("/topics").json()["items"]
     assert (topic["topic"], topic["undecided"], topic["scheduled"]) == (TOPIC, 2, 1)
     (group,) = topic["groups"]
     assert (group["group"], group["lag"], group["parked"], group["failed"]) == (GROUP, 0, 3, 1)
@@ -214,13 +214,17 @@ def test_bodies_are_masked_unless_somebody_may_see_them(shop: Shop, acting: Http
     path = f"/messages/{shop.order(1, iban='DE89')}/payload"
     masked = acting.get(path).json()
     assert ("DE89" in masked["text"], masked["revealed"], list(masked["masked"])) == (False, False, ["iban"])
-    assert acting.as_role("operator").get(path, params={"reveal": True}).status_code == 403
-    assert acting.as_role("operator").get(f"{path}/raw").status_code == 403
-    assert acting.get(path, params={"reveal": True}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    for act in ("reveal", "raw"):
+        assert acting.as_role("operator").post(f"{path}/{act}").status_code == 403
+        assert acting.post(f"{path}/{act}", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+        # A link reveals nothing, whoever follows it.
+        assert acting.get(f"{path}/{act}").status_code == 404
+    assert "DE89" not in acting.get(path, params={"reveal": True}).text
     assert items(acting, "/audit", action="reveal") == []
-    revealed = acting.get(path, params={"reveal": True}).json()
+    revealed = acting.post(f"{path}/reveal", {"reason": "ticket 7"}).json()
     assert ("DE89" in revealed["text"], revealed["revealed"]) == (True, True)
-    raw = acting.get(f"{path}/raw")
+    assert [row["reason"] for row in items(acting, "/audit", action="reveal")] == ["ticket 7"]
+    raw = acting.post(f"{path}/raw")
     assert raw.json()["iban"] == "DE89"
     assert raw.headers["content-disposition"].startswith("attachment")
     rows = items(acting, "/audit", action="reveal")
@@ -235,5 +239,5 @@ def test_what_a_codec_reads_is_shown_and_masked(shop: Shop, acting: Http) -> Non
     path = f"/messages/{shop.order(2, iban='DE89', send={'content_type': kind})}/payload"
     masked = acting.get(path).json()
     assert (json.loads(masked["text"]), masked["content_type"]) == ({"number": 2, "iban": "***"}, kind)
-    assert "DE89" in acting.get(path, params={"reveal": True}).json()["text"]
-    assert plistlib.loads(acting.get(f"{path}/raw").content) == {"number": 2, "iban": "DE89"}
+    assert "DE89" in acting.post(f"{path}/reveal").json()["text"]
+    assert plistlib.loads(acting.post(f"{path}/raw").content) == {"number": 2, "iban": "DE89"}

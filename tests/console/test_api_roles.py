@@ -26,7 +26,7 @@ BODIES: dict[str, Any] = {
     f"{API}/bulk-jobs": TARGETS,
     f"{API}/bulk-jobs/preview": {name: TARGETS[name] for name in ("action", "selector")},
     f"{API}/messages/reSend": {"ids": [str(uuid.uuid4())]},
-    f"{API}/messages/compensate": {"ids": [str(uuid.uuid4())]},
+    f"{API}/messages/rollback": {"ids": [str(uuid.uuid4())]},
     f"{API}/messages/{{message_id}}/compensate/preview": {},
 }
 ID = str(uuid.uuid4())
@@ -141,6 +141,6 @@ def test_a_console_that_only_reads_reveals_nothing(reading: Http) -> None:
     """A reveal must be recorded, and this console can't write."""
     message_id = reading.get("/messages").json()["items"][0]["id"]
     assert reading.get(f"/messages/{message_id}/payload").status_code == 200
-    for path, params in (("payload", {"reveal": True}), ("payload/raw", {})):
-        answer = reading.get(f"/messages/{message_id}/{path}", params=params)
+    for path in ("payload/reveal", "payload/raw"):
+        answer = reading.post(f"/messages/{message_id}/{path}")
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:outbox:problem:read-only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +12,11 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox.embedded import ServerLike
-from tests.console.web import Http, Shop
+from outbox.operator.acts import ACTS
+from tests.console.reading import Page
+from tests.console.test_api_roles import ask as ask_for
+from tests.console.test_api_roles import routes
+from tests.console.web import API, Http, Shop
 
 DEAD = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
 LISTS = ("/messages", "/inbox", "/halves", "/scheduled", "/audit", "/bulk-jobs")
@@ -125,6 +130,99 @@ def test_the_overview_shows_no_zero_that_it_does_not_know(
         assert overview["findings"][0]["code"] == "database.unreachable"
     empty.dispose()
     server.drop_database(name)
+
+
+def test_where_databases_are_is_not_for_viewers(museum: Shop, shop: Shop, make_console: Callable[..., Http]) -> None:
+    """No route tells one of a host, port, user or URL, neither of those that are read nor of one that is away."""
+    url, said = shop.engine.url, 'connection to server at "10.1.2.3", port 5433 failed: no user "owner"'
+    source = f"{url.host}:{url.port}/ledger"
+    handlers = [{"kind": "consumer", "topic": "orders", "group": "billing", "name": "f", "options": {"source": source}}]
+    duties = {"dispatch": {"failures": 3, "last_error": f"OperationalError: {said}"}}
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox.worker (id, name, version, roles, started_at, seen_at, duties, handlers) VALUES "
+                "(gen_random_uuid(), 'w', '1', '[]', now(), now() + interval '1 day', :duties, :handlers)"
+            ),
+            {"duties": json.dumps(duties), "handlers": json.dumps(handlers)},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at, "
+                "applied, error) VALUES (gen_random_uuid(), gen_random_uuid(), 'orders', 'billing', now(), now(), "
+                "false, :error)"
+            ),
+            {"error": said},
+        )
+    http = make_console({"south": shop.engine, "north": DEAD})
+    secrets = ("://", source, "10.1.2.3", "5433", "port 1 ", '"owner"', "&#34;owner", "nobody@")
+    found: dict[str, set[str]] = {"viewer": set(), "operator": set()}
+    for method, path in routes(http):
+        if method != "GET" or path.startswith("/static") or "openapi" in path:
+            continue
+        for role, secrets_of_role in found.items():
+            answer = ask_for(http.as_role(role), method, path)
+            assert answer.status_code < 500 or answer.status_code == 503, path
+            secrets_of_role.update(f"{path}: {secret}" for secret in secrets if secret in answer.text)
+    assert found["viewer"] == set()
+    assert {each.partition(":")[0] for each in found["operator"]} >= {"/system", f"{API}/system", f"{API}/handlers"}
+
+
+def test_nothing_is_zero_that_is_not_known(shop: Shop, make_console: Callable[..., Http]) -> None:
+    """Each answer of the API names the database that is away, or isn't given; and no number of it is told for all."""
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+                "VALUES ('auditing', 'elsewhere', 0, 7, 0)"
+            )
+        )
+    (message_id,) = shop.orders(1)
+    http = make_console({"south": shop.engine, "north": DEAD}, metrics="authenticated")
+    of_one_database = {f"{API}/bulk-jobs/{{bulk_job_id}}", f"{API}/openapi.json"}
+    for method, path in routes(http):
+        if method == "GET" and path.startswith(API) and path not in of_one_database and "/payload" not in path:
+            answer = ask_for(http, method, path)
+            assert answer.status_code in {422, 503} or "north" in answer.text, (path, answer.text[:300])
+    overview = http.get("/overview").json()
+    assert 0 not in overview["tiles"].values()
+    assert {name for name, value in overview["tiles"].items() if value is not None} == set(overview["capped"])
+    totals = [each for each in overview["series"] if "/" not in each["name"]]
+    assert totals
+    assert {value for each in totals for value in each["values"]} == {None}
+    (topic,) = (each for each in overview["topics"] if each["topic"] == "elsewhere")
+    counts = ("undecided", "undispatched", "messages", "scheduled", "parked", "queues", "committed", "checks")
+    assert [topic[name] for name in counts] == [None] * len(counts)
+    assert topic["groups"][0]["lag"] is None
+    page = Page(http.ask("GET", "/"))
+    assert next(row for row in page.rows if "elsewhere" in row).count("\N{EN DASH}") == 3
+    assert "outbox_pending_messages{" not in "".join(
+        line for line in http.ask("GET", "/metrics").text.splitlines() if "elsewhere" in line
+    )
+    view = http.get(f"/messages/{message_id}").json()
+    of_inbox = [name for name, act in ACTS.items() if act.noun == "inbox"]
+    assert [view["refused"][name] for name in of_inbox] == [
+        "its state in all groups isn't known: north can't be read now"
+    ] * len(of_inbox)
+    (unknown,) = (each for each in http.get("/groups").json()["items"] if each["group"] == "auditing")
+    assert (unknown["lag"], unknown["oldest_lag"]) == (None, None)
+
+
+def test_a_message_whose_groups_are_away(
+    shop: Shop, north: Shop, server: ServerLike, make_console: Callable[..., Http]
+) -> None:
+    """Neither its page nor its next step says that no group has it."""
+    with shop.engine.begin() as connection:
+        message_id = shop.outbox.send(connection, "alone", {})
+    shop.drain()
+    http = make_console({"south": shop.engine, "north": north.engine})
+    assert http.get(f"/messages/{message_id}").json()["next"].endswith("no group of its topic is known here")
+    with away(north, server):
+        view = http.get(f"/messages/{message_id}").json()
+        assert view["next"] == "dispatched; what groups did with it is unknown: north can't be read now"
+        page = http.ask("GET", f"/messages/{message_id}").text
+        assert "No group of this topic" not in page
+        assert "What groups did with it isn" in page
 
 
 def test_badges_count_from_two_on(north: Shop, make_console: Callable[..., Http]) -> None:

@@ -82,7 +82,7 @@ def test_an_operator_heals_with_a_client(
         "role": "admin",
         "others": others,
         "unchanged": True,
-        "bytes": acting.get(f"/messages/{first}/payload/raw").content,
+        "bytes": acting.post(f"/messages/{first}/payload/raw").content,
         "masked": True,
         "stale": (412, "urn:outbox:problem:version-mismatch", "It has changed meanwhile"),
         "retried": first,

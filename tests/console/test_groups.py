@@ -57,7 +57,10 @@ def test_the_endpoints(acting: Http, group: str) -> None:
     assert acting.post(topic, WHY).status_code == 409
     assert acting.as_role("operator").get(topic).status_code == 403
     assert acting.as_role("operator").post(topic, WHY).status_code == 403
-    assert acting.post("/topics/none/delete", WHY).status_code == 404
+    for act in ("delete", "pause", "resume"):
+        assert acting.post(f"/topics/none/{act}", WHY).status_code == 404
+    for act, more in (("pause", {"create": True}), ("resume", {})):
+        assert acting.post(f"/topics/none/{act}", {**more, **WHY}).status_code == 200
     assert acting.post(f"{group}/delete", WHY).status_code == 200
     assert acting.get("/groups").json()["items"] == []
 
@@ -146,7 +149,8 @@ def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:
 
 def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
     """By forms; what it holds is shown as held, in both lists, and goes out when it is resumed."""
-    page = visitor.send(visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause"), topic="orders", **WHILE)
+    form = visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause")
+    page = visitor.send(form, "create", topic="orders", **WHILE)
     assert "Paused: what is sent to it is held" in page.text
     well_made(page)
     held = shop.order(1)

@@ -83,7 +83,7 @@ def test_reading_is_told_only_where_a_body_is_revealed(looking: Http, shop: Shop
         assert looking.ask("GET", path).status_code == 200
     looking.post("/messages/query")
     assert told() == []
-    acting.get(f"/messages/{message_id}/payload", params={"reveal": "true"})
+    acting.post(f"/messages/{message_id}/payload/reveal")
     acting.ask("POST", f"/messages/{message_id}/reveal")
     assert facts(told(), "principal", "status") == [("INFO", "console.done", "ada", 200)] * 2
 

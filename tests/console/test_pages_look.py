@@ -203,7 +203,7 @@ def test_processes_that_send_are_shown(acting: Http, shop: Shop) -> None:
     well_made(page)
     for shown in ("Producing processes", "host-1:7", "host-2:8"):
         assert shown in page.text, shown
-    assert {(each["name"], each["instances"]) for each in acting.get("/producers").json()} == {
+    assert {(each["name"], each["instances"]) for each in acting.get("/producers").json()["items"]} == {
         ("host-1:7", 2), ("host-2:8", 2),
     }  # fmt: skip
 
@@ -355,7 +355,7 @@ def test_handlers_show_what_holds_them_back(acting: Http, shop: Shop) -> None:
     report(shop.engine, handlers=[handler("consumer", topic, "mail") for topic in topics])
     hold_back(shop.engine)
     states = dict(zip(topics, ("running", "half_open", "paused", "open"), strict=True))
-    assert {row["topic"]: row["state"] for row in acting.get("/handlers").json()} == states
+    assert {row["topic"]: row["state"] for row in acting.get("/handlers").json()["items"]} == states
     page = Visitor(acting).go("handlers")
     well_made(page)
     shown = dict(zip(topics, ("running", "half open", "paused", "breaker open"), strict=True))

@@ -71,7 +71,7 @@ def test_a_viewer_orders_nothing(acting: Http, found: Reconciled) -> None:
         answer = viewer.ask("POST", f"/reconciliations/{path}", data={"schedule": "nightly", "reason": "why"},
                             headers={"Sec-Fetch-Site": "same-origin"})  # fmt: skip
         assert answer.status_code == 403
-    assert acting.get(ORDERS).json() == []
+    assert acting.get(ORDERS).json()["items"] == []
     assert result_of(acting, found.run, found.missing) is None
 
 
@@ -83,7 +83,7 @@ def test_another_site_orders_nothing(acting: Http, found: Reconciled) -> None:
             answer = acting.ask("POST", f"/reconciliations/{path}", data=data, headers=headers)
             assert answer.status_code == 403
         assert acting.ask("GET", f"/reconciliations/{path}", params=data).status_code == 200
-    assert acting.get(ORDERS).json() == []
+    assert acting.get(ORDERS).json()["items"] == []
     assert str(found.run) not in str(acting.get("/bulk-jobs").json()["items"])
 
 
@@ -106,13 +106,13 @@ def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     assert "Ordered: a worker takes it up" in page.text
     assert "a dry run ordered by otto" in page.text
     assert "Dry run…" not in page.text
-    (order,) = acting.get(ORDERS).json()
+    (order,) = acting.get(ORDERS).json()["items"]
     assert (order["schedule"], order["dry_run"], order["requested_by"]) == ("nightly", True, "otto")
     assert acting.post(ORDERS, {"schedule": "nightly"}).status_code == 409
     work(shop, reconciler)
     newest = acting.get(f"{RUNS}?page_size=1").json()["items"][0]
     assert (newest["ordered_by"], newest["applied"], newest["schedule"]) == ("otto", False, None)
-    assert acting.get(ORDERS).json() == []
+    assert acting.get(ORDERS).json()["items"] == []
     (audited,) = acting.get("/audit?action=reconcile").json()["items"]
     assert (audited["actor"], audited["target"], audited["reason"]) == ("otto", "nightly", "to see")
     assert audited["origin"]["via"] == "console"

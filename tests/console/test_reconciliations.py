@@ -212,7 +212,7 @@ def test_timetables(acting: Http, shop: Shop) -> None:
     report(shop.engine, handlers=[declared | {"options": options | {"pairs": [["states", "g"]]}}])
     report(shop.engine, handlers=[declared | {"options": options | {"pairs": []}}], number=2)
     report(shop.engine, handlers=[declared | {"name": "nobody", "options": options | {"pairs": []}}], number=3)
-    hourly, nobody = acting.get("/reconciliations/schedules").json()
+    hourly, nobody = acting.get("/reconciliations/schedules").json()["items"]
     assert (hourly["name"], hourly["every"], hourly["pairs"]) == ("hourly", 7200.0, [["states", "g"]])
     assert [run["state"] for run in hourly["last"]] == ["running"]
     assert hourly["next_at"] > hourly["last"][0]["started_at"]

@@ -200,7 +200,7 @@ def test_conditions_are_in_the_document(document: dict[str, Any]) -> None:
         return {each["name"] for each in document["paths"][API + path]["post"]["parameters"] if each["in"] == "header"}
 
     assert headers("/messages/{message_id}/resend") == headers("/inbox/{group}/{message_id}/retry") == {"if-match"}
-    assert headers("/bulk-jobs") == headers("/messages/reSend") == {"idempotency-key"}
+    assert headers("/bulk-jobs") == headers("/messages/reSend") == headers("/messages/rollback") == {"idempotency-key"}
     assert headers("/messages/{message_id}/compensate") == {"if-match", "idempotency-key"}
 
 

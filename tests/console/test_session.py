@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,31 @@ def test_sessions_end() -> None:
     assert owner(Bearer(TOKENS, session_key=key), over) is None
     with pytest.raises(InvalidSettings, match="at least 32"):
         Bearer(TOKENS, session_key="short")
+
+
+def sent_at(cookie: str, moment: float, monkeypatch: pytest.MonkeyPatch, http: Http, **headers: str) -> Any:
+    """Return the answer to a request with a cookie at a moment of the console's clock."""
+    monkeypatch.setattr("outbox.console.auth.time.time", lambda: moment)
+    return http.as_role(None).ask("GET", "/messages", headers={"Cookie": cookie.partition(";")[0], **headers})
+
+
+def test_a_session_that_is_not_used_ends(museum: Shop, ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use keeps it, by a new cookie, as far as its whole time goes; a page that refreshes itself is no use."""
+    http = ask(console_of(museum.outbox, authorizer=Bearer(TOKENS, idle=600, seconds=2000)))
+    now = time.time()
+    first = log_in(http, "right")[2]
+    assert "set-cookie" not in sent_at(first, now + 1, monkeypatch, http).headers
+    renewed = sent_at(first, now + 500, monkeypatch, http).headers["set-cookie"]
+    assert renewed.partition("=")[0] == first.partition("=")[0]
+    assert renewed.partition(";")[2] == first.partition(";")[2]
+    refreshed = sent_at(renewed, now + 1000, monkeypatch, http, **{"HX-Request": "true"})
+    assert (refreshed.status_code, "set-cookie" in refreshed.headers) == (200, False)
+    for copy, moment in ((first, 700), (renewed, 1200)):
+        assert sent_at(copy, now + moment, monkeypatch, http).headers["location"].startswith("/login")
+    again = sent_at(renewed, now + 1050, monkeypatch, http).headers["set-cookie"]
+    last = sent_at(again, now + 1600, monkeypatch, http).headers["set-cookie"]
+    assert sent_at(last, now + 1999, monkeypatch, http).status_code == 200
+    assert sent_at(last, now + 2001, monkeypatch, http).status_code == 303
 
 
 def cookies_of(http: Http, number: int) -> list[dict[str, str]]:

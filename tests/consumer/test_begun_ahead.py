@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -14,7 +15,7 @@ from outbox import Message
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.control import gate
 from outbox.database import at_commit, session
-from outbox.database.execute import Statement, goes_on
+from outbox.database.execute import Statement, driver_of, goes_on
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
 from tests.consumer.support import Bench, record
@@ -185,7 +186,7 @@ def test_a_handler_that_ends_the_transaction_is_blamed(bench: Bench, begun: list
     def handler(message: Message, session: Session) -> None:
         record(message, session)
         if message.body == 2:
-            session.connection().exec_driver_sql("COMMIT")
+            psycopg.ClientCursor(driver_of(session.connection())).execute("COMMIT")
 
     bench.send(1, 2, 3)
     bench.consume(bench.declare(handler))

@@ -197,7 +197,7 @@ def test_the_annotation_decides(bench: Bench) -> None:
     for number, handler in enumerate(handlers):
         bench.consume(bench.declare(handler, group=f"g{number}"))
     assert len(got) == len(handlers)
-    assert [type(instance) for instance, _ in got] == [kind for _, kind in got]
+    assert all(isinstance(instance, kind) for instance, kind in got)
 
 
 def _sync_of_async(message: Message, session: AsyncSession) -> None: ...
@@ -278,23 +278,42 @@ def test_each_message_has_a_cursor_of_its_own(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", ["cursor", "pipeline"])
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize(
-    "end", ["ROLLBACK", "COMMIT", "COMMIT and on", "rollback by the driver", "commit by the driver"]
-)
+@pytest.mark.parametrize("end", ["ROLLBACK", "SELECT 1; COMMIT", "rollback by the driver", "commit by the driver"])
+def test_a_cursor_cannot_end_the_transaction(bench: Bench, end: str, batch: int, kind: str) -> None:
+    """Its message has failed, as that of a session; its effect is undone, and the others' are kept."""
+
+    def handler(message: Message, cursor: psycopg.Cursor) -> None:
+        by_cursor(message, cursor)
+        if message.body == 2 and end.endswith("by the driver"):
+            getattr(cursor.connection, end.partition(" ")[0])()
+        elif message.body == 2:
+            cursor.execute(end)
+
+    consumer = bench.declare(handler, batch=batch, pipeline=kind == "pipeline")
+    ids = bench.send(1, 2, 3)
+    bench.consume(consumer)
+    assert bench.ledger() == ["1", "3"]
+    assert bench.inbox()[ids[1]].status == "failed"
+    assert "the transaction is the worker's" in str(bench.inbox()[ids[1]].error)
+
+
+@pytest.mark.parametrize("kind", ["cursor", "pipeline"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT", "COMMIT and on"])
 def test_a_cursor_that_ends_the_transaction(bench: Bench, end: str, batch: int, kind: str) -> None:
-    """Its message is parked, as that of a session: no effect comes twice, and none is missing that is recorded."""
+    """One that goes past the connection's cursors: its message is parked, no effect comes twice, and none is missing
+    that is recorded.
+    """
     _, kept = ENDS[end]
 
     def handler(message: Message, cursor: psycopg.Cursor) -> None:
         by_cursor(message, cursor)
         if message.body != 2:
             return
-        if end.endswith("by the driver"):
-            getattr(cursor.connection, end.partition(" ")[0])()
-            return
-        cursor.execute(end.partition(" ")[0])
+        own = psycopg.ClientCursor(cursor.connection) if kind == "cursor" else psycopg.Cursor(cursor.connection)
+        own.execute(end.partition(" ")[0])
         if end.endswith("and on"):
-            cursor.execute("BEGIN")
+            own.execute("BEGIN")
 
     consumer = bench.declare(handler, batch=batch, pipeline=kind == "pipeline")
     ids = bench.send(1, 2, 3)
@@ -396,14 +415,14 @@ async def _end_async(message: Message, cursor: psycopg.AsyncCursor) -> None:
     ("handler", "options", "status", "kept"),
     [
         (_commit_async, {}, "failed", []),
-        (_end_async, {}, "parked", ["1"]),
-        (_end_async, {"pipeline": True}, "parked", ["1"]),
+        (_end_async, {}, "failed", []),
+        (_end_async, {"pipeline": True}, "failed", []),
     ],
 )
 def test_the_same_of_async_handlers(
     bench: Bench, handler: Callable[..., Coroutine[Any, Any, None]], options: Any, status: str, kept: list[str]
 ) -> None:
-    """A commit of a connection undoes all; one of the driver's parks the message."""
+    """A commit of a connection undoes all, and so does one of the driver's."""
     consumer = bench.declare(handler, **options)
     (id_,) = bench.send(1)
     consume(bench, consumer, retry=True)

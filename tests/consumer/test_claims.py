@@ -292,8 +292,12 @@ def test_reset_while_handlers_run(bench: Bench, gate: Gate) -> None:
     wait_until(lambda: len(gate.begun) == 3, "the handlers run")
     reset(bench)
     together = threading.Barrier(3)
+
+    def wait(_: Message) -> None:
+        together.wait(60)
+
     with bench.consumer.connect() as other:
-        again = bench.declare(lambda _: together.wait(60), **options, early=True)
+        again = bench.declare(wait, **options, early=True)
         assert consumed(bench) == 2
         bench.send(6)
         assert bench.consume_on(again, other, other).done == 6

@@ -117,17 +117,59 @@ def by_driver(name: str) -> Callable[[Session], None]:
     return lambda session: getattr(session.connection().connection.dbapi_connection, name)()
 
 
-#: How a handler ends the transaction, and which of its effects the database keeps: of message 2, whose handler does so
-#: after its effect, and of the one before it in the same batch.
-ENDS: dict[str, tuple[Callable[[Session], None], bool]] = {
-    "ROLLBACK": (by_sql("ROLLBACK"), False),
-    "COMMIT": (by_sql("COMMIT"), True),
-    "ROLLBACK and on": (by_sql("ROLLBACK", "BEGIN"), False),
-    "COMMIT and on": (by_sql("COMMIT", "BEGIN"), True),
-    "COMMIT AND CHAIN": (by_sql("COMMIT AND CHAIN"), True),
-    "rollback by the driver": (by_driver("rollback"), False),
-    "commit by the driver": (by_driver("commit"), True),
+def past_the_driver(*statements: bytes) -> Callable[[Session], None]:
+    """Return an act that goes past the cursors of the connection: libpq's own calls tell nobody."""
+
+    def act(session: Session) -> None:
+        for each in statements:
+            session.connection().connection.driver_connection.pgconn.exec_(each)  # type: ignore[union-attr]
+
+    return act
+
+
+#: How a handler tries to end the transaction.
+REFUSED: dict[str, Callable[[Session], None]] = {
+    "ROLLBACK": by_sql("ROLLBACK"),
+    "COMMIT": by_sql("COMMIT"),
+    "COMMIT and on": by_sql("COMMIT", "BEGIN"),
+    "COMMIT among others": by_sql("SELECT 1; COMMIT; BEGIN"),
+    "COMMIT AND CHAIN": by_sql("COMMIT AND CHAIN"),
+    "rollback by the driver": by_driver("rollback"),
+    "commit by the driver": by_driver("commit"),
 }
+
+#: How one does end it, and which of its effects the database keeps: of message 2, whose handler does so after its
+#: effect, and of the one before it in the same batch.
+ENDS: dict[str, tuple[Callable[[Session], None], bool]] = {
+    "ROLLBACK": (past_the_driver(b"ROLLBACK"), False),
+    "COMMIT": (past_the_driver(b"COMMIT"), True),
+    "COMMIT and on": (past_the_driver(b"COMMIT", b"BEGIN"), True),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("end", REFUSED)
+def test_a_handler_cannot_end_the_transaction(bench: Bench, end: str, batch: int) -> None:
+    """It is refused before the server hears of it: its message has failed, its effect is undone, others' are kept."""
+
+    def handler(message: Message, session: Session) -> None:
+        record(message, session)
+        if message.body == 2 and message.attempt == 1:
+            REFUSED[end](session)
+
+    consumer = bench.declare(handler, batch=batch)
+    ids = bench.send(1, 2, 3)
+    engine = create_engine(bench.consumer.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        bench.consume_on(consumer, connection, connection)
+        row = bench.inbox()[ids[1]]
+        assert (row.status, row.attempts, bench.ledger()) == ("failed", 1, ["1", "3"])
+        assert "the transaction is the worker's" in str(row.error)
+        assert "test_a_handler_cannot_end_the_transaction" in str(row.error)
+        bench.age_retries()
+        consumer.retry_once(connection, connection)
+    engine.dispose()
+    assert bench.ledger() == ["1", "3", "2"]
 
 
 @pytest.mark.parametrize("mode", ["AUTOCOMMIT", "READ COMMITTED"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outbox import Message, Retry
+from outbox.text import process_name
 from tests.consumer.support import Bench, record
 
 
@@ -23,6 +24,23 @@ def test_group_and_lag(bench: Bench) -> None:
     bench.send(4, queue=1, key=None)
     bench.consume(consumer)
     assert seen[3:] == [(4, "g", 0, 1, None)]
+
+
+def test_the_process_that_sent_it_is_an_operators(bench: Bench) -> None:
+    """An operator sees the host and the process that wrote a message or a half; handlers have the headers as given."""
+    seen: list[Any] = []
+
+    def handle(message: Message, session: Any) -> None:
+        seen.append(message.headers)
+
+    consumer = bench.declare(handle)
+    ids = bench.send(1) + bench.send(2, headers={"h": "1", "outbox-sender": "forged"})
+    with bench.producer.begin() as connection:
+        ids += [bench.app.prepare(connection, "t", {})]
+    bench.consume(consumer)
+    assert seen == [{}, {"h": "1"}]
+    shown = [(bench.app.operator.message(each).half or {})["headers"] for each in ids]
+    assert shown == [{"outbox-sender": process_name()}, {"h": "1", "outbox-sender": process_name()}, shown[0]]
 
 
 def test_the_first_failure_is_known_at_each_retry(bench: Bench) -> None:

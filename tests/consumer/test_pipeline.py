@@ -158,7 +158,7 @@ def test_an_error_after_the_end_of_the_transaction(bench: Bench) -> None:
     def handler(message: Message, cursor: psycopg.Cursor) -> None:
         by_cursor(message, cursor)
         if message.body == 1:
-            cursor.execute("COMMIT")
+            psycopg.Cursor(cursor.connection).execute("COMMIT")
         if message.body == 3:
             cursor.execute("SELECT 1 / %s", (0,))
 

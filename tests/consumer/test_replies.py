@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings, Topic, testing
-from outbox.errors import InvalidMessage
+from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.model import uuid7
+from outbox.operator.operator import Operator
+from outbox.telemetry import hooks
+from outbox.telemetry.events import DuplicateIgnored
 from outbox.testing import drain
-from tests.consumer.support import Bench
+from tests.consumer.support import Bench, record
 
-HEADERS = text("SELECT topic, headers FROM outbox.half_message ORDER BY id")
+HEADERS = text("SELECT topic, headers - 'outbox-sender' FROM outbox.half_message ORDER BY id")
 
 
 def headers(engine: Engine) -> dict[str, Mapping[str, str]]:
@@ -229,7 +233,11 @@ def test_a_tenants_answer_goes_out_from_the_tenants_database(
 ) -> None:
     """Also where the Outbox on which the handler was declared has a database of its own."""
     app = Outbox(engine, settings=settings)
-    app.consumer("t", group="g")(lambda message, session: message.reply(session, {}))
+
+    @app.consumer("t", group="g")
+    def answer(message: Message, session: Session) -> None:
+        message.reply(session, {})
+
     own = new_engine()
     tenant = app.bound_to(own)
     with Session(own) as session, session.begin():
@@ -293,7 +301,7 @@ def test_another_thread_knows_the_cause_only_if_it_is_told(bench: Bench) -> None
 
 
 def test_a_header_that_is_no_id_is_told(bench: Bench) -> None:
-    """A sender in SQL may write anything."""
+    """A table may hold anything."""
     said: list[str] = []
 
     def handle(message: Message, session: Session) -> None:
@@ -302,7 +310,99 @@ def test_a_header_that_is_no_id_is_told(bench: Bench) -> None:
         said.append(str(caught.value))
 
     with bench.producer.begin() as connection:
-        connection.execute(text("SELECT outbox.send('t', '{}', headers => '{\"outbox-cause\": \"x\"}')"))
+        connection.execute(text("SELECT outbox.send('t', '{}')"))
+        connection.execute(text('UPDATE outbox.half_message SET headers = \'{"outbox-cause": "x"}\''))
     bench.dispatch()
     bench.consume(bench.declare(handle))
     assert len(said) == 1
+
+
+SENT = "SELECT id FROM outbox.half_message WHERE topic = :topic ORDER BY id"
+
+
+@pytest.fixture
+def duplicates() -> Iterator[list[DuplicateIgnored]]:
+    """What is told of messages that were sent again."""
+    found: list[DuplicateIgnored] = []
+    end = hooks.add_hook(lambda each: found.append(each) if isinstance(each, DuplicateIgnored) else None)
+    yield found
+    end()
+
+
+def test_a_message_that_was_handled_before_sends_nothing_new(
+    any_bench: Bench, duplicates: list[DuplicateIgnored]
+) -> None:
+    """Its inbox row is lost, and it is handled again: what it sent is there, and that is no error."""
+
+    def handle(message: Message, session: Session) -> None:
+        record(message, session)
+        for number in (1, 1, 2):
+            any_bench.sink.send(session, "told", number, key="k")
+        message.reply(session, {"n": len(any_bench.ledger())})
+
+    consumer = any_bench.declare(handle)
+    (asked,) = any_bench.send({}, reply_to="answered")
+    any_bench.consume(consumer)
+    ids = [any_bench.rows(SENT, topic=topic) for topic in ("told", "answered")]
+    assert [len(each) for each in ids] == [3, 1]
+    any_bench.run("DELETE FROM outbox.consumer_message")
+    any_bench.resend(asked)
+    any_bench.dispatch()
+    any_bench.consume(consumer)
+    assert (any_bench.ledger(), any_bench.statuses()) == (["{}"] * 2, [("consumed", 1)])
+    assert [any_bench.rows(SENT, topic=topic) for topic in ("told", "answered")] == ids
+    assert {each.message_id for each in duplicates} == {each for of_topic in ids for each in of_topic}
+
+
+def test_what_is_sent_otherwise_is_another_message(bench: Bench) -> None:
+    """A second handling that says something else is heard; so is one that an operator has asked for."""
+    said = ["a"]
+
+    def handle(message: Message, session: Session) -> None:
+        bench.sink.send(session, "told", said[0])
+        message.reply(session, said[0])
+
+    consumer = bench.declare(handle)
+    (asked,) = bench.send({}, reply_to="answered")
+    bench.consume(consumer)
+    said[0] = "b"
+    bench.run("DELETE FROM outbox.consumer_message")
+    bench.resend(asked)
+    bench.dispatch()
+    bench.consume(consumer)
+    assert [len(bench.rows(SENT, topic=topic)) for topic in ("told", "answered")] == [2, 1]
+    Operator.open({"both": bench.consumer}, bench.settings).reset_group("g", "t", "first", by="me", why="test")
+    bench.consume(consumer)
+    assert [len(bench.rows(SENT, topic=topic)) for topic in ("told", "answered")] == [3, 2]
+
+
+def test_what_a_handler_commits_by_itself_is_sent_each_time(bench: Bench) -> None:
+    """An attempt that failed has said so, and so does the next one."""
+
+    def handle(message: Message, session: Session) -> None:
+        with Session(bench.consumer) as own, own.begin():
+            bench.sink.send(own, "tried", "again")
+        if message.attempt == 1:
+            raise ValueError("once")
+
+    consumer = bench.declare(handle)
+    bench.send({})
+    bench.consume(consumer)
+    bench.retry(consumer)
+    assert bench.statuses() == [("consumed", 2)]
+    assert len(bench.rows(SENT, topic="tried")) == 2
+
+
+def test_a_given_id_that_is_there_can_be_ignored(bench: Bench, duplicates: list[DuplicateIgnored]) -> None:
+    """Or fail, as it does by itself; and the option needs something that it is said of."""
+    given = uuid4()
+    for _ in range(2):
+        with bench.consumer.begin() as connection:
+            assert bench.sink.send(connection, "told", 1, id=given, on_duplicate="ignore") == given
+    assert (bench.rows(SENT, topic="told"), [each.message_id for each in duplicates]) == ([given], [given])
+    with pytest.raises(DuplicateMessage, match=str(given)), bench.consumer.begin() as connection:
+        bench.sink.send(connection, "told", 1, id=given, on_duplicate="error")
+    with pytest.raises(IntegrityError), bench.consumer.begin() as connection:
+        bench.sink.send(connection, "told", 1, id=given)
+    with pytest.raises(InvalidMessage, match="says nothing without"), bench.consumer.begin() as connection:
+        bench.sink.send(connection, "told", 1, on_duplicate="ignore")

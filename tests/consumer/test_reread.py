@@ -231,7 +231,7 @@ def test_a_queue_that_is_busy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     with bench.consumer.begin() as connection:
         lock = GroupQueue("outbox", "g", "t", queue).lock
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")
-        with pytest.raises(ActRefused, match="is busy: somebody has held a lock of it"):
+        with pytest.raises(ActRefused, match="is busy: a session has held a lock of it"):
             reset(bench)
     assert bench.rows("SELECT * FROM outbox.consumer_offset ORDER BY 1, 2, 3, 4, 5") == before
     assert bench.audited("g/t") == []

@@ -30,7 +30,7 @@ def prune(bench: Bench) -> None:
 
 def left(bench: Bench) -> dict[str, int]:
     """Count the rows of the producer."""
-    tables = ("topic", "message", "half_message", "op_message", "delivery_cursor", "check_total")
+    tables = ("topic", "message", "half_message", "op_message", "delivery_cursor", "topic_total")
     with bench.producer.begin() as connection:
         count = "SELECT count(*) FROM outbox.{}"
         return {each: connection.exec_driver_sql(count.format(each)).scalar_one() for each in tables}
@@ -66,7 +66,7 @@ def test_comes_back_after_a_pause(ended: Bench) -> None:
     topics = ended.app.operator
     for topic in ("t", "other"):
         ended.send(1, topic=topic)
-        topics.pause_topic(topic, **WHO)
+        topics.pause_topic(topic, by="me", why="test")
     prune(ended)
     operator(ended).delete_topic("t", **WHO)
     assert [row.topic for row in topics.topic_pauses()] == ["other"]

@@ -406,7 +406,7 @@ def test_declarations(post: Post) -> None:
         app.known_group("t", group="h", status_url="ftp://b/status", token="x" * 32)
     with pytest.raises(InvalidHandler, match="no user or password"):
         app.known_group("t", group="h", status_url="https://me:pw@b/status", token="x" * 32)
-    with pytest.raises(InvalidHandler, match="no URL of a database"):
+    with pytest.raises(InvalidHandler, match="consumer can't be read; it must look like postgresql"):
         app.known_group("t", group="h", consumer="bank b")
     with pytest.raises(InvalidHandler, match="must be an engine"):
         app.known_group("t", group="h", consumer=5)  # type: ignore[arg-type]

@@ -187,7 +187,11 @@ def test_a_retry_is_not_kept_waiting(post: Post) -> None:
 
 def test_what_it_sends_is_caused_by_the_letter(village: Post) -> None:
     """It may send, with its session; what it sends belongs to the conversation."""
-    app = calling(village, lambda letter, session: app.send(session, "tickets", {"why": letter.reason}))
+
+    def write(letter: DeadLetter[Any], session: Session) -> None:
+        app.send(session, "tickets", {"why": letter.reason})
+
+    app = calling(village, write)
     (half_id,) = park(village, app, 1)
     testing.dead_letters(app)
     sent = "SELECT headers ->> 'outbox-cause' FROM outbox.half_message WHERE topic = 'tickets'"

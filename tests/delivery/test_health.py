@@ -32,7 +32,7 @@ def found(post: Post) -> list[Diagnosis]:
 
 def exhausted(overview: Overview) -> int:
     """Return how many messages of all topics are given up."""
-    return sum(topic.exhausted for topic in overview.topics)
+    return sum(topic.exhausted or 0 for topic in overview.topics)
 
 
 def worker(post: Post, facts: Mapping[str, Any] | None = None, *, number: int = 1) -> None:

@@ -150,8 +150,7 @@ def next_batch(connection: Connection, settings: Settings, limit: int) -> Statem
     """Return the statement that the next pass would run."""
     with connection.begin():
         (cursors,) = execute(connection, dispatch_sql.newest_cursor(settings.schema))
-    place = dispatch_sql.Placement(settings.schema, settings.queues, limit, notify=True)
-    return dispatch_sql.dispatch_batch(place, dispatch_sql.Cursor(*cursors[0]))
+    return dispatch_sql.dispatch_batch(settings, limit, dispatch_sql.Cursor(*cursors[0]))
 
 
 def act(connection: Connection, settings: Settings, name: str, *ids: UUID) -> int:

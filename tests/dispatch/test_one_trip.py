@@ -11,11 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.generators import send as send_all
+from psycopg import generators
 from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
-from outbox.database import roundtrip
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.worker.connections import WorkerDatabase
 from tests.dispatch.support import assert_dense, dispatch_all, messages, run, scalar, send
@@ -34,7 +33,7 @@ def stop() -> None:
 
 def stopping_passes(url: str, one_pass: Callable[[Connection, Settings], Any]) -> None:
     """Run passes on a worker's connection; stop when a round trip was sent, and again when it was answered."""
-    usual_wait = psycopg.Connection.wait
+    usual_wait, send_all = psycopg.Connection.wait, generators.send
 
     def wait(connection: psycopg.Connection[Any], *arguments: Any, **options: Any) -> Any:
         answer = usual_wait(connection, *arguments, **options)
@@ -47,7 +46,7 @@ def stopping_passes(url: str, one_pass: Callable[[Connection, Settings], Any]) -
 
     with closing(WorkerDatabase(url).connect()) as connection, pytest.MonkeyPatch.context() as patch:
         patch.setattr(psycopg.Connection, "wait", wait)
-        patch.setattr(roundtrip, "send", sending)
+        patch.setattr(generators, "send", sending)
         for _ in range(PASSES):
             one_pass(connection, Settings())
 

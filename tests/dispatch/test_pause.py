@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.errors import ActRefused, InvalidMessage, InvalidRequest
+from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
 from outbox.operator.health.stats import stats
 from outbox.operator.model import PageRequest, ScheduledFilter
 from tests.dispatch.support import assert_dense, by_key, messages
@@ -56,7 +56,7 @@ def test_a_paused_topic_holds_what_is_sent(app: Outbox, connection: Connection, 
     """Other topics go on; resumed, all of it goes out in order, and then what comes new; the pause is gone."""
     send(1)
     work(connection, settings)
-    assert "is paused" in app.operator.pause_topic("t", by="ann", why="sent twice")
+    assert "is paused" in app.operator.pause_topic("t", by="ann", why="sent twice", create=True)
     send(2, 3)
     send("other", topic="u")
     work(connection, settings)
@@ -80,7 +80,7 @@ def test_a_paused_topic_holds_what_is_sent(app: Outbox, connection: Connection, 
 
 def test_nothing_overtakes_what_is_held(app: Outbox, connection: Connection, settings: Settings, send: Send) -> None:
     """What comes after the resumption, and before the last of it is out, waits behind it."""
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     send(1, 2, 3)
     dispatch_once(connection, settings)
     app.operator.resume_topic("t", by="me")
@@ -95,12 +95,12 @@ def test_nothing_overtakes_what_is_held(app: Outbox, connection: Connection, set
 
 def test_paused_again_while_it_goes_out(app: Outbox, connection: Connection, settings: Settings, send: Send) -> None:
     """The rest is held once more."""
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     send(1, 2, 3)
     dispatch_once(connection, settings)
     app.operator.resume_topic("t", by="me")
     release_due_once(connection, settings, limit=1)
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     work(connection, settings)
     assert bodies(connection) == [1]
     assert paused(app) == [("t", 2)]
@@ -111,7 +111,7 @@ def test_what_falls_due_is_held_too(app: Outbox, connection: Connection, setting
     send(1, delay=3600)
     send(2, delay=3600, topic="u")
     work(connection, settings)
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     due = "UPDATE outbox.scheduled_message SET deliver_at = clock_timestamp() - interval '1 ms'"
     with connection.begin():
         connection.execute(text(due))
@@ -125,7 +125,7 @@ def test_what_falls_due_is_held_too(app: Outbox, connection: Connection, setting
 
 def test_what_is_held_can_be_recalled(app: Outbox, connection: Connection, settings: Settings, send: Send) -> None:
     """As a scheduled message can, though it has no time of its own; and the pause ends without it."""
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     first, second = send(1, 2)
     work(connection, settings)
     app.operator.recall(first, by="me", why="sent twice")
@@ -137,7 +137,7 @@ def test_what_is_held_can_be_recalled(app: Outbox, connection: Connection, setti
 
 def test_what_is_held_is_told(app: Outbox, connection: Connection, settings: Settings, send: Send) -> None:
     """It has no time at which it is due: neither its message, nor the list, nor the statistics make one up."""
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     (held,) = send(1)
     (delayed,) = send(2, topic="u", delay=3600)
     work(connection, settings)
@@ -154,11 +154,11 @@ def test_what_is_held_is_told(app: Outbox, connection: Connection, settings: Set
 
 def test_acts_that_change_nothing_are_refused(app: Outbox) -> None:
     """They say why."""
-    with pytest.raises(ActRefused, match="isn't paused"):
+    with pytest.raises(TopicNotFound, match="has no topic 't'"):
         app.operator.resume_topic("t", by="me")
-    app.operator.pause_topic("t", by="me", why="test")
+    app.operator.pause_topic("t", by="me", why="test", create=True)
     with pytest.raises(ActRefused, match="paused already"):
-        app.operator.pause_topic("t", by="me", why="test")
+        app.operator.pause_topic("t", by="me", why="test", create=True)
     with pytest.raises(InvalidRequest, match="reason"):
         app.operator.pause_topic("u", by="me", why="")
     with pytest.raises(InvalidMessage):
@@ -172,7 +172,7 @@ def test_paused_and_resumed_while_it_is_dispatched(
 
     def act() -> None:
         for _ in range(15):
-            app.operator.pause_topic("t", by="me", why="test")
+            app.operator.pause_topic("t", by="me", why="test", create=True)
             app.operator.resume_topic("t", by="me")
 
     def dispatch() -> None:
@@ -203,7 +203,7 @@ class PausingInterpreter(Interpreter):
         pauses = {row.topic: row for row in operator.topic_pauses()} if what in {"pause", "resume"} else {}
         is_paused = "t" in pauses and pauses["t"].resumed_at is None
         if what == "pause" and not is_paused:
-            operator.pause_topic("t", by="me", why="test")
+            operator.pause_topic("t", by="me", why="test", create=True)
         elif what == "resume" and is_paused:
             operator.resume_topic("t", by="me")
         elif what == "let out":

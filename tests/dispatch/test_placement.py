@@ -178,7 +178,7 @@ def test_a_release_tells_too(app: Outbox, connection: Connection, settings: Sett
         app.declare_topic(topic, 4)
     with connection.begin():
         app.send(connection, "later", 1, queue=3, delay=60)
-    app.operator.pause_topic("held", by="me", why="test")
+    app.operator.pause_topic("held", by="me", why="test", create=True)
     with connection.begin():
         app.send(connection, "held", 1, queue=2)
     dispatch_once(connection, settings, on_news=arrived.append)

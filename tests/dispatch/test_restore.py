@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Outbox, Settings, embedded
 from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.errors import SequenceBehind
+from outbox.message.model import Counts
 from tests.dispatch.support import (
     WAITING,
     act,
@@ -187,3 +189,38 @@ def test_a_second_restore_in_the_middle_of_the_first_re_base(
     found = messages(connection)
     assert_dense(found)
     assert by_key(found)["k0"] == list(range(25))
+
+
+def test_a_switch_over_without_its_sequences_stops_dispatch_until_they_are_set(
+    app: Outbox, connection: Connection, settings: Settings
+) -> None:
+    """Logical replication carries rows alone. What came now would count as of before: dispatch says what mends it."""
+    send(app, *range(5), key="k0")
+    dispatch_all(connection, settings)
+    pretend_restored(connection)
+    run(connection, "ALTER SEQUENCE outbox.op_sequence RESTART")
+    run(connection, "ALTER TABLE outbox.dispatch_cursor ALTER id RESTART")
+    send(app, 5, key="k0")
+    with pytest.raises(SequenceBehind, match=r"outbox.op_sequence is at 1, .* is 5: .* run: ") as refused:
+        dispatch_once(connection, settings)
+    _, _, mend = str(refused.value).partition("run: ")
+    run(connection, mend)
+    send(app, *range(6, 9), key="k0")
+    dispatch_all(connection, settings, 2)
+    assert by_key(messages(connection))["k0"][:5] == list(range(5))
+    assert sorted(by_key(messages(connection))["k0"]) == list(range(9))
+
+
+def test_the_newest_cursor_is_the_newest_whatever_its_sequence_says(
+    app: Outbox, connection: Connection, settings: Settings
+) -> None:
+    """A re-base ends, and each batch after it moves on, though its sequence would draw lower ids than those there."""
+    send(app, *range(5), key="k0")
+    dispatch_all(connection, settings)
+    run(connection, "ALTER TABLE outbox.dispatch_cursor ALTER id RESTART")
+    pretend_restored(connection)
+    for n in range(5, 9):
+        send(app, n, key="k0")
+        dispatch_all(connection, settings, 1)
+    assert by_key(messages(connection))["k0"] == list(range(9))
+    assert dispatch_once(connection, settings) == Counts()

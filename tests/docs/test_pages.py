@@ -16,7 +16,13 @@ from tests.kit import wait_until
 QUICK_START = ROOT / "docs" / "quick-start.md"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: What may be left out, and why: it needs a machine, a network or an hour that a test doesn't have.
-REASONS = {"it needs a cluster", "it needs a jar", "it shows the form of a command", "it shows what fails"}
+REASONS = {
+    "it needs a cluster",
+    "it needs a jar",
+    "it needs a service",
+    "it shows the form of a command",
+    "it shows what fails",
+}
 
 
 @pytest.fixture

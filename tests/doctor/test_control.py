@@ -48,8 +48,28 @@ def test_an_open_breaker(engine: Engine, outbox: Outbox) -> None:
 
 def test_a_paused_topic(engine: Engine, outbox: Outbox) -> None:
     """It is a note, and the mend has its dispatch go on."""
-    outbox.operator.pause_topic("orders", by="ann", why="sent twice")
+    outbox.operator.pause_topic("orders", by="ann", why="sent twice", create=True)
     report = examine(engine)
     assert codes(report) == ["topic.paused"]
     assert mend_by_command(engine, the(report, "topic.paused").mend, YES).code == 0
     assert codes(examine(engine)) == []
+
+
+def test_names_that_do_not_meet(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
+    """A topic that is consumed and was never sent to, and one that is sent to and never consumed, are notes."""
+    send(outbox)
+    dispatch_all(engine, outbox)
+    consume(outbox, engine)
+    assert codes(examine(engine, subscriptions=outbox.subscriptions.values())) == []
+    other = Outbox(engine)
+    other.consumer("ordres", group="mail")(lambda message, session: None)
+    elsewhere = engine.url.render_as_string(hide_password=False)
+    other.consumer("remote", group="mail", source=elsewhere)(lambda message, session: None)
+    with engine.begin() as connection:
+        outbox.send(connection, "invoices", {})
+    dispatch_all(engine, outbox)
+    report = examine(engine, subscriptions=other.subscriptions.values())
+    assert [(each.code, each.details, each.severity.value) for each in report.findings if "topic." in each.code] == [
+        ("topic.silent", {"topic": "ordres", "group": "mail"}, "note"),
+        ("topic.unread", {"topic": "invoices"}, "note"),
+    ]

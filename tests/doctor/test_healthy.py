@@ -33,6 +33,8 @@ def test_at_work(durable_url: str) -> None:
     outbox = Outbox(engine, settings=Settings(check_interval=0.1))
 
     @outbox.consumer("orders", group="till")
+    @outbox.consumer("payments", group="till")
+    @outbox.consumer("stock", group="till")
     def handle(message: Message, session: Session) -> None:
         pass
 
@@ -54,7 +56,7 @@ def test_at_work(durable_url: str) -> None:
         take(1)
         wait_until(
             lambda: (
-                sql(engine, "SELECT count(*) FROM outbox.consumer_message") == 50
+                sql(engine, "SELECT count(*) FROM outbox.consumer_message") == 52
                 and sql(engine, "SELECT count(*) FROM outbox.message") == 52
             ),
             "everything was consumed, checked and dispatched",

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Engine, NullPool, create_engine
+from sqlalchemy import URL, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings, Worker
@@ -18,6 +18,7 @@ from outbox.errors import InvalidSettings
 from outbox.operator.health.examine import Inspected
 from outbox.operator.health.inspections import shares_processes, trouble_with_prepared
 from outbox.operator.health.rules import Severity
+from outbox.testing import drain
 from tests.doctor.relay import relay
 from tests.doctor.support import codes, dispatch_all, examine, inspected, raw, sql, the
 from tests.kit import wait_until
@@ -212,3 +213,23 @@ def test_worker_by_url(engine: Engine, new_engine: Callable[..., Engine], tracki
 
 def handle(message: Message, session: Session) -> None:
     """Do nothing, with success."""
+
+
+def test_what_a_handler_leaves_reaches_no_other_client(engine: Engine) -> None:
+    """The pooler gives the session to others after the COMMIT: what was left is taken away before that."""
+    with relay(engine.url) as url, application(url, prepare_threshold=None) as through:
+        outbox = Outbox(through, settings=QUIET)
+
+        @outbox.consumer("t", group="g")
+        def handler(message: Message, session: Session) -> None:
+            for each in ("SET search_path = pg_temp", "LISTEN news", "SELECT pg_advisory_lock(4711)"):
+                session.execute(text(each))
+
+        with Session(through) as session:
+            outbox.send(session, "t", 1)
+            session.commit()
+        assert drain(outbox).done == 1
+        with raw(url, prepare_threshold=None, autocommit=True) as other:
+            left = "SELECT current_setting('search_path'), count(*) FROM pg_locks WHERE objid = 4711"
+            assert other.execute(left).fetchone() == ('"$user", public', 0)
+            assert other.execute("SELECT count(*) FROM pg_listening_channels()").fetchone() == (0,)

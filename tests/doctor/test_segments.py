@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.prune import ahead
 from outbox.prune import segments as module
 from outbox.prune.segments import Segment, make_segment, now_ms

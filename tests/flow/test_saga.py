@@ -256,7 +256,7 @@ def test_what_stays_unanswered_is_an_error_from_the_second_time_on(world: World,
     world.late()
     assert [(each.level, each.facts()["times"]) for each in events] == [(30, 1), (40, 2)]
     delays = """SELECT extract(epoch FROM h.deliver_at - h.born_at) FROM outbox.half_message h
-                 WHERE h.topic = 'trip.deadline' ORDER BY h.id"""
+                 WHERE h.topic = 'trip.deadline' ORDER BY h.born_at"""
     assert [round(seconds) for seconds in world.at[world.owner].rows(delays)] == [60, 120, 240]
     assert world.flow(trip).status == "compensating"
 
@@ -338,7 +338,11 @@ def test_bodies_of_commands_are_made_of_earlier_answers(engine: Engine, settings
     saga: Saga[int] = Saga(outbox, "sum", model=int)
     saga.step("one", "add", body=lambda flow: flow.body + 1)
     saga.step("two", "add", body=lambda flow: flow.answers["one"] + 1)
-    outbox.consumer("add", group="adder")(lambda message, session: message.reply(session, message.body * 10))
+
+    @outbox.consumer("add", group="adder")
+    def add(message: Message, session: Session) -> None:
+        message.reply(session, message.body * 10)
+
     with Session(engine) as session, session.begin():
         flow_id = saga.start(session, 4)
     drain(outbox)

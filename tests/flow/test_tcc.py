@@ -10,11 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, NullPool, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Participant, Settings
-from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler
+from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow.tcc import Branch
 from outbox.prune.once import prune_producer_once
 from tests.kit import Tables, wait_until
@@ -107,6 +108,10 @@ def test_calls_take_effect_once_in_any_order(shop: Shop, calls: str, results: li
         ("", "attempt", "cancel", False, False, []),
         ("", "cancel", "attempt", True, BranchCancelled, []),
         ("", "cancel", "attempt", False, True, ["attempt"]),
+        ("", "attempt", "confirm", True, True, ["attempt", "confirm"]),
+        ("", "attempt", "confirm", False, BranchUnknown, []),
+        ("", "cancel", "confirm", True, BranchCancelled, []),
+        ("", "cancel", "confirm", False, BranchUnknown, []),
         ("attempt", "confirm", "confirm", True, False, ["attempt", "confirm"]),
         ("attempt", "confirm", "cancel", True, BranchConfirmed, ["attempt", "confirm"]),
         ("attempt", "confirm", "cancel", False, True, ["attempt", "cancel"]),
@@ -138,6 +143,53 @@ def test_two_calls_at_once(
     thread.join()
     assert results == [result]
     assert shop.effects() == effects
+
+
+def test_a_confirm_with_an_older_snapshot_is_not_told_a_lie(shop: Shop) -> None:
+    """A transaction at REPEATABLE READ can't see a try that has committed since it began: it is to begin again."""
+    with Session(shop.engine) as session:
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        session.execute(text("SELECT 1"))
+        assert shop.call("attempt")
+        with pytest.raises(OperationalError, match="could not serialize"):
+            shop.call_within(session, "confirm")
+    assert shop.call("confirm")
+
+
+@pytest.mark.parametrize("call", ["attempt", "confirm", "cancel"])
+@pytest.mark.parametrize(
+    ("transaction", "branch", "said"),
+    [
+        ("b3b2cbb6-6c4b-4b5e-8f0e-2b1a6c1d9b11", "", "transaction_id must be a UUID, not str: 'b3b2"),
+        (7, "", "transaction_id must be a UUID, not int: 7"),
+        (UUID(int=0), "", "transaction_id must be a UUID, not UUID"),
+        (uuid4(), None, "branch None must be a str"),
+        (uuid4(), 7, "branch must be a str, not int: 7"),
+        (uuid4(), " ", "branch ' ' must be a str without spaces around it"),
+        (uuid4(), "a\n", "branch 'a\\n' must be a str without spaces"),
+        (uuid4(), "a\0b", "branch has a NUL character"),
+        (uuid4(), "b" * 256, "has 256 bytes; at most 255 are allowed"),
+    ],
+)
+def test_ids_and_branches_are_checked(shop: Shop, call: str, transaction: Any, branch: Any, said: str) -> None:
+    """Before anything is written down."""
+    with pytest.raises(InvalidMessage) as error, Session(shop.engine) as session, session.begin():
+        getattr(shop.participant, call)(session, transaction, "body", branch=branch)
+    assert said in str(error.value)
+    assert shop.at.value("SELECT count(*) FROM outbox.tcc_branch") == 0
+
+
+def test_an_unknown_branch_is_told_beside_those_that_there_are(shop: Shop) -> None:
+    """A slip in its name is seen at once; nothing is left of the call."""
+    for branch in ("room", "car"):
+        shop.call("attempt", branch=branch)
+    with Session(shop.engine) as session, session.begin():
+        with pytest.raises(BranchUnknown, match=r"'rooms', .* was never tried"):
+            shop.call_within(session, "confirm", branch="rooms")
+        with pytest.raises(BranchUnknown, match=r"was never tried$"):
+            shop.call_within(session, "confirm", transaction=uuid4())
+    assert shop.at.value("SELECT count(*) FROM outbox.tcc_branch") == 2
+    assert shop.call("confirm", branch="room")
 
 
 def test_branches_and_participants_are_apart(shop: Shop, settings: Settings) -> None:

@@ -25,8 +25,7 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import PARTS, Part, statements
-from outbox.dead_letter.callback import ParkedCallback
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
+from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
@@ -185,6 +184,7 @@ def saga(town: Town) -> None:
             flow_sql.start("outbox", id=flow, name="s", content_type="text/plain", body=b""),
             flow_sql.send("outbox", message_id=command, saga_id=flow, number=1, step="a", kind="action"),
             flow_sql.lock("outbox", name="s", command=command),
+            flow_sql.may_come("outbox", ids=[flow], name="s", start="s.start"),
             flow_sql.answer(
                 "outbox", command=command, answer="done", reason=None, result_type="text/plain", result=b""
             ),
@@ -206,8 +206,8 @@ def flow_control(town: Town) -> None:
         app.prepare(connection, "other", "b")
         transaction.rollback()
     with town.at["producer"].begin() as connection:
-        for count in (producer_sql.undecided("outbox", 1), producer_sql.undispatched("outbox", 1)):
-            execute_module.execute(connection, count)
+        for count in (producer_sql.undecided, producer_sql.undispatched):
+            execute_module.execute(connection, count("outbox", least=1, limit=1, **producer_sql.SAMPLE))
 
 
 def dispatch(town: Town) -> None:
@@ -234,7 +234,7 @@ def release(town: Town) -> None:
     town.dispatched(delay=3600)
     make_due(town.app, failed=False, orphans=False)
     owner = Operator.open({"producer": town.owned["producer"]}, town.settings)
-    owner.pause_topic("t", by="ada", why="why")
+    owner.pause_topic("t", by="ada", why="why", create=True)
     with town.at["producer"].connect() as connection:
         assert not release_due_once(connection, town.settings)
         owner.resume_topic("t", by="ada")
@@ -592,7 +592,7 @@ def order(part: Part) -> Callable[[Town], None]:
         else:
             Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
             for _ in range(2):
-                operator.pause_topic("paused", by="ada", why="why")
+                operator.pause_topic("paused", by="ada", why="why", create=True)
                 operator.resume_topic("paused", by="ada")
 
     return act

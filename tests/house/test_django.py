@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from outbox.database.migration import chain
-from outbox.database.migration.single import in_order
 from tests.kit import ROOT
 
 FOLDER = ROOT / "outbox" / "django" / "migrations"
 CONTENT = '''"""Made of the revision that the file is named after."""
 
-from django.db import migrations
+from outbox.django.migration import MigrationType, migration_of
 
-from outbox.django.migration import migration_of
-
-Migration: type[migrations.Migration] = migration_of(__name__)
+Migration: MigrationType = migration_of(__name__)
 '''
 
 
@@ -22,11 +19,12 @@ def test_each_revision_has_a_django_migration() -> None:
     files = sorted(FOLDER.glob("0*.py"))
     revisions = [path.stem.partition("_")[2] for path in files]
     number = len(files) + 1
-    missing = [revision for revision in in_order() if revision not in revisions]
+    in_order = [revision for branch in chain.BRANCHES for revision in reversed(chain.history(branch))]
+    missing = [revision for revision in in_order if revision not in revisions]
     mend = [f"cp {files[-1]} {FOLDER}/{number + more:04}_{each}.py" for more, each in enumerate(missing)]
     assert not missing, f"Django doesn't know revisions; run: {'; '.join(mend)}"
-    assert sorted(revisions) == sorted(in_order())
+    assert sorted(revisions) == sorted(in_order)
     assert [path.stem[:4] for path in files] == [f"{number:04}" for number in range(1, number)]
     assert {path.read_text("utf-8") for path in files} == {CONTENT}
     for count, revision in enumerate(revisions):
-        assert set(chain.built_on(revision)) <= set(revisions[:count])
+        assert set(chain._built_on()[revision]) <= set(revisions[:count])

@@ -86,7 +86,7 @@ def has_reason(lines: list[str], first: int, last: int | None) -> bool:
 def without_yield(path: Path) -> Iterator[int]:
     """Yield the lines of context managers that may end without a block: "generator didn't yield" is no failure of ours.
 
-    One that catches what came before its ``yield`` yields in the handler, too, or raises. A ``match`` has a case for
+    One that catches what came before its ``yield`` yields in the handler, too, or raises; a ``match`` has a case for
     all that is left.
     """
     for function in ast.walk(ast.parse(path.read_text())):
@@ -131,3 +131,48 @@ def test_no_failure_is_swallowed() -> None:
     paths = sorted((ROOT / "outbox").rglob("*.py"))
     found = [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in swallowed(path)]
     assert found == []
+
+
+#: What may describe an exception whose class isn't known: it is total, whatever that class does.
+DESCRIBES = ROOT / "outbox" / "text.py"
+BROAD = {"Exception", "BaseException"}
+
+
+def described(path: Path) -> Iterator[int]:
+    """Yield the lines at which an exception of any class is made a text by something else."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler) and node.name and node.type and kinds_of(node.type) & BROAD:
+            yield from texts_of(node.name, node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for argument in [*node.args.args, *node.args.kwonlyargs]:
+                if argument.annotation is not None and kinds_of(argument.annotation) & BROAD:
+                    yield from texts_of(argument.arg, node.body)
+
+
+def kinds_of(annotation: ast.expr) -> set[str]:
+    """Return the names in a type."""
+    return {each.id for each in ast.walk(annotation) if isinstance(each, ast.Name)}
+
+
+def texts_of(name: str, body: list[ast.stmt]) -> Iterator[int]:
+    """Yield the lines at which a name is formatted, or what its class is called is read."""
+    for node in (each for statement in body for each in ast.walk(statement)):
+        match node:
+            case ast.FormattedValue(value=ast.Name(id=shown)) if shown == name:
+                yield node.lineno
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[ast.Name(id=shown)]) if shown == name:
+                yield node.lineno
+            case ast.Attribute(
+                value=ast.Call(func=ast.Name(id="type"), args=[ast.Name(id=shown)]), attr="__name__" | "__qualname__"
+            ) if shown == name:
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="traceback"))):
+                yield node.lineno
+
+
+def test_one_module_describes_exceptions() -> None:
+    """Where an exception may be of any class, its text, class and traceback come from the module that can't fail."""
+    # What is embedded stands alone, and catches its own.
+    others = (path for path in sorted((ROOT / "outbox").rglob("*.py")) if "embedded" not in path.parts)
+    paths = [path for path in others if path != DESCRIBES]
+    assert [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in described(path)] == []

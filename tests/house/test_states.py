@@ -47,6 +47,7 @@ BY_HAND = {
     "operator/look/lists_sql.py: consumed left_out": "what all groups have, or don't want",
     "operator/look/lists_sql.py: recalled scheduled": "what one table has",
     "operator/look/message.py: consumed discarded expired left_out quarantined": "in which order they are shown",
+    "operator/model.py: committed scheduled": "the declaration itself",
     "operator/model.py: rolled_back undecided": "the declaration itself",
     "reconcile/job.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",

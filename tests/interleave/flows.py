@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -21,14 +22,16 @@ from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.database.engines import EngineRunner
-from outbox.database.execute import execute
+from outbox.database.execute import SERIALIZATION_FAILURE, execute, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, MessageNotFound
 from outbox.message.model import uuid7
 from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.prune.rewrite import CHECKS, rewrite
+from outbox.prune.segments import id_at, make_segment, segment_of
 from tests.interleave.explore import Act
-from tests.interleave.world import GROUP, KEY, TOPIC, World, confirm_on, drained, take_money
+from tests.interleave.world import GROUP, KEY, SAGA, TOPIC, World, confirm_on, drained, take_money
 
 WHO: dict[str, Any] = {"by": "ada", "why": "weave"}
 
@@ -126,6 +129,22 @@ def commit_within(world: World, engine: Engine) -> None:
         app.commit(half_id, within=session)
 
 
+def commit_repeatable(world: World, engine: Engine) -> None:
+    """Do so in a transaction whose snapshot is older than what others do meanwhile; again where it can't be kept."""
+    app, half_id = world.app_on(engine), _subject(world, "undecided")
+    while True:
+        try:
+            with Session(engine.execution_options(isolation_level="REPEATABLE READ")) as session, session.begin():
+                session.execute(text("SELECT pg_current_snapshot()"))
+                take_money(session, half_id, "within")
+                app.commit(half_id, within=session)
+        except DBAPIError as error:
+            if sqlstate(error) != SERIALIZATION_FAILURE:
+                raise
+        else:
+            return
+
+
 def two_phase(world: World, engine: Engine) -> str:
     """Run a fenced function; once it runs, no check may decide it."""
     app, runs = world.app_on(engine), []
@@ -181,6 +200,30 @@ def set_back(world: World, engine: Engine) -> None:
     """Set the group's offset back to its beginning, by hand, while all that it has read is there."""
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox.consumer_offset WHERE consumer_group = :group"), {"group": GROUP})
+
+
+def fall_back(world: World, engine: Engine) -> None:
+    """Have the saga's owner know nothing of it any more, as a database that was restored; its participant does."""
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.consumer_offset WHERE consumer_group = :group"), {"group": SAGA})
+        connection.execute(text("DELETE FROM outbox.consumer_message WHERE consumer_group = :group"), {"group": SAGA})
+        connection.execute(text("DELETE FROM outbox.saga_command"))
+        connection.execute(text("DELETE FROM outbox.saga"))
+
+
+def _advance(world: World, app: Outbox, connection: Connection) -> None:
+    for consumer in world.consumers_of_saga(app):
+        drained(partial(consumer.consume_once, connection, connection))
+
+
+def _rewrite(world: World, app: Outbox, connection: Connection) -> Any:
+    return rewrite(connection, world.settings.schema, replace(CHECKS, size=-1))
+
+
+def _make_segment(world: World, app: Outbox, connection: Connection) -> bool:
+    """Make a segment, into which the half moves at which the flows meet."""
+    ms = _subject(world, "undecided").int >> 80
+    return make_segment(connection, world.settings, segment_of(id_at(ms - 60_000), id_at(ms + 60_000)))
 
 
 def _check(world: World, app: Outbox, connection: Connection) -> Any:
@@ -257,6 +300,7 @@ FLOWS: dict[str, FlowKind] = {
         FlowKind("commit", commit, ("undecided",), (AlreadyRolledBack,)),
         FlowKind("rollback", rollback, ("undecided",), (AlreadyCommitted,)),
         FlowKind("commit_within", commit_within, ("undecided",), _DECIDED, again=False),
+        FlowKind("commit_repeatable", commit_repeatable, ("undecided",), _DECIDED, again=False),
         FlowKind("two_phase", two_phase, ("nothing",), (AlreadyRolledBack,), again=False),
         FlowKind("refuse", _operator("rollback", "undecided", "orphan"), ("undecided", "orphan"), (ActRefused,)),
         FlowKind("check", _pass(_check), ("undecided", "orphan", "nothing")),
@@ -301,6 +345,10 @@ FLOWS: dict[str, FlowKind] = {
         FlowKind("confirm_again", _pass(confirm_on), ("parked", "failed", "missing"), orders=_confirmed_before),
         FlowKind("set_back", set_back, ("failed", "missing", "dispatched")),
         FlowKind("prune", _pass(_prune), ("settled", "newest", "dispatched", "failed")),
+        FlowKind("rewrite", _pass(_rewrite), ("undecided",)),
+        FlowKind("make_segment", _pass(_make_segment), ("undecided",)),
+        FlowKind("advance", _pass(_advance), ("begun", "booked")),
+        FlowKind("fall_back", fall_back, ("begun", "booked")),
         FlowKind("place", place_passed, ("passed", "committed")),
         FlowKind("repair", resend_missing, ("missing", "dispatched")),
     )

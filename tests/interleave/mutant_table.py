@@ -70,6 +70,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id",
         "resend,prune@settled",
     ),
+    Mutant(
+        "decide: a half that an old snapshot hides is asked of the index",
+        "database/decision.py",
+        "        yield statement(schema, _ASK_INDEX, {}, id=str(half_id))\n",
+        '        yield statement(schema, "SELECT 1", {})\n',
+        "commit_repeatable,make_segment",
+    ),
+    Mutant(
+        "check: what an old snapshot has left of a decided half goes",
+        "check/sql.py",
+        "     WHERE half_id IN (SELECT half_id FROM found) AND half_id NOT IN (SELECT half_id FROM due)\n",
+        "     WHERE false\n",
+        "commit_repeatable,rewrite",
+    ),
+    Mutant(
+        "saga: what it sends again has the same id",
+        "flow/saga.py",
+        "message_id = derived_id(flow.id, self.saga.name, step.name, kind.value, earlier)",
+        'message_id = __import__("uuid").uuid4()',
+        "advance,fall_back@booked",
+    ),
     # --- the check -------------------------------------------------------------------------------------------
     Mutant(
         "fence: taken as the business transaction's first statement",
@@ -119,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dispatch/sql.py",
         "            WHERE c.id = %(cursor)s AND {LOG} = %(log)s))",
         "            WHERE {LOG} = %(log)s))",
-        "dispatch,dispatch@committed",
+        "tests/dispatch/test_rivals.py",
     ),
     Mutant(
         "release: one at a time, and not beside a dispatch",
@@ -152,9 +173,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: the next batch begins behind the snapshot, not behind its oldest transaction",
         "dispatch/sql.py",
-        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
-        "    SELECT CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
-        "send,dispatch@committed",
+        "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END,",
+        "           CASE WHEN cut THEN %(next_xid)s::xid8 ELSE pg_snapshot_xmin(pg_current_snapshot()) END,",
+        "tests/dispatch/test_order.py",
     ),
     Mutant(
         "dispatch: in the order of the ops' sequence",
@@ -180,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dispatch: what was recalled before its dispatch stays recalled",
         "dispatch/sql.py",
-        "(SELECT d.half_id FROM {s}.scheduled_message d WHERE d.half_id = h.id) IS NULL)",
+        "(SELECT d.half_id FROM {{s}}.scheduled_message d WHERE d.half_id = h.id) IS NULL)",
         "true)",
         "recall,dispatch@delayed",
     ),
@@ -284,9 +305,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "handlers: a connection that carries their changes can't be committed",
         "database/at_commit.py",
-        "        if connection.get_transaction() in _uncommittable:\n",
-        "        if connection.closed:\n",
-        "tests/consumer/test_carriers.py",
+        '        _refuse_held(connection, "connection.commit()")\n        _close(connection)\n',
+        "        _close(connection)\n",
+        "tests/producer/test_held.py tests/consumer/test_carriers.py",
+    ),
+    Mutant(
+        "held transactions: a cursor of the driver's own can't end one",
+        "database/at_commit.py",
+        "            if ending:\n                hold.refuse(ending)\n",
+        "",
+        "tests/producer/test_held.py",
+    ),
+    Mutant(
+        "held transactions: a session can't commit one",
+        "database/session.py",
+        '        hold.refuse("session.commit()")\n',
+        "        pass\n",
+        "tests/producer/test_held.py",
     ),
     Mutant(
         "consume: what was read ahead is used only if the offset is still there",
@@ -420,7 +455,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: a delivery that slipped in behind its message goes",
         "prune/segments.py",
-        "            execute(connection, sql.left_over(schema, _next(after), _next(last) if full else end))\n",
+        "            execute(connection, sql.left_over(schema, first=_next(after), "
+        "end=_next(last) if full else end))\n",
         "",
         "tests/delivery/test_pruned.py",
     ),
@@ -493,8 +529,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
-        "          AND (o.position, o.claims) < (SELECT",
-        "          AND (o.position, o.claims) <= (SELECT",
+        "   AND (o.position, o.claims) < (SELECT",
+        "   AND (o.position, o.claims) <= (SELECT",
         "tests/prune/test_rewrite.py",
     ),
     Mutant(

@@ -30,7 +30,7 @@ def judge(world: World, meeting: Meeting, outcomes: Sequence[Outcome]) -> list[s
     except Exception as error:
         return [f"a pass fails: {error!r}"]
     state = world.state()
-    judges = (_halves, _messages, _money, _inbox, _compensated, _order, _acts)
+    judges = (_halves, _messages, _money, _inbox, _compensated, _order, _acts, _sagas)
     wrong = [text for each in judges for text in each(state)]
     if any(flow.name.startswith("confirm") for flow in meeting.flows):
         wrong += _delivered(state)
@@ -196,6 +196,17 @@ def _acts(state: dict[str, Any]) -> Iterator[str]:
         yield "placed twice"
     if len([row for row in audits["resend"] if row["actor"] == "night"]) > 1:
         yield "repaired twice"
+
+
+def _sagas(state: dict[str, Any]) -> Iterator[str]:
+    """A saga ends, and its participant was asked once, whatever its owner has forgotten: a command has its id again."""
+    bookings = Counter(row["flow"] for row in _list(state, "booking"))
+    for flow_id, status in _rows(state, "saga").items():
+        if (status, bookings[flow_id]) != ("completed", 1):
+            yield f"saga {status} at rest, booked {bookings[flow_id]} times: {short(flow_id)}"
+    topics = Counter(row["topic"] for row in _list(state, "command"))
+    if max(topics.values(), default=1) > 1:
+        yield f"messages of a saga: {dict(topics)}"
 
 
 def _delivered(state: dict[str, Any]) -> Iterator[str]:

@@ -21,10 +21,11 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from pytest import MonkeyPatch
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
-from outbox.database import at_commit
+from outbox.database import at_commit, roundtrip
 from outbox.database import execute as execution
 from outbox.database.execute import driver_of
 
@@ -32,6 +33,7 @@ _WRITTEN = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|LOCK\s+TABLE)\s+
 _READ = re.compile(r"\b(?:FROM|JOIN|EXISTS\s*\(\s*SELECT\s+FROM)\s+([\w.\"]+)", re.IGNORECASE)
 _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?(?:UPDATE|SHARE)\b", re.IGNORECASE)
 _OURS = re.compile(r"^(?:\"?outbox\"?\.)?\"?(\w+)\"?$")
+_PARTITION = re.compile(r"_(?:default|\d{8}t\d{6})$")
 _TIMEOUT = re.compile(r"^\d+ms$")
 
 #: Who is in flight: seen by whoever takes a snapshot as a value, changed by each transaction that writes.
@@ -100,7 +102,8 @@ def footprint_of(sql: str, values: object) -> Footprint:
 
 def _names(pattern: re.Pattern[str], sql: str) -> set[str]:
     matches = (_OURS.match(name) for name in pattern.findall(sql))
-    return {match[1].lower() for match in matches if match} - _NOT_TABLES
+    # A partition counts as its table.
+    return {_PARTITION.sub("", match[1].lower()) for match in matches if match} - _NOT_TABLES
 
 
 _NOT_TABLES = {
@@ -165,6 +168,12 @@ class SteppedCursor(psycopg.Cursor[Any]):
         answer = super().execute(sql.replace("'200ms'", "'120s'"), _patient(params), **options)
         connection.after()
         return answer
+
+
+class _OwnSteppedCursor(SteppedCursor):
+    """A cursor of ours on a stepped connection, with the adapters that our statements have."""
+
+    adapters = property(lambda _: roundtrip.own_adapters())
 
 
 def _patient(params: Any) -> Any:
@@ -341,7 +350,7 @@ def without_pipelines() -> Iterator[None]:
 
     A COMMIT then doesn't begin the next transaction, whose statements are the same ones, one by one.
     """
-    round_trip, can_chain = execution._round_trip, execution.can_chain
+    round_trip, can_chain, own_cursor = execution._round_trip, execution.can_chain, roundtrip.own_cursor
 
     def one_by_one(driver: Any, pairs: Any) -> Any:
         return None if _is_stepped(driver) else round_trip(driver, pairs)
@@ -349,8 +358,12 @@ def without_pipelines() -> Iterator[None]:
     def chains(connection: Connection) -> bool:
         return not _is_stepped(driver_of(connection)) and can_chain(connection)
 
+    def cursor(raw: Any) -> Any:
+        return _OwnSteppedCursor(raw, row_factory=tuple_row) if _is_stepped(raw) else own_cursor(raw)
+
     with MonkeyPatch.context() as patch:
         patch.setattr(execution, "_round_trip", one_by_one)
+        patch.setattr(roundtrip, "own_cursor", cursor)
         patch.setattr(at_commit, "can_chain", chains)
         yield
 

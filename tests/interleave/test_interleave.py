@@ -26,6 +26,9 @@ FEW = (
     ("prune", "resend@settled"),
     ("confirm", "consume@dispatched"),
     ("dispatch", "consume_woken"),
+    ("commit_repeatable", "rewrite"),
+    ("commit_repeatable", "make_segment"),
+    ("advance", "fall_back@booked"),
 )
 
 

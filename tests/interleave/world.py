@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -20,18 +21,23 @@ import psycopg
 from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings
+from outbox import Delivery, Message, Orphan, Outbox, Resolution, Saga, Settings
 from outbox.check.asker import Asker
 from outbox.check.checker import Checker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import EngineRunner
+from outbox.database.execute import batch_sizes
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.message.model import Counts
+from outbox.prune.segments import drop_segment, segments
 
 TOPIC, GROUP, KEY = "t", "g", "k"
+#: A saga of one step, and the topic of its command: group and topic of each consumer that it needs, in their order.
+SAGA, BOOK = "trip", "book"
+OF_SAGA = ((f"{SAGA}.start", SAGA), (BOOK, "hotel"), (f"{SAGA}.reply.{BOOK}", SAGA))
 SETTINGS = Settings(
     queues=1, immunity=0.0, retry_delays=(0.0,) * 8, retry_jitter=0.0, listen=False, checks_in_flight=1,
     check_timeout=60.0, confirm_grace=0.0,
@@ -43,6 +49,7 @@ CREATE TABLE transfer (n serial PRIMARY KEY, message_id uuid, kind text);
 CREATE TABLE effect (n serial PRIMARY KEY, message_id uuid, position bigint, send_number int, attempt int);
 CREATE TABLE refund (message_id uuid);
 CREATE TABLE told (message_id uuid, status text);
+CREATE TABLE booking (flow_id uuid, command_id uuid);
 INSERT INTO account VALUES (1000);
 """
 _TABLES = """
@@ -56,18 +63,19 @@ SELECT format('%I.%I', n.nspname, c.relname), c.relname,
 """
 _STATE = """
 SELECT jsonb_build_object(
-    'half', (SELECT jsonb_object_agg(id, jsonb_build_object('deliver_at', deliver_at)) FROM outbox.half_message),
+    'half', (SELECT jsonb_object_agg(id, jsonb_build_object('deliver_at', deliver_at)) FROM outbox.half_message
+              WHERE topic = 't'),
     'op', (SELECT jsonb_object_agg(half_id, jsonb_build_object('resolution', resolution, 'by', decided_by))
-             FROM outbox.op_message),
+             FROM outbox.op_message WHERE half_id NOT IN (SELECT id FROM outbox.half_message WHERE topic <> 't')),
     'check', (SELECT jsonb_object_agg(half_id, jsonb_build_object('times', check_times, 'parked', parked_at))
                 FROM outbox.half_check),
     'history', (SELECT jsonb_agg(jsonb_build_object('id', half_id, 'answer', answer)) FROM outbox.check_history),
     'message', (SELECT jsonb_agg(jsonb_build_object('id', half_id, 'send', send_number, 'queue', queue,
                                                     'position', position) ORDER BY queue, position)
-                  FROM outbox.message),
+                  FROM outbox.message WHERE topic = 't'),
     'scheduled', (SELECT jsonb_object_agg(half_id, recalled_by) FROM outbox.scheduled_message),
     'inbox', (SELECT jsonb_object_agg(message_id, jsonb_build_object('status', status, 'attempts', attempts,
-                     'error', last_error, 'by', quarantined_by)) FROM outbox.consumer_message),
+                     'error', last_error, 'by', quarantined_by)) FROM outbox.consumer_message WHERE topic = 't'),
     'offset', (SELECT max(position) FROM outbox.consumer_offset),
     'compensation', (SELECT jsonb_agg(half_id) FROM outbox.compensation),
     'items', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'state', state, 'outcome', outcome))
@@ -81,7 +89,11 @@ SELECT jsonb_build_object(
     'refund', (SELECT jsonb_agg(message_id) FROM refund),
     'delivery', (SELECT jsonb_agg(jsonb_build_object('id', half_id, 'number', number, 'status', status,
                         'settled', settled, 'callback', callback) ORDER BY half_id, number) FROM outbox.delivery),
-    'told', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'status', status)) FROM told))
+    'told', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'status', status)) FROM told),
+    'saga', (SELECT jsonb_object_agg(id, status) FROM outbox.saga),
+    'command', (SELECT jsonb_agg(jsonb_build_object('id', id, 'topic', topic)) FROM outbox.half_message
+                 WHERE topic <> 't'),
+    'booking', (SELECT jsonb_agg(jsonb_build_object('flow', flow_id, 'command', command_id)) FROM booking))
 """
 _AGE = """
 UPDATE outbox.half_check SET next_check_at = clock_timestamp() WHERE next_check_at > clock_timestamp();
@@ -131,6 +143,13 @@ def tell(delivery: Delivery, session: Session) -> None:
     session.execute(text("INSERT INTO told VALUES (:id, :status)"), values)
 
 
+def book(message: Message, session: Session) -> None:
+    """Book for a saga, and answer."""
+    values = {"flow": message.key, "command": message.id}
+    session.execute(text("INSERT INTO booking VALUES (:flow, :command)"), values)
+    message.reply(session, "booked")
+
+
 def says_commit(orphan: Orphan) -> Resolution:
     """Know that the local transaction has committed."""
     return Resolution.COMMIT
@@ -147,6 +166,7 @@ class World:
     #: What a stage needs to come to rest, beside the passes of workers.
     nightly: list[Callable[[World], int]] = field(default_factory=list)
     ordered: bool = False
+    has_saga: bool = False
     #: How often the handler was called for each message since the tables were put back.
     calls: Counter[UUID] = field(default_factory=Counter)
 
@@ -172,12 +192,17 @@ class World:
         app.checker(TOPIC)(says_commit)
         app.on_delivered(TOPIC)(tell)
         app.on_undeliverable(TOPIC)(tell)
+        if self.has_saga:
+            self.saga: Saga[Any] = Saga(app, SAGA, timeout=None)
+            self.saga.step(BOOK, BOOK)
+            app.consumer(BOOK, group="hotel")(book)
         return app
 
     def app_on(self, engine: Engine) -> Outbox:
         """Return the `Outbox` of a flow; made once in each world, so that no flow pays for what it reads at first."""
         app = self._apps.get(engine)
-        if app is None or app.subscriptions[TOPIC, GROUP].ordered != self.ordered:
+        made_for = self.ordered, self.has_saga
+        if app is None or (app.subscriptions[TOPIC, GROUP].ordered, OF_SAGA[0] in app.subscriptions) != made_for:
             app = self._apps[engine] = self.outbox(engine)
             _ = app.operator.databases
         return app
@@ -239,14 +264,20 @@ class World:
         )
         self.subjects.clear()
         self.nightly.clear()
-        self.ordered = False
+        self.ordered = self.has_saga = False
         self.app = self.outbox(self.engine)
         self.app.declare_topic(TOPIC, 1)
 
     def reset(self) -> None:
-        """Put the tables back as they were kept, in one round trip."""
+        """Put the tables back as they were kept, in one round trip; a flow may have made a segment."""
         self._runs += 1
+        with self._connection.begin():
+            made = segments(self._connection, self.settings.schema)
+        for segment in made:
+            drop_segment(self._connection, self.settings, segment)
         self.calls.clear()
+        for engine in (self.engine, *self._apps):  # what a batch has failed by would make the next run another one
+            batch_sizes(engine).clear()
         if self._runs % 300 == 0:
             self._raw.execute("VACUUM")
         self._raw.execute("SELECT seed.reset()")
@@ -261,17 +292,17 @@ class World:
 
     def rest(self, passes: int = 25) -> None:
         """Make all passes of a system, with nothing waiting for its time, until none of them does anything."""
-        consumer = self.consumer(self.app)
+        consumers = [self.consumer(self.app), *self.consumers_of_saga(self.app)]
         asker = Asker(lambda _: EngineRunner(self.engine), 1)
         try:
             for _ in range(passes):
-                if not self._pass(consumer, asker):
+                if not self._pass(consumers, asker):
                     return
         finally:
             asker.end()
         raise AssertionError("it never comes to rest")
 
-    def _pass(self, consumer: Consumer, asker: Asker) -> int:
+    def _pass(self, consumers: Sequence[Consumer], asker: Asker) -> int:
         connection = self._connection
         self._raw.execute(_AGE)
         counts = [
@@ -282,8 +313,8 @@ class World:
                 connection, self.settings, compensations=self.app.compensations,
                 new_runner=lambda _: EngineRunner(self.engine),
             ),
-            drained(lambda: consumer.consume_once(connection, connection)),
-            consumer.retry_once(connection, connection),
+            *(drained(partial(each.consume_once, connection, connection)) for each in consumers),
+            *(each.retry_once(connection, connection) for each in consumers),
         ]  # fmt: skip
         taken = sum(count.taken for count in counts)
         return taken or sum(night(self) for night in self.nightly)
@@ -296,6 +327,10 @@ class World:
     def consumer(self, app: Outbox) -> Consumer:
         """Return a worker's consumer."""
         return Consumer(app.subscriptions[TOPIC, GROUP], self.settings)
+
+    def consumers_of_saga(self, app: Outbox) -> list[Consumer]:
+        """Return those that a worker has for the saga and its participant."""
+        return [Consumer(app.subscriptions[each], self.settings) for each in OF_SAGA if each in app.subscriptions]
 
     def confirm(self) -> int:
         """Learn what became of messages, as the producer's worker does; return of how many something new."""
@@ -395,6 +430,27 @@ def in_order(world: World) -> UUID:
     return failing(world)
 
 
+def begun(world: World) -> UUID:
+    """A saga was started, and its message waits in its queue."""
+    world.has_saga = True
+    world.app = world.outbox(world.engine)
+    for topic, _ in OF_SAGA:
+        world.app.declare_topic(topic, 1)
+    for consumer in world.consumers_of_saga(world.app):
+        consumer.start(world._connection, world._connection)
+    with world.engine.begin() as connection:
+        flow_id: UUID = world.saga.start(connection, "Rome")
+    dispatch_once(world._connection, world.settings)
+    return flow_id
+
+
+def booked(world: World) -> UUID:
+    """A saga has ended, and its participant has booked."""
+    flow_id = begun(world)
+    world.rest()
+    return flow_id
+
+
 def failed(world: World) -> UUID:
     """A message has failed, its queue has left it behind, and its retry is due."""
     message_id = world.send("failed", fails=True)
@@ -486,7 +542,7 @@ def promoted(world: World) -> UUID:
 STAGES: dict[str, Stage] = {
     stage.__name__: stage
     for stage in (
-        nothing, settled, newest, missing, failed, parked, resent, due, dispatched, failing, in_order,
+        nothing, settled, newest, missing, failed, parked, resent, due, dispatched, begun, booked, failing, in_order,
         undecided, orphan, committed, delayed, passed, restored, promoted,
     )
 }  # fmt: skip

@@ -24,7 +24,7 @@ NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {
     "common": ["common_0001"],
-    "producer": [f"producer_{number:04}" for number in range(1, 18)],
+    "producer": [f"producer_{number:04}" for number in range(1, 21)],
     "consumer": [f"consumer_{number:04}" for number in range(1, 12)],
 }
 ALL = {branch: revisions[-1] for branch, revisions in CHAIN.items()}
@@ -240,9 +240,16 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
             metadata.create_all(connection)
         # The metadata has tables, no functions.
         folder = chain.folder() / "versions"
-        names = ("producer_0003", "consumer_0003", "producer_0005", "consumer_0007")
-        producer, consumer, chosen, reread = (run_path(str(folder / f"{name}.py"))["UPGRADE"] for name in names)
-        for statement in (*producer[1:], *consumer, *chosen[1:], *reread[-3:]):
+        numbers = ("producer_0003", "consumer_0003", "producer_0005", "consumer_0007", "producer_0019", "producer_0020")
+        made = [run_path(str(folder / f"{number}.py"))["UPGRADE"] for number in numbers]
+        producer, consumer, chosen, reread, *replaced = made
+        for statement in (
+            *producer[1:],
+            *consumer,
+            *chosen[1:],
+            *reread[-3:],
+            *(each for one in replaced for each in one),
+        ):
             connection.exec_driver_sql(cleandoc(statement).replace("{s}", '"outbox"'))
     assert "CREATE TABLE outbox.half_message" in migrated
     assert _dump(url) == migrated

@@ -26,34 +26,7 @@ from outbox.errors import SchemaBusy
 from tests.kit import Tables, dispatch_all, send_each, wait_until
 from tests.kit.processes import python
 
-NEW = [
-    "producer_0002",
-    "producer_0003",
-    "producer_0004",
-    "producer_0005",
-    "producer_0006",
-    "producer_0007",
-    "producer_0008",
-    "producer_0009",
-    "producer_0010",
-    "producer_0011",
-    "producer_0012",
-    "producer_0013",
-    "producer_0014",
-    "producer_0015",
-    "producer_0016",
-    "producer_0017",
-    "consumer_0002",
-    "consumer_0003",
-    "consumer_0004",
-    "consumer_0005",
-    "consumer_0006",
-    "consumer_0007",
-    "consumer_0008",
-    "consumer_0009",
-    "consumer_0010",
-    "consumer_0011",
-]
+NEW = [*(f"producer_{number:04}" for number in range(2, 21)), *(f"consumer_{number:04}" for number in range(2, 12))]
 # Those of the first revision.
 TABLES = [table for part in SEGMENTED.values() for table in part if table != "delivery"]
 # Without the columns of later revisions.
@@ -78,11 +51,15 @@ def old(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[E
         command.upgrade(config, "consumer_0001")
         # Dispatch and consumers of this release, which stand in for those of then, use these.
         connection.execute(text("ALTER TABLE outbox.half_message ADD COLUMN queue integer"))
-        connection.execute(text("ALTER TABLE outbox.dispatch_cursor ADD COLUMN totals jsonb NOT NULL DEFAULT '{}'"))
         for table in ("consumer_message", "consumer_offset"):
             connection.execute(text(f"ALTER TABLE outbox.{table} ADD COLUMN reading smallint NOT NULL DEFAULT 0"))
-        for revision in ("producer_0014", "producer_0016", "consumer_0010"):
-            for statement in ScriptDirectory.from_config(config).get_revision(revision).module.UPGRADE:
+        for revision, most in (
+            ("producer_0014", None),
+            ("producer_0016", None),
+            ("producer_0018", 1),
+            ("consumer_0010", None),
+        ):
+            for statement in ScriptDirectory.from_config(config).get_revision(revision).module.UPGRADE[:most]:
                 connection.execute(text(statement.format(s="outbox")))
     app = Outbox(engine, settings=Settings())
     send_each(app, "t", *range(20), key="k")
@@ -165,13 +142,41 @@ def test_an_index_of_partitions_is_built_before(url: str, engine: Engine) -> Non
     tables = Tables(engine)
     tables.run("CREATE TABLE outbox.half_message_old PARTITION OF outbox.half_message FOR VALUES FROM (:a) TO (:b)"
                .replace(":a", f"'{UUID(int=1)}'").replace(":b", f"'{UUID(int=2)}'"))  # fmt: skip
-    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 18)]
+    assert migration.upgrade(url, ["producer"]) == [f"producer_{number:04}" for number in range(9, 21)]
     assert migration.check(url) == []
     sql = """SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_inherits i ON i.inhrelid = indexrelid
               WHERE i.inhparent = 'outbox.ix_half_message_conversation'::regclass ORDER BY 1"""
     assert tables.rows(sql) == [
         ("outbox.half_message_default_conversation", True), ("outbox.half_message_old_conversation", True),
     ]  # fmt: skip
+
+
+def test_totals_are_taken_over(url: str) -> None:
+    """What was counted in the newest cursor, and of checks, is the sum of rows then; and the way back."""
+    engine = create_engine(url)
+    tables = Tables(engine)
+    with runner._turn(url, "outbox", 5.0) as (connection, config, _):
+        connection.execute(text("CREATE SCHEMA outbox"))
+        command.upgrade(config, "producer_0017")
+    for totals in ('{"a": [1, 0]}', '{"a": [2, 1], "b": [0, 4]}'):
+        tables.run(
+            "INSERT INTO outbox.dispatch_cursor (next_xid, in_flight, system_identifier, totals) SELECT '9', '{}',"
+            " system_identifier, CAST(:totals AS jsonb) FROM pg_control_system()", totals=totals
+        )  # fmt: skip
+    tables.run("INSERT INTO outbox.check_total (topic, checks) VALUES ('a', 3), ('a', 4), ('c', 5)")
+    assert migration.upgrade(url, ["producer"])[0] == "producer_0018"
+    sums = "SELECT topic, sum(committed)::int, sum(rolled_back)::int, sum(checks)::int FROM outbox.topic_total"
+    assert tables.rows(f"{sums} GROUP BY topic ORDER BY topic") == [("a", 2, 1, 7), ("b", 0, 4, 0), ("c", 0, 0, 5)]
+    with runner._turn(url, "outbox", 5.0) as (_, config, _):
+        command.downgrade(config, "producer_0017")
+    assert tables.value("SELECT totals FROM outbox.dispatch_cursor ORDER BY id DESC LIMIT 1") == {
+        "a": [2, 1], "b": [0, 4], "c": [0, 0],
+    }  # fmt: skip
+    assert tables.rows("SELECT topic, checks FROM outbox.check_total WHERE checks > 0 ORDER BY 1") == [
+        ("a", 7),
+        ("c", 5),
+    ]
+    engine.dispose()
 
 
 def test_an_index_of_new_columns_is_built_before(url: str, engine: Engine) -> None:

@@ -41,7 +41,7 @@ def test_upgrades_wait_for_each_other(url: str, engine: Engine) -> None:
         "['common_0001', 'producer_0001', 'producer_0002', 'producer_0003', 'producer_0004', 'producer_0005', "
         "'producer_0006', 'producer_0007', 'producer_0008', 'producer_0009', 'producer_0010', 'producer_0011', "
         "'producer_0012', 'producer_0013', 'producer_0014', 'producer_0015', "
-        "'producer_0016', 'producer_0017', "
+        "'producer_0016', 'producer_0017', 'producer_0018', 'producer_0019', 'producer_0020', "
         "'consumer_0001', 'consumer_0002', 'consumer_0003', 'consumer_0004', 'consumer_0005', 'consumer_0006', "
         "'consumer_0007', 'consumer_0008', 'consumer_0009', 'consumer_0010', "
         "'consumer_0011']\n",

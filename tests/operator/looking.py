@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox import Settings
 from outbox.embedded import ServerLike
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.operator.databases import Databases
 from outbox.operator.model import Page, PageRequest
 

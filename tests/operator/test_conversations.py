@@ -15,7 +15,8 @@ from outbox import Settings
 from outbox.database.execute import execute
 from outbox.embedded import ServerLike
 from outbox.errors import MessageNotFound
-from outbox.message.model import uuid7, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.look import conversation
 from outbox.operator.look.message_sql import CONVERSATION

@@ -17,6 +17,7 @@ from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
 from outbox.operator.look import lists_sql
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.model import MessageFilter, MessageRow, MessageStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from tests.operator.looking import all_pages, born, half, id_of, open_databases, put, registered
@@ -53,7 +54,7 @@ def world(server: ServerLike, template: str) -> Iterator[World]:
             half(63, body=b'{"order": {"id": "x"}}', content_type="text/plain"),
             half(64, body=b'{"order": {"id": "x"', content_type="Application/Vnd.Shop+JSON; charset=utf-8"),
             half(65, body=b'{"order": {"id": "x"}}', content_type="application/vnd.shop+json; charset=utf-8"),
-            half(66, body=json.dumps({"order": {"id": "x"}, "long": "y" * lists_sql.LARGEST_BODY}).encode()),
+            half(66, body=json.dumps({"order": {"id": "x"}, "long": "y" * LARGEST_BODY}).encode()),
         ])  # fmt: skip
         put(engines["south"], "dispatched", [half(30)])
         for engine in engines.values():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.operator.look.redact import MASK, Redactor, has_at
+from outbox.message.masking import KEYS, MASK, Redactor, cleaned, has_at, leaves, names_in, path_of, read_json, without
 
 JSON = "application/json"
 MASKED = Redactor()
@@ -24,31 +24,178 @@ def shown(document: str, redactor: Redactor = MASKED, **options: Any) -> Any:
     return json.loads(text)
 
 
+#: Names that tell of a secret, in their usual spellings.
 TELLING = """
-password Password PASSWORD user_password userPassword old-password db.password passwd pwd
-secret clientSecret client_secrets token accessToken access_token refreshtoken X-Auth-Token
-authorization Authorization proxy-authorization cookie Set-Cookie sessioncookie
-card cardNumber credit_card CARD-NO IBAN ibanOfSender ssn SSN cvc credentials apiKey api_key API-Key
-email eMail e-mail emailAddress EMAIL_ADDRESS phone phoneNumber mobilePhone telephone
+password Password PASSWORD user_password userPassword old-password db.password passwd pwd pass_word passWord
+userpassword passwort dbPass
+secret clientSecret client_secrets token accessToken access_token refreshtoken X-Auth-Token bearer jwt id_token tokens
+authorization Authorization proxy-authorization cookie Set-Cookie sessioncookie auth authHeader authorisation
+card cardNumber credit_card CARD-NO card_no cardno cardnumber creditCardNumber creditcardnumber debitcard
+debit_card_number cards cardHolder cardholdername ccNumber cc_num cc-number ccn ccnum pan PAN primaryPAN cardPAN
+cvv cvc cvv2 CVV2 cvc2 cvvCode cvv_code cvvcode csc cvn securityCode security_code securitycode
+pin PIN pins PINs pinCode pin_code pincode pinBlock userPin newPIN pin1 mpin atm-pin
+otp OTP otpCode otp_code otpcode one_time_code oneTimePassword one-time-pass totp mfaCode mfa_code 2fa_code 2faCode
+verificationCode recovery_codes backupCodes smsCode
+apiKey api_key API-Key apikey APIKEY APIKey api.key apiKeys privateKey private_key privatekey secretKey secret_key
+accessKey access_key_id encryptionKey signingKey ssh_key masterKey session_key clientKey x-api-key
+signature signatures X-Signature signatureValue hmac sig hmac_signature webhookSignature
+IBAN ibanOfSender iban ibans IBANs bic BIC swiftCode sort_code sortCode sortcode sort-codes accountNumber
+account_number account-no accountNo accountno account_nr acct_no acctNumber accNo bankAccount bank_account
+bankAccountNumber routingNumber routing_number routing_no aba_number bsb
+ssn SSN userSSN SSNs socialSecurityNumber social_security_no nationalId national_insurance_number nino taxId tax_id
+taxID taxid tax_ids taxNumber tax_no taxpayerId tin passportNumber passport passport_no driversLicense driving_licence
+credentials email eMail e-mail emailAddress EMAIL_ADDRESS emails mail mails mailAddress customerEmail customeremail
+email1
+birthday birthDate birth_date birthdate dateOfBirth date_of_birth dateofbirth dob DOB birth birthPlace userBirthdate
+yearOfBirth
+phone phoneNumber phonenumber phone_no mobilePhone telephone telephoneNumber phones cellphone mobileNumber mobile_no
+homePhone fax faxNumber tel msisdn
+[password] user[email] $password password_1 card2
 """
+#: Names that only look like such.
 HARMLESS = """
 id amount discard cardinality cardiology tokenizer phonebook passage secretary author scarab wildcards_allowed ssnake
 order.id 名前
+pinned pinning spinning opinion pinterest keyboard key keys primary_key foreignKey partitionKey routing_key public_key
+publicKey idempotency_key order_key cacheKey monkey turkey
+account account_type accountType accounts account_id accountStatus accounting signed assigned design signal authority
+authored authentic company panel span expand japan
+mailbox mailer rebirthing ship_to hotpot option optional tint tin_foil bicycle biceps cellar mobile cell cc telegram
+television hotel routing tax taxes taxi tax_rate vat discount passenger compass passed bypass surpass pass_count
+number no num
+cookiecutter smsText code country_code postcode zip discount_code currency error_code tokenized bornAt born_at aba
+shaba transaction_id session session_id microphone headphones hash digest checksum status state name address city
 """
 
 
-@pytest.mark.parametrize("name", [*TELLING.split(), "\uff50\uff41\uff53\uff53word", "x" * 300])
-def test_names_that_are_masked(name: str) -> None:
-    """Names with a telling word in them, however they are written."""
-    assert MASKED.masks(name)
-    assert shown(json.dumps({name: "hidden"})) == {name: MASK}
-    assert MASKED.headers({name: "hidden"}) == {name: MASK}
+def test_names_that_are_masked() -> None:
+    """Names with a telling word in them, however they are written: in bodies, headers, searches and audits."""
+    for name in [*TELLING.split(), "\uff50\uff41\uff53\uff53word", "pass\u200bword", "x" * 300]:
+        assert MASKED.names.masks(name), name
+        assert shown(json.dumps({name: "hidden"})) == {name: MASK}, name
+        assert MASKED.headers({name: "hidden"}) == {name: MASK}, name
+        assert MASKED.document({name: "hidden"}) == {name: MASK}, name
+        assert MASKED.hides_in_body(path_of(["order", name]), "hidden"), name
+        assert MASKED.hides_header(name, "hidden"), name
 
 
-@pytest.mark.parametrize("name", ["", *HARMLESS.split()])
-def test_names_that_are_not(name: str) -> None:
+def test_names_that_are_not() -> None:
     """Words that only contain a telling one are shown."""
-    assert not MASKED.masks(name)
+    assert [name for name in ["", *HARMLESS.split()] if MASKED.names.masks(name)] == []
+
+
+def test_names_cost_little() -> None:
+    """A name takes steps in proportion to its length, whatever it is made of: bodies are written by others."""
+    pattern = re.compile(rf"(?:^|_)(?:{KEYS})(?:_|$)")
+    assert pattern.search("x_" * 50_000 + "y") is None
+
+
+#: Names and numbers of elements, as a path writes them.
+PATHS: list[tuple[list[str | int], str]] = [
+    (["order", "lines", 0, "id"], "order.lines.0.id"),
+    (["api.key"], '"api.key"'),
+    (["", "a"], '"".a'),
+    (['say "hi"', "a=b", "a[0]", "back\\slash"], r'"say \"hi\""."a\u003db"."a[0]"."back\\slash"'),
+    (["größe", "名前", "two words", " blank"], 'größe.名前.two words." blank"'),
+    (["\ud800", "a\nb"], r'"\ud800"."a\nb"'),
+    (["007", 12], "007.12"),
+    ([], ""),
+]
+
+
+@pytest.mark.parametrize(("names", "path"), PATHS)
+def test_a_path_names_one_place(names: list[str | int], path: str) -> None:
+    """What writes a path and what reads it are inverse to each other: one place has one path."""
+    assert path_of(names) == path
+    assert names_in(path) == list(map(str, names))
+    document: Any = "found"
+    for name in reversed(names):
+        document = [*["other"] * name, document] if isinstance(name, int) else {name: document}
+    assert has_at(json.dumps(document).encode(), path, "found") is True
+
+
+@pytest.mark.parametrize("path", ['a."b', 'a"b"', '"a"b', r'"\x"'])
+def test_what_is_no_path(path: str) -> None:
+    """A quote that isn't closed, or in a name: which place is meant isn't known, so it counts as masked."""
+    with pytest.raises(ValueError):
+        names_in(path)
+    assert MASKED.hides_in_body(path, "x")
+
+
+@pytest.mark.parametrize(
+    ("document", "masked"),
+    [
+        ({"api.key": "s3cret"}, ['"api.key"']), ({"order": {"a.cvv": "123", "n": 1}}, ['order."a.cvv"']),
+        ({"cards": [{"no": 1}], "x": [{"pin": 1}]}, ["cards", "x.0.pin"]), ([1, {"a": 2, "otp": 3}], ["0", "1.otp"]),
+        ({"a": '{"pin": 1}'}, ["a"]),
+    ],
+)  # fmt: skip
+def test_one_place_is_masked_everywhere(document: Any, masked: list[str]) -> None:
+    """What the body is shown without is masked in the changes of an edit, and can't be searched for."""
+    raw = json.dumps(document).encode()
+    assert MASKED.body(JSON, raw).masked == tuple(masked)
+    changes = MASKED.changes(raw, json.dumps("nothing").encode())
+    assert changes is not None
+    hidden = {each["path"] for each in changes if each["from"] == MASK}
+    assert all(any(path == each or str(path).startswith(f"{each}.") for path in hidden) for each in masked)
+    shown_values = [each["from"] for each in changes if each["from"] not in {MASK, None}]
+    assert all(str(value) in (MASKED.body(JSON, raw).text or "") for value in shown_values)
+    for names, value in leaves(read_json(raw)):
+        path = path_of(names)
+        is_masked = any(path == each or path.startswith(f"{each}.") for each in masked)
+        assert MASKED.hides_in_body(path, value) is is_masked, path
+
+
+def test_values_without_any_name() -> None:
+    """What no name says anything of is masked: elements of an array that is the whole."""
+    assert shown('["4111", 123, ["x"], {"a": "shown"}, true, null]') == [
+        MASK, MASK, [MASK], {"a": "shown"}, True, None,
+    ]  # fmt: skip
+    assert MASKED.document(["4111", 1, {"a": [2]}]) == [MASK, MASK, {"a": [2]}]
+    assert MASKED.document("4111") == MASKED.document(4111) == MASK
+    assert (MASKED.document(True), MASKED.document(None)) == (True, None)
+
+
+def test_the_size_of_what_is_masked_is_no_clue() -> None:
+    """The length of a body would tell that of what is masked in it; it is told where all of it is shown."""
+    raw = b'{"pin": "1234"}'
+    assert MASKED.body(JSON, raw).size is None
+    assert MASKED.body("text/plain", b"1234").size is None
+    assert HIDDEN.body(JSON, b'{"a": 1}').size is None
+    assert MASKED.body(JSON, b'{"a": 1}').size == 8
+    assert MASKED.body(JSON, raw, reveal=True).size == FULL.body(JSON, raw).size == len(raw)
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "expected"),
+    [
+        ({"card": "4111-1111"}, "no 4111-1111 in store", "no *** in store"),
+        ({"pin": 1234}, "ValueError: 1234 is not 12345", "ValueError: *** is not 12345"),
+        ({"a": {"token": ["ab\ncd"]}}, "KeyError: 'ab\\ncd'", "KeyError: '***'"),
+        ({"a": '{"pin": "9876"}'}, "got 9876", "got ***"),
+        ({"a": "shown", "pin": "12", "otp": True}, "12 is shown, and true", "12 is shown, and true"),
+        ("hunter2", "refused: hunter2", "refused: ***"),
+        ({"email": "a@b.example"}, "Key (email)=(a@b.example) already exists.", "Key (email)=(***) already exists."),
+    ],
+)
+def test_texts_quote_no_secret(document: Any, text: str, expected: str) -> None:
+    """A text about a message has none of its masked values, as they are written or as Python or JSON write them."""
+    assert without(text, MASKED.names.secrets_in(read_json(json.dumps(document)))) == expected
+
+
+def test_results_of_acts() -> None:
+    """What a function returned is shown as a body is, and changes by their paths, whatever console wrote them."""
+    result = {
+        "bulk_job": "x", "function": "undo", "returned": {"iban": "DE", "ok": True},
+        "changes": [{"path": '"api.key"', "from": "a", "to": None}, {"path": "n", "from": "1", "to": "2"}],
+    }  # fmt: skip
+    changes = [{"path": '"api.key"', "from": MASK, "to": None}, {"path": "n", "from": "1", "to": "2"}]
+    assert MASKED.audited(result) == {**result, "returned": {"iban": MASK, "ok": True}, "changes": changes}
+    assert MASKED.audited({"returned": "DE89"}) == {"returned": MASK}
+    hidden = HIDDEN.audited(result)
+    assert (hidden["returned"], hidden["function"], hidden["changes"][1]["to"]) == (MASK, "undo", MASK)
+    assert FULL.audited(result) == MASKED.audited(result, reveal=True) == result
+    assert MASKED.audited(None) is None
 
 
 def test_masked_at_any_depth() -> None:
@@ -116,9 +263,9 @@ def test_white_space_between_tokens_is_ours() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_judged_is_hidden(content_type: str, raw: bytes) -> None:
-    """Without names there is nothing to judge a value by: nothing of it is shown, but its size."""
+    """Without names there is nothing to judge a value by: nothing of it is shown."""
     body = MASKED.body(content_type, raw)
-    assert (body.text, body.size, body.content_type, body.masked) == (None, len(raw), content_type, ())
+    assert (body.text, body.size, body.content_type, body.masked) == (None, None, content_type, ())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +314,7 @@ def test_long_bodies_are_cut(redactor: Redactor) -> None:
     long = json.dumps({"note": "é" * 1000}, ensure_ascii=False).encode()
     body = redactor.body(JSON, long)
     assert body.truncated
-    assert body.size == len(long)
+    assert body.size == (len(long) if redactor.display == "full" else None)
     assert 97 <= len((body.text or "").encode()) <= 100
     short = redactor.body(JSON, b'{"a": 1}')
     assert not short.truncated
@@ -185,10 +332,10 @@ def test_own_names() -> None:
     assert shown('{"kontoNummer": 1, "GEHALT": 2, "password": 3}', redactor) == {
         "kontoNummer": MASK, "GEHALT": MASK, "password": 3,
     }  # fmt: skip
-    assert Redactor(keys=re.compile("salary")).masks("baseSalary")
+    assert Redactor(keys=re.compile("salary")).names.masks("baseSalary")
 
 
-@pytest.mark.parametrize("wrong", [{"display": "some"}, {"keys": "("}, {"limit": 0}])
+@pytest.mark.parametrize("wrong", [{"display": "some"}, {"keys": "("}, {"keys": "(?i)gehalt"}, {"limit": 0}])
 def test_settings_that_are_none(wrong: dict[str, Any]) -> None:
     """What makes no sense is refused at once."""
     with pytest.raises(InvalidSettings):
@@ -218,3 +365,21 @@ def test_values_at_a_path(path: str, value: str, found: bool) -> None:
 def test_values_in_what_is_no_document(raw: bytes) -> None:
     """What can't be read has no values."""
     assert not has_at(raw, "a", "b")
+
+
+def test_empty_containers_are_no_secrets_within() -> None:
+    """They are read once: their text is JSON again, which has nothing in it."""
+    for document in ({"a": {}}, {"a": [{}] * 1000}, {"a": "{}"}, {"a": "[]"}, ["{}", [], {}]):
+        assert [
+            each for each in MASKED.names.secrets_in(read_json(json.dumps(document))) if each not in {"{}", "[]"}
+        ] == []
+
+
+def test_what_is_below_a_masked_name_is_a_part_of_the_value() -> None:
+    """A number of a card may be the name of a member: neither the path of a change nor a result tells it."""
+    changes = MASKED.changes(b'{"cards": {"4539148803436467": {"limit": 5}}}', b'{"cards": {"4539148803436467": {}}}')
+    assert changes is not None
+    assert {each["path"] for each in changes} == {"cards"}
+    secrets = {"4539148803436467", "Alice@Example.com"}
+    assert "4539" not in json.dumps(cleaned({"returned": 1, "4539148803436467": 1}, secrets, is_text=True))
+    assert without("no user alice@example.com", secrets) == f"no user {MASK}"

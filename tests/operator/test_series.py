@@ -83,6 +83,13 @@ def test_databases_are_added_up() -> None:
     assert values["throughput/paid"] == values["throughput"] == [11, None]
 
 
+def test_of_some_databases_nothing_is_known_in_all() -> None:
+    """Where one can't be read now, its samples can't be either: what the others had then isn't all there was."""
+    times = [NOON + dt.timedelta(minutes=minute) for minute in range(3)]
+    found = {each.name: each.values for each in series(times, {"a": taken(0, 10, 20)}, lambda *_: None, whole=False)}
+    assert (found["throughput"], found["throughput/paid"]) == ([None, None], [10, 10])
+
+
 def test_a_lag_over_the_border_of_a_database() -> None:
     """Heads come from the producer's samples and offsets from the consumer's; a sampled lag stays."""
     samples = {"a": taken(10, 20, None, 30), "b": taken(5, 20, 25, 31, group="mail")}

@@ -78,7 +78,8 @@ def _world(server: ServerLike, template: str) -> Iterator[World]:
 @pytest.fixture
 def world(_world: World) -> World:
     """Both databases, with nothing but the topic in them."""
-    tables = ("half_message", "op_message", "message", "topic", "consumer_message", "consumer_offset", "worker")
+    producers = "half_message", "half_check", "op_message", "scheduled_message", "message", "topic"
+    tables = *producers, "consumer_message", "consumer_offset", "worker"
     for engine in (_world.shop, _world.till):
         with engine.begin() as connection:
             empty(connection, *(f"outbox.{table}" for table in tables))
@@ -95,6 +96,33 @@ def test_what_stands_after_the_offsets_and_what_has_failed(world: World) -> None
         world.had(number, status)
     assert world.found() == [9, 8, 7, 6, 5, 1]
     assert world.page().unreached == []
+
+
+def test_from_birth(world: World) -> None:
+    """What is committed and isn't dispatched yet, and what is scheduled, nothing has consumed; once it is sent, too."""
+    world.send(0, 0, 1)
+    world.read(1)
+    for number, status in enumerate(["committed", "scheduled", "recalled", "undecided", "rolled_back", "committed"], 1):
+        put(world.shop, status, [half(number)])
+    put(world.shop, "committed", [half(7, topic="other")])
+    assert world.found() == [6, 2, 1]
+    assert numbers(Page(all_pages(world.page, 1))) == [6, 2, 1]
+    assert world.found(key="none") == []
+    insert(
+        world.shop, "message", [{"topic": "orders", "queue": 0, "position": 2, "half_id": id_of(1), "send_number": 1}]
+    )
+    assert world.found() == [6, 2, 1]
+
+
+def test_many_that_are_scheduled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read by windows, and none is missed or comes twice."""
+    monkeypatch.setattr(unconsumed, "WINDOW", 3)
+    world.send(0, 0, 1)
+    world.read(1)
+    for number in range(1, 9):
+        put(world.shop, "committed" if number % 3 == 0 else "scheduled", [half(number)])
+    for size in (1, 2, 50):
+        assert numbers(Page(all_pages(world.page, size))) == [*range(8, 0, -1)]
 
 
 def test_a_queue_without_an_offset_is_unread(world: World) -> None:

@@ -11,8 +11,8 @@ from typing import Literal
 class Proxy:
     """Passes bytes between one client after another and the server; counts how often the client had to wait.
 
-    ``cut``: at the next COMMIT the client's connection is lost, ``before`` it has reached the server, or ``after`` the
-    server has done it.
+    ``cut``: at the next COMMIT the client's connection is lost, ``before`` it has reached the server, ``after`` the
+    server has done it, or ``behind`` the server's word that it has.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -20,7 +20,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.round_trips = 0
-        self.cut: Literal["before", "after"] | None = None
+        self.cut: Literal["before", "after", "behind"] | None = None
         self._asking = False
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -50,8 +50,10 @@ class Proxy:
                         self.round_trips += 1
                     self._asking = ready is client
                     if ready is client and self.cut and b"COMMIT" in data:
-                        if self.cut == "after":
+                        if self.cut != "before":
                             server.sendall(data)
-                            server.recv(65536)
+                            answer = server.recv(65536)
+                        if self.cut == "behind":
+                            client.sendall(answer[: answer.index(b"COMMIT\0") + len(b"COMMIT\0")])
                         return
                     (server if ready is client else client).sendall(data)

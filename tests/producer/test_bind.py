@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, insert
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import INJECTED, Message, Outbox, Settings
-from outbox.errors import InvalidMessage, InvalidSettings, NotBound, TransactionRequired
+from outbox.errors import InvalidMessage, InvalidSettings, NotBound
 from tests.producer.bank import change, changes, halves, messages
 from tests.producer.conftest import SECOND_SCHEMA
 
@@ -95,7 +95,7 @@ def test_bound_twice(engine: Engine, url: str) -> None:
 def test_a_bind_that_fails_leaves_it_unbound(engine: Engine) -> None:
     """What is no engine, and an engine of another database system, are refused; the right one is taken after that."""
     outbox = Outbox(settings=Settings())
-    with pytest.raises(TransactionRequired):
+    with pytest.raises(InvalidSettings):
         outbox.bind("postgresql://localhost")  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings):
         outbox.bind(create_engine("sqlite://"))

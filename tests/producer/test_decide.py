@@ -22,7 +22,9 @@ from sqlalchemy.orm import Session
 from outbox import Decision, Outbox, Resolution, Settings
 from outbox.database.decision import decide, decide_first
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, TransactionRequired
+from outbox.message.content import SENDER_HEADER
 from outbox.message.model import uuid7
+from outbox.text import process_name
 from tests.kit import tries, wait_until
 from tests.producer.bank import (
     KINDS,
@@ -148,7 +150,7 @@ def test_what_is_let_through_can_be_stored(
         for row in connection.execute(
             text("SELECT body, key, tag, headers FROM outbox.half_message WHERE id = ANY(:ids)"), {"ids": ids}
         ):
-            assert tuple(row) == (body, key, key, headers or None)
+            assert tuple(row) == (body, key, key, {**headers, SENDER_HEADER: process_name()})
 
 
 # --- alone -----------------------------------------------------------------------------------------------

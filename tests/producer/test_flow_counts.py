@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Resolution, Settings
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import Statement, Template, execute
 from outbox.dispatch.once import dispatch_once
 from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
@@ -38,11 +38,18 @@ def cleared(engine: Engine) -> Iterator[None]:
     clear(engine)
 
 
+def counting(count: Template, limit: int) -> Statement:
+    """Return the statement that counts topics at a limit."""
+    return count("outbox", least=limit, limit=limit, **producer_sql.SAMPLE)
+
+
 def undispatched(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undispatched ops."""
     with engine.begin() as connection:
         _, rows = execute(
-            connection, producer_sql.plan_by_index_until_back(1.0), producer_sql.undispatched("outbox", limit)
+            connection,
+            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+            counting(producer_sql.undispatched, limit),
         )
     return {str(row[0]): int(row[1]) for row in rows}
 
@@ -51,7 +58,9 @@ def undecided(engine: Engine, limit: int = 1) -> dict[str, int]:
     """Return what flow control counts of undecided halves."""
     with engine.begin() as connection:
         _, rows = execute(
-            connection, producer_sql.plan_by_index_until_back(1.0), producer_sql.undecided("outbox", limit)
+            connection,
+            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+            counting(producer_sql.undecided, limit),
         )
     return {str(row[0]): int(row[1]) for row in rows}
 
@@ -195,7 +204,7 @@ def test_many_ops_are_estimated(dispatched: int, engine: Engine) -> None:
 
 def test_topic_of_few_messages_beside_a_large_backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic with few messages among very many of another is never taken for one with more."""
-    monkeypatch.setattr(producer_sql, "SAMPLED", 100)
+    monkeypatch.setattr(producer_sql, "SAMPLE", {**producer_sql.SAMPLE, "looked_at": 100})
     send_many(engine, 10_000, "a")
     send_many(engine, 20, "b")
     send_many(engine, 10_000, "a")
@@ -229,7 +238,7 @@ def tuples_read(connection: Connection) -> dict[str, int]:
 def read_rows(engine: Engine, statement: Statement) -> list[dict[str, object]]:
     """Run a statement as flow control does, and return the scans of its plan."""
     with engine.begin() as connection:
-        execute(connection, producer_sql.plan_by_index_until_back(1.0))
+        execute(connection, producer_sql.plan_by_index_until_back("outbox", seconds=1.0))
         return table_scans(connection, statement)
 
 
@@ -237,17 +246,27 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
     """Of ten times as many ops no more are looked at, by index, of a table that is said to be empty."""
     with engine.begin() as connection:
         connection.execute(text("ANALYZE outbox.op_message, outbox.half_message, outbox.message, outbox.half_check"))
-    statement = producer_sql.undispatched("outbox", 100)
+    statement = counting(producer_sql.undispatched, 100)
     with engine.connect() as connection:
         for _ in range(8):  # by now the server has settled on a plan
             with connection.begin():
-                execute(connection, producer_sql.plan_by_index_until_back(1.0), statement, producer_sql.plan_back())
+                execute(
+                    connection,
+                    producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+                    statement,
+                    producer_sql.PLAN_BACK,
+                )
         send_many(engine, 2_000, "a")
         dispatch_all(engine, SETTINGS)
         send_many(engine, 10 * producer_sql.SAMPLED, "a")
         with connection.begin():
             before = tuples_read(connection)
-            execute(connection, producer_sql.plan_by_index_until_back(1.0), statement, producer_sql.plan_back())
+            execute(
+                connection,
+                producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
+                statement,
+                producer_sql.PLAN_BACK,
+            )
             read = {name: rows - before[name] for name, rows in tuples_read(connection).items()}
     beside = 202  # where the stretches begin and end
     assert read["op_message.sequential"] == read["half_message.sequential"] == read["message.sequential"] == 0
@@ -263,8 +282,8 @@ def test_nothing_is_drawn_below_the_limit(engine: Engine) -> None:
     send_many(engine, 500, "a")
     dispatch_all(engine, SETTINGS)
     send_many(engine, 500, "a")
-    assert rows_read(read_rows(engine, producer_sql.undispatched("outbox", 501)), "half_message") == 0
-    assert rows_read(read_rows(engine, producer_sql.undispatched("outbox", 500)), "half_message") == 500
+    assert rows_read(read_rows(engine, counting(producer_sql.undispatched, 501)), "half_message") == 0
+    assert rows_read(read_rows(engine, counting(producer_sql.undispatched, 500)), "half_message") == 500
 
 
 # --- undecided ---------------------------------------------------------------------------------------------
@@ -286,6 +305,6 @@ def test_counting_undecided_halves_stops_at_the_limit(engine: Engine) -> None:
     """Of each topic, no more halves are looked at than the limit says."""
     for topic in TOPICS:
         prepare_many(engine, 2_000, topic)
-    scans = read_rows(engine, producer_sql.undecided("outbox", 100))
+    scans = read_rows(engine, counting(producer_sql.undecided, 100))
     assert {str(node["Node Type"]) for node in scans} <= {"Index Scan", "Index Only Scan"}
     assert rows_read(scans, "half_check") <= len(TOPICS) * 101 + 1

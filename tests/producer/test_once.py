@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, Outgoing, Settings, Topic, message_id, testing
 from outbox.dispatch.once import dispatch_once
 from outbox.errors import DuplicateMessage, InvalidMessage
-from outbox.message.model import FIRST_BUSINESS_ID
+from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.telemetry.events import DuplicateIgnored, MessagesSent
 from outbox.telemetry.hooks import add_hook
 from tests.kit import wait_until

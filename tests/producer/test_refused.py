@@ -174,7 +174,7 @@ def test_closed_connection(engine: Engine, outbox: Outbox) -> None:
 )
 def test_bind_that_is_none(bind: Any) -> None:
     """An Outbox is made on an engine or a session factory with an engine, and says so."""
-    with pytest.raises(TransactionRequired, match=r"[eE]ngine"):
+    with pytest.raises(InvalidSettings, match=r"[eE]ngine"):
         Outbox(bind, settings=Settings())
 
 

@@ -22,7 +22,8 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
-from outbox.message.model import uuid7
+from outbox.message import content
+from outbox.message.model import expiry_in, uuid7
 from tests.kit import tries, wait_until
 from tests.kit.programs import lacks
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock
@@ -386,6 +387,204 @@ def test_python_and_sql_agree(
         assert by_sql == by_python
 
 
+#: What a message can't be, by Python's options, by those of the SQL functions, and by the keys of `send_many`; what one
+#: of the three has no way to say is None. The one list of the rules: a new one is a new row.
+_NEW_YORK = dt.timezone(dt.timedelta(hours=-5))
+_BAD: list[tuple[str, dict[str, Any] | None, str | None, dict[str, Any] | None]] = [
+    ("naive time", {"deliver_at": dt.datetime(2031, 1, 1)}, None, {"deliver_at": "2031-01-01T00:00:00"}),  # noqa: DTZ001
+    ("no time", {"deliver_at": "soon"}, None, {"deliver_at": "soon"}),
+    ("a word for a time", {"deliver_at": "now"}, None, {"deliver_at": "tomorrow"}),
+    ("a number for a time", {"deliver_at": 5}, None, {"deliver_at": 5}),
+    ("a day that isn't", None, None, {"deliver_at": "2031-02-30T00:00:00Z"}),
+    ("year 10000", None, "deliver_at => '10000-01-01 00:00:00+00'", {"deliver_at": "+010000-01-01T00:00:00Z"}),
+    (
+        "year 10000 in UTC",
+        {"deliver_at": dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)},
+        "deliver_at => '9999-12-31 23:00:00-05'",
+        {"deliver_at": "9999-12-31T23:00:00-05:00"},
+    ),
+    ("year 200000", None, "deliver_at => '200000-01-01 00:00:00+00'", {"deliver_at": "200000-01-01T00:00:00Z"}),
+    (
+        "year 0 in UTC",
+        {"deliver_at": dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))},
+        "deliver_at => '0001-01-01 00:00:00+01'",
+        {"deliver_at": "0001-01-01T00:00:00+01:00"},
+    ),
+    ("before Christ", None, "deliver_at => '0044-03-15 00:00:00+00 BC'", {"deliver_at": "0044-03-15T00:00:00Z BC"}),
+    ("infinity", None, "deliver_at => 'infinity'", {"deliver_at": "infinity"}),
+    ("-infinity", None, "deliver_at => '-infinity'", {"deliver_at": "-infinity"}),
+    ("negative delay", {"delay": -1}, "delay => '-1 s'", {"delay": -1}),
+    ("long delay", {"delay": 1e300}, "delay => '100 years 1000 days'", {"delay": 1e300}),
+    ("endless delay", {"delay": float("inf")}, None, {"delay": "infinity"}),
+    ("a truth for a delay", {"delay": True}, None, {"delay": True}),
+    ("a list for a delay", {"delay": [1]}, None, {"delay": [1]}),
+    ("a word for a delay", {"delay": "soon"}, None, {"delay": "soon"}),
+    (
+        "two times",
+        {"delay": 1, "deliver_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC)},
+        "delay => '1 s', deliver_at => '2031-01-01 00:00:00+00'",
+        {"delay": 1, "deliver_at": "2031-01-01T00:00:00Z"},
+    ),
+    ("negative queue", {"queue": -1}, "queue => -1", {"queue": -1}),
+    ("half a queue", {"queue": 1.5}, None, {"queue": 1.5}),
+    ("a text for a queue", {"queue": "1"}, None, {"queue": "1"}),
+    ("a large queue", {"queue": 2**31}, None, {"queue": 2**31}),
+    ("a truth for a queue", {"queue": True}, None, {"queue": True}),
+    ("a number for an id", {"id": 5}, None, {"id": 5}),
+    ("a list for an id", {"id": []}, None, {"id": []}),
+    ("no id", {"id": ""}, None, {"id": ""}),
+    ("a number for a key", {"key": 5}, None, {"key": 5}),
+    ("a list for a tag", {"tag": []}, None, {"tag": []}),
+    (
+        "long key",
+        {"key": "k" * (content.MAX_KEY_BYTES + 1)},
+        f"key => repeat('k', {content.MAX_KEY_BYTES + 1})",
+        {"key": "k" * (content.MAX_KEY_BYTES + 1)},
+    ),
+    (
+        "long tag",
+        {"tag": "t" * (content.MAX_TAG_BYTES + 1)},
+        f"tag => repeat('t', {content.MAX_TAG_BYTES + 1})",
+        {"tag": "t" * (content.MAX_TAG_BYTES + 1)},
+    ),
+    ("headers in a list", {"headers": ["a"]}, "headers => '[\"a\"]'", {"headers": ["a"]}),
+    ("a number in a header", {"headers": {"a": 1}}, "headers => '{\"a\": 1}'", {"headers": {"a": 1}}),
+    ("nothing in a header", {"headers": {"a": None}}, "headers => '{\"a\": null}'", {"headers": {"a": None}}),
+    (
+        "compressed",
+        {"headers": {"outbox-encoding": "gzip"}},
+        'headers => \'{"outbox-encoding": "gzip"}\'',
+        {"headers": {"outbox-encoding": "gzip"}},
+    ),
+    (
+        "conversation",
+        {"conversation": "c"},
+        'headers => \'{"outbox-conversation": "c"}\'',
+        {"headers": {"outbox-conversation": "c"}},
+    ),
+    ("cause", {"cause": "c"}, 'headers => \'{"outbox-cause": ""}\'', {"headers": {"outbox-cause": ""}}),
+    (
+        "correlation",
+        {"correlation": "7"},
+        'headers => \'{"outbox-correlation": "7"}\'',
+        {"headers": {"outbox-correlation": "7"}},
+    ),
+    (
+        "reply to",
+        {"reply_to": "a b"},
+        'headers => \'{"outbox-reply-to": "a b"}\'',
+        {"headers": {"outbox-reply-to": "a b"}},
+    ),
+    (
+        "no expiry",
+        {"expires_at": "soon"},
+        'headers => \'{"outbox-expires-at": "soon"}\'',
+        {"headers": {"outbox-expires-at": "soon"}},
+    ),
+    (
+        "naive expiry",
+        {"expires_at": dt.datetime(2031, 1, 1)},  # noqa: DTZ001
+        'headers => \'{"outbox-expires-at": "2031-01-01T00:00:00"}\'',
+        {"headers": {"outbox-expires-at": "2031-01-01"}},
+    ),
+    (
+        "expiry in 10000",
+        {"expires_at": dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)},
+        'headers => \'{"outbox-expires-at": "9999-12-31T23:00:00-05:00"}\'',
+        {"headers": {"outbox-expires-at": "10000-01-01T00:00:00Z"}},
+    ),
+    (
+        "expiry in 0",
+        {"expires_at": dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))},
+        'headers => \'{"outbox-expires-at": "0000-01-01T00:00:00Z"}\'',
+        {"headers": {"outbox-expires-at": "0001-01-01T00:00:00+01:00"}},
+    ),
+    (
+        "endless expiry",
+        None,
+        'headers => \'{"outbox-expires-at": "infinity"}\'',
+        {"headers": {"outbox-expires-at": "2031-02-30T00:00:00Z"}},
+    ),
+    (
+        "expiry at 24",
+        None,
+        'headers => \'{"outbox-expires-at": "2031-01-01T24:00:00Z"}\'',
+        {"headers": {"outbox-expires-at": "2031-01-01T23:59:60Z"}},
+    ),
+    (
+        "expired before it is out",
+        {"expires_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC), "deliver_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC)},
+        "headers => '{\"outbox-expires-at\": \"2031-01-01T00:00:00Z\"}', deliver_at => '2031-01-01 00:00:00+00'",
+        {"headers": {"outbox-expires-at": "2031-01-01T00:00:00Z"}, "deliver_at": "2031-01-01T00:00:00Z"},
+    ),
+    ("an option that isn't", None, None, {"expires_at": "2031-01-01T00:00:00Z"}),
+    ("a group that isn't", None, "producer_group => 'a b'", {"producer_group": 5}),
+]
+
+
+@pytest.mark.parametrize(("python", "sql", "listed"), [row[1:] for row in _BAD], ids=[row[0] for row in _BAD])
+def test_what_python_refuses_the_functions_refuse(
+    python: dict[str, Any] | None,
+    sql: str | None,
+    listed: dict[str, Any] | None,
+    connection: psycopg.Connection[Any],
+    outbox: Outbox,
+    engine: Engine,
+) -> None:
+    """Each with the SQLSTATE of InvalidMessage, and nothing is written."""
+    if python is not None:
+        with pytest.raises(InvalidMessage):
+            outbox.send(connection, "t", 1, **python)
+    if sql is not None:
+        for call in ("send('t', '1'", "send_bytes('t', '1'", "prepare('t', '1'"):
+            assert refused(connection, f"SELECT outbox.{call}, {sql})")[0] == "OX001"
+    if listed is not None:
+        many = json.dumps([{"topic": "t", "body": 1, **listed}])
+        assert refused(connection, "SELECT outbox.send_many(%s)", many)[0] == "OX001"
+    assert halves(engine) == []
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text", "text/", "/plain", "text/plain, x", "text/plain;ä", "a b/c", "text/plain\n", "x/" + "y" * 254,
+     "text/plain", "text/plain; charset=utf-8", "application/vnd.a+json;v=1", "x/" + "y" * 253, "%/!#$&'*+.^_`|~-"],
+)  # fmt: skip
+def test_content_types(content_type: str, connection: psycopg.Connection[Any]) -> None:
+    """What isn't one is refused in Python's words."""
+    call = "SELECT outbox.send_bytes('t', '1', content_type => %s)"
+    try:
+        content.check_content_type(content_type)
+    except InvalidMessage as error:
+        state, said = refused(connection, call, content_type)
+        assert state == "OX001"
+        assert said == str(error) or not content_type.isprintable()
+    else:
+        connection.execute(call.encode(), (content_type,))
+
+
+def test_what_is_just_within_the_limits(connection: psycopg.Connection[Any], outbox: Outbox, engine: Engine) -> None:
+    """The largest that Python takes the functions take; what a time may be, lists and statistics can show."""
+    last = dt.datetime.max.replace(tzinfo=dt.UTC)
+    many: list[dict[str, Any]] = [
+        {"deliver_at": "9999-12-31T23:59:59.999999Z"},
+        {"deliver_at": "0001-01-01 00:00+00"},
+        {"delay": 100 * 366 * 86400 - 1},
+        {"key": "k" * content.MAX_KEY_BYTES, "tag": "t" * content.MAX_TAG_BYTES},
+        {"headers": {"outbox-expires-at": "9999-12-31T23:59:59.999999+0000"}},
+        {"headers": {"outbox-expires-at": "2031-01-01T00:00:00-05", "outbox-reply-to": "%|a/b.c_-"}},
+        {"headers": {each: str(uuid7()) for each in ("outbox-conversation", "outbox-cause", "outbox-correlation")}},
+        {"headers": {str(number): "" for number in range(content.MAX_HEADERS)}},
+        {"headers": {"a": "x" * (content.MAX_HEADER_BYTES - 1)}},
+    ]
+    rows = json.dumps([{"topic": "t", "body": number, **each} for number, each in enumerate(many)])
+    assert len(connection.execute("SELECT outbox.send_many(%s)", (rows,)).fetchall()) == len(many)
+    outbox.send(connection, "t", 1, deliver_at=last)
+    connection.commit()
+    found = halves(engine)
+    assert [half.deliver_at for half in found if half.deliver_at][-1] == last
+    assert all(expiry_in(half.headers) for half in found if "outbox-expires-at" in (half.headers or ()))
+
+
 @pytest.mark.parametrize("group", ["", "a b", "x" * 120, "x" * 121, "%|-_", "a.b"])
 def test_groups(group: str, connection: psycopg.Connection[Any], engine: Engine) -> None:
     """The producer group must be a name as in Python."""
@@ -406,7 +605,6 @@ def test_times_exclude_each_other(connection: psycopg.Connection[Any], outbox: O
         "OX001",
         str(error.value),
     )
-    assert refused(connection, "SELECT outbox.send('t', '1', deliver_at => 'infinity')")[0] == "OX001"
 
 
 def test_size_of_bodies_can_be_set(connection: psycopg.Connection[Any]) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.generators import send as send_all
+from psycopg import generators
 from sqlalchemy import Connection, create_engine
 
-from outbox.database import roundtrip
 from outbox.prune import ahead
 from outbox.prune import segments as module
 from outbox.prune.segments import drop_segment, empty_segment, make_segment
@@ -54,6 +53,8 @@ def run(url: str, act: str, last: int) -> None:
         pass_point()
         return usual_wait(connection, *arguments, **options)
 
+    send_all = generators.send
+
     def sending(libpq: Any) -> Iterator[Any]:
         yield from send_all(libpq)
         pass_point()
@@ -62,7 +63,7 @@ def run(url: str, act: str, last: int) -> None:
         patient(patch)
         with create_engine(url, connect_args={"application_name": NAME}).connect() as connection:
             patch.setattr(psycopg.Connection, "wait", wait)
-            patch.setattr(roundtrip, "send", sending)
+            patch.setattr(generators, "send", sending)
             ACTS[act](connection)
     os._exit(0)
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from outbox import Outbox
 from outbox.database.execute import Statement, execute
 from outbox.database.tables import SEGMENTED
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.prune import ahead
 from outbox.prune import segments as module
 from outbox.prune.ahead import make_ahead, refusal_of

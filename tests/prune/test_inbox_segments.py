@@ -18,7 +18,8 @@ from outbox import Message, Settings
 from outbox.compensate import sql as compensate_sql
 from outbox.consumer import sql as consumer_sql
 from outbox.database.execute import Statement, execute
-from outbox.message.model import uuid7, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 from outbox.prune import inbox as inbox_module
 from outbox.prune import rewrite as rewrite_module
 from outbox.prune import segments as module

@@ -73,9 +73,9 @@ def test_the_newest_cursor_stays(tables: Rewriting) -> None:
     for _ in range(3):
         tables.send()
     tables.run(
-        "INSERT INTO outbox.dispatch_cursor (next_xid, in_flight, target, after_sequence, until_sequence, log, epoch,"
-        " system_identifier) SELECT next_xid, ARRAY['7', '9']::xid8[], '10:20:10,14', 3, 4, log, 7, system_identifier"
-        " FROM outbox.dispatch_cursor ORDER BY id DESC LIMIT 1"
+        "INSERT INTO outbox.dispatch_cursor (id, next_xid, in_flight, target, after_sequence, until_sequence, log,"
+        " epoch, system_identifier) OVERRIDING SYSTEM VALUE SELECT id + 1, next_xid, ARRAY['7', '9']::xid8[],"
+        " '10:20:10,14', 3, 4, log, 7, system_identifier FROM outbox.dispatch_cursor ORDER BY id DESC LIMIT 1"
     )
     (newest,) = tables.rows("SELECT to_jsonb(t)::text FROM outbox.dispatch_cursor t ORDER BY id DESC LIMIT 1")
     cursors = len(tables.all("dispatch_cursor"))
@@ -204,7 +204,7 @@ def test_a_role_that_owns_nothing(tables: Rewriting, engine: Engine) -> None:
         tables.send()
     tables.run(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA outbox TO {role}")
     tables.run(f"GRANT SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA outbox TO {role}")
-    tables.run(f"GRANT INSERT ON outbox.check_total TO {role}")
+    tables.run(f"GRANT INSERT ON outbox.topic_total TO {role}")
     try:
         tables.connection.execute(text(f"SET ROLE {role}"))
         tables.connection.commit()

@@ -17,10 +17,12 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import execute
+from outbox.database.sql import limits
 from outbox.dispatch.once import release_due_once
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.prune import segments as module
+from outbox.prune import segments_sql
 from outbox.prune.once import prune_producer_once
 from outbox.prune.segments import drop_segment, empty_segment, gaps, make_segment, segments
 from outbox.reconcile.sql import KEEP, READ_IN_ONE_SNAPSHOT
@@ -258,7 +260,7 @@ def test_a_transaction_that_is_cut_off_before_its_block(
     """A lock that can't be had, or a time-out, before the first statement of the block: told, and left to the next."""
     monkeypatch.setattr(module, "WAIT", 0.05)
     if state == "57014":  # the time-out of statements comes first
-        monkeypatch.setattr(module, "wait_at_most", lambda _: Statement("SELECT 1"))
+        monkeypatch.setattr(module, "limits", lambda seconds, _: limits(seconds, 60))
     caplog.set_level(logging.DEBUG, "outbox.prune")
     later = module.segment_of(WIDE.end, uuid7_at(5e9))
     with yard.observer.begin() as catalog:
@@ -270,6 +272,22 @@ def test_a_transaction_that_is_cut_off_before_its_block(
                 assert not mine
     assert [getattr(record, "outbox_event", None) for record in caplog.records] == ["segment.busy"] * 5
     assert make_segment(yard.connection, YOUNG, later)
+
+
+def test_a_survey_that_takes_longer_than_the_server_lets_it(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment is left for now; once it is overdue, its rows go one by one."""
+    yard.send(*"abababab")
+    before = len(yard.left())
+    monkeypatch.setattr(segments_sql, "SURVEY", "SELECT pg_sleep(60)")
+    yard.connection.execute(text("SET statement_timeout = '100ms'"))
+    yard.connection.commit()
+    assert yard.empty() == 0
+    assert len(yard.left()) == before
+    yard.connection.execute(text("SET statement_timeout = 0"))
+    yard.connection.commit()
+    monkeypatch.setattr(segments_sql, "SURVEY", "DO $$ BEGIN RAISE USING ERRCODE = '57014'; END $$")
+    gone = yard.empty(by_row=True)
+    assert gone == before - len(yard.left()) > 0
 
 
 def test_a_transaction_that_has_sent_holds_nothing_up(yard: Yard) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 from outbox import Outbox, Settings
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.prune.segments import Segment, empty_segment, make_segment
 from tests.dispatch.support import dispatch_all
 from tests.kit import Tables

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox import Settings
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.archive import ParquetSide, write_archive
 from outbox.reconcile.archive.files import TEMPORARY, Manifest
 from outbox.reconcile.compare import Side

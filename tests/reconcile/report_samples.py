@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
 from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Repair, Tier, Window
 from outbox.reconcile.rows import (
@@ -88,6 +88,7 @@ LOOKS: Mapping[Outcome, Mapping[str, Any]] = {
     Outcome.UNRECORDED: {"effects": 1},
     Outcome.STATUS_MISMATCH: handled(InboxState.FAILED, effects=1, attempts=3),
     Outcome.UNCOMPENSATED: handled(InboxState.QUARANTINED, attempts=0),
+    Outcome.AHEAD_OF_CLOCK: {"sends": 1},
     Outcome.UNDISPATCHED: {"state": int(ProducerState.COMMITTED), "sends": 0, "queue": 0, "position": 0},
     Outcome.RESEND_EXHAUSTED: {"sends": 4},
     Outcome.MISSING: {"sends": 2},

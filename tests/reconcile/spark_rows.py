@@ -13,7 +13,7 @@ import pyarrow as pa
 from sqlalchemy import create_engine, make_url, text
 
 from outbox import Settings
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import Access, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from outbox.errors import InvalidSettings, SourceError
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.prune.once import prune_producer_once
 from outbox.reconcile.archive import ParquetSide, UnionSide, complete_from, merged, take_archive, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Side, Task

@@ -111,6 +111,16 @@ CASES: dict[str, tuple[Fate, Outcome]] = {
     "compensated, not quarantined": (unread(compensated=True), Outcome.STATUS_MISMATCH),
     "quarantined": (fate(status=QUARANTINED), Outcome.UNCOMPENSATED),
     "quarantined, never dispatched": (fate(status=QUARANTINED, state=COMMITTED), Outcome.UNCOMPENSATED),
+    "ahead of the clock, not read": (unread(age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "ahead of the clock, consumed": (fate(effects=1, age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "ahead of the clock, undecided": (unread(state=UNDECIDED, age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "ahead of the clock, committed": (unread(state=COMMITTED, age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "ahead of the clock, left out": (unread(tag="other", age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "failed ahead of the clock": (fate(status=FAILED, inbox_age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "consumed ahead of the clock": (fate(effects=1, inbox_age=-HOUR), Outcome.AHEAD_OF_CLOCK),
+    "never written, ahead of the clock": (fate(state=None, status=FAILED, age=-HOUR), Outcome.PHANTOM),
+    "quarantined ahead of the clock": (fate(status=QUARANTINED, inbox_age=-HOUR), Outcome.UNCOMPENSATED),
+    "rolled back, ahead of the clock": (unread(state=ROLLED_BACK, age=-HOUR), Outcome.ROLLED_BACK),
     "committed, not dispatched": (unread(state=COMMITTED), Outcome.UNDISPATCHED),
     "scheduled, overdue": (unread(state=SCHEDULED), Outcome.UNDISPATCHED),
     "committed, consumed, no message": (fate(state=COMMITTED, effects=1), Outcome.UNDISPATCHED),
@@ -176,6 +186,18 @@ def test_every_case_by_the_hundred(town: Town, tier: Tier) -> None:
 def test_the_cases_cover_every_outcome() -> None:
     """There is a case of every outcome but those that need a retention, and a log that went back."""
     assert {outcome for _, outcome in CASES.values()} == set(Outcome) - {Outcome.UNJUDGED, Outcome.LOST}
+
+
+@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+@pytest.mark.parametrize("late", ["message", "inbox"])
+def test_a_clock_that_was_set_back(town: Town, tier: Tier, late: str) -> None:
+    """What both sides agree on is told by digests, too, if its time can't be."""
+    ids = town.plant([fate(effects=1)] * 20)
+    if late == "message":
+        town.at_producer("UPDATE {s}.message SET visible_at = visible_at + interval '8 hours'")
+    else:
+        town.run("UPDATE {s}.consumer_message SET changed_at = changed_at + interval '8 hours'")
+    assert kinds(town.reconcile(WITH_EFFECT, tier=tier)) == dict.fromkeys(ids, Outcome.AHEAD_OF_CLOCK)
 
 
 @pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])

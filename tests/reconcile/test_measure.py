@@ -14,7 +14,8 @@ from sqlalchemy import text
 
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings
-from outbox.message.model import uuid7, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 from outbox.reconcile.config import access_of
 from outbox.reconcile.job import InboxState, Job, Outcome, ProducerState, Window
 from outbox.reconcile.measure import Measure

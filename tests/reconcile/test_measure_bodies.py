@@ -100,6 +100,7 @@ def test_bodies_are_summed_in_batches_of_the_window(books: Books, monkeypatch: p
         ({"to": {}, "currency": "EUR", "amount": "1"}, "it has no to.account"),
         ({"to": 3, "currency": "EUR", "amount": "1"}, "it has no to.account"),
         ({"to": {"account": ["A"]}, "currency": "EUR", "amount": "1"}, "its to.account is no text: \"['A']\""),
+        ({"to": {"account": {"pin": 1}}, "currency": "EUR", "amount": "1"}, "its to.account is no text: ***"),
         ({"to": {"account": "A"}, "currency": "EUR", "amount": None}, "its amount is no number: 'None'"),
         ({"to": {"account": "A"}, "currency": "EUR", "amount": "1,50"}, "its amount is no number: '1,50'"),
         ({"to": {"account": "A"}, "currency": "EUR", "amount": "NaN"}, "its amount is no number: 'NaN'"),
@@ -255,3 +256,12 @@ def test_compressed_bodies_count_like_others(books: Books, monkeypatch: pytest.M
     (result,) = books.measure(money(producer=None))
     assert row(result, "A", "EUR").producer == Decimal("3.30")
     assert any(f"{bad}: the body isn't the gzip" in fault for fault in result.faults)
+
+
+def test_a_part_of_a_key_that_is_masked_is_in_no_result() -> None:
+    """Its name tells that it is a secret; neither it is shown nor, by the order of the rows, which is the greater."""
+    keys: set[tuple[str | None, ...]] = {(f"card-{number}", day) for number in range(20) for day in ("2", "1", None)}
+    labels = [label for _, label in compute.shown(("cardNumber", "day"), keys)]
+    assert set(labels) == {("***", "1"), ("***", "2"), ("***", None)}
+    assert labels == sorted(labels, key=lambda label: (label[1] is None, label[1] or ""))
+    assert compute.shown(("receiver", "day"), {("b", "1"), ("a", "1")})[0] == (("a", "1"), ("a", "1"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
 from outbox.reconcile.job import KINDS, InboxState, Outcome, Repair
 from outbox.reconcile.repair import BUSY

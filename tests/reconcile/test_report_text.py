@@ -48,7 +48,7 @@ def test_the_whole_is_told() -> None:
     for kind in KINDS:
         assert sum(line.startswith(f"{kind.label}: ") for line in lines) == 1
     assert text.count("019ce") == 51
-    assert lines[-1] == "46 differences left, 5 of 51 repaired; bank: 1 transfers, 1.50 amount unexplained"
+    assert lines[-1] == "49 differences left, 5 of 54 repaired; bank: 1 transfers, 1.50 amount unexplained"
 
 
 def test_of_a_measure_only_what_is_off_is_shown_with_the_totals() -> None:

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Dialect, create_engine, event, make_url, text
 
 from outbox.errors import InvalidSettings, ReconcileError, SourceError
 from outbox.reconcile.compare import LocalEngine
@@ -226,3 +226,18 @@ def test_the_password_is_in_no_log(engine: SparkEngine, shown: None, logs: Path)
     assert any("SparkListenerJobEnd" in page for page in seen.values())
     assert any("Finished task" in page for page in seen.values())
     assert [name for name, page in seen.items() if spark_secrets.told(page)] == []
+
+
+def test_executors_connect_as_the_engine_of_the_application_does(engine: SparkEngine, night: Night) -> None:
+    """They get a URL with what its listeners say at that time; that of the engine alone leads nowhere."""
+    side = cast("PostgresSide", night.comparison.producer)
+    address = make_url(side.access.url)
+    source = create_engine("postgresql+psycopg://no_such_role@127.0.0.1:1/nowhere")
+
+    @event.listens_for(source, "do_connect")
+    def say_where(dialect: Dialect, _: object, __: object, parameters: dict[str, Any]) -> None:
+        parameters.update(dialect.create_connect_args(address)[1])
+
+    access = Access(str(source.url), side.access.settings, source)
+    comparison = replace(night.comparison, producer=replace(side, access=access))
+    assert sum(map(findings, engine.run(comparison, night.tasks(3), lambda _: None))) == 200

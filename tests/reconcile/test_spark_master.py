@@ -54,7 +54,7 @@ def test_who_names_the_master_goes_first(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_token_of_a_connect_server_isnt_shown() -> None:
     """What follows the address of a Spark Connect server stays out of errors and logs."""
     assert str(master_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
-    with pytest.raises(InvalidSettings, match="sc://host:port") as caught:
+    with pytest.raises(InvalidSettings, match="sc://host:15002") as caught:
         master_of(Spark(remote="https://host/;token=geheim"), 2, {})
     assert "geheim" not in str(caught.value)
 

@@ -34,7 +34,7 @@ from outbox.reconcile.tables.declare import ForeignTable
 from outbox.reconcile.tables.side import known_table, table_side
 from tests.cli.conftest import run_cli
 from tests.reconcile.foreign import KNOWN, SENT, foreign_job, run, tell
-from tests.reconcile.town import HOUR, PAIR, Progress, Town, explain, fate, ids_at, url_of
+from tests.reconcile.town import HOUR, PAIR, Progress, Town, explain, fate, ids_at, kinds, url_of
 
 #: As a team writes them that has no framework.
 PRODUCER_MSG = """
@@ -239,6 +239,26 @@ def test_rows_that_cant_be_judged(village: Town, statement: str, said: str, tier
     village.run(statement)
     with pytest.raises(InvalidSettings, match=said):
         reconcile(foreign_job(village, "producer", "consumer", tier=tier))
+
+
+@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+@pytest.mark.parametrize(
+    ("local", "status"),
+    [
+        ("UPDATE legacy_sent SET changed = changed + interval '8 hours'", InboxState.NONE),
+        ("UPDATE legacy_sent SET changed = changed + interval '8 hours'", InboxState.CONSUMED),
+        ("UPDATE legacy_known SET came = came + interval '8 hours'", InboxState.FAILED),
+        ("UPDATE legacy_known SET changed = changed + interval '8 hours'", InboxState.CONSUMED),
+    ],
+)
+def test_times_that_cant_be(village: Town, tier: Tier, local: str, status: InboxState) -> None:
+    """A table in local time isn't in sync: each of its rows is told, whatever the other side says."""
+    ids = village.plant([fate(status=status)] * 20)
+    tell(village)
+    village.run(local)
+    result = reconcile(foreign_job(village, "producer", "consumer", tier=tier)).pairs[0]
+    assert {id_: kind.label for id_, kind in kinds(result).items()} == dict.fromkeys(ids, "ahead_of_clock")
+    assert not result.in_sync
 
 
 def test_ids_that_are_twice_on_both_sides_are_no_less_wrong(village: Town) -> None:

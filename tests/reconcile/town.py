@@ -18,7 +18,8 @@ from sqlalchemy import Engine, text
 
 from outbox import Settings
 from outbox.database.execute import Statement
-from outbox.message.model import uuid7, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Effect, InboxState, Job, NoProgress, Outcome, Pair, ProducerState, Window
 from outbox.reconcile.rows import PairResult, Torn, to_findings
 from outbox.reconcile.run import reconcile

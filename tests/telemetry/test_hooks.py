@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -14,13 +15,17 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, Park, testing
+from outbox import INJECTED, Message, Outbox, Park, Resolution, testing
+from outbox.errors import AlreadyCommitted
 from outbox.message.model import HalfMessage
 from outbox.telemetry import events
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import Activity, Handling, Sending, add_hook, add_observer, add_send_hook, emit
+from outbox.telemetry.hooks import Activity, Handling, Middleware, Sending, add_hook, add_observer, add_send_hook, emit
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
+
+#: Headers that no hook may add: what options of a send make, and what the framework does.
+OWN = ("outbox-encoding", "outbox-expires-at", "outbox-correlation")
 
 
 @pytest.fixture
@@ -41,6 +46,85 @@ def heard() -> Iterator[list[TelemetryEvent]]:
 def of(heard: list[TelemetryEvent], *kinds: type[TelemetryEvent]) -> list[TelemetryEvent]:
     """Return the events of some kinds."""
     return [event for event in heard if isinstance(event, kinds)]
+
+
+@pytest.mark.parametrize("resolution", [Resolution.COMMIT, Resolution.ROLLBACK])
+@pytest.mark.parametrize("within", ["alone", "session", "driver"])
+def test_a_decision_is_told_before_and_after(
+    bench: Bench, heard: list[TelemetryEvent], resolution: Resolution, within: str
+) -> None:
+    """Of each decision of the producer's: before its op is written, and once it has committed."""
+
+    def decided() -> list[tuple[type[TelemetryEvent], UUID, str]]:
+        kinds = (events.HalfDeciding, events.HalfDecided)
+        return [(type(each), each.half_id, each.resolution) for each in heard if isinstance(each, kinds)]
+
+    with Session(bench.engine) as session, session.begin():
+        half_id = bench.outbox.prepare(session, "paid", {})
+    decide = bench.outbox.commit if resolution is Resolution.COMMIT else bench.outbox.rollback
+    before = (events.HalfDeciding, half_id, resolution.value)
+    both = [before, (events.HalfDecided, half_id, resolution.value)]
+    if within == "driver":
+        pooled = bench.engine.raw_connection()
+        driver: Any = pooled.driver_connection
+        driver.execute("SELECT 1")
+        decide(half_id, within=driver)
+        driver.commit()
+        pooled.close()
+        assert decided() == [before]  # nothing tells of its COMMIT
+        return
+    if within == "session":
+        with Session(bench.engine) as session, session.begin():
+            decide(half_id, within=session)
+            assert decided() == []
+    else:
+        decide(half_id)
+    assert decided() == both
+    decide(half_id)  # which does nothing
+    assert decided() == [*both, before]
+
+
+def test_a_decision_that_fails_is_not_told_as_done(bench: Bench, heard: list[TelemetryEvent]) -> None:
+    """Another decision came first, or the transaction was rolled back: a hook hears that it was to be, and no more."""
+    with Session(bench.engine) as session, session.begin():
+        half_id = bench.outbox.prepare(session, "paid", {})
+    with Session(bench.engine) as session:
+        bench.outbox.rollback(half_id, within=session)
+        session.rollback()
+    assert of(heard, events.HalfDeciding, events.HalfDecided) == []
+    bench.outbox.commit(half_id)
+    with pytest.raises(AlreadyCommitted):
+        bench.outbox.rollback(half_id)
+    with pytest.raises(AlreadyCommitted), Session(bench.engine) as session, session.begin():
+        bench.outbox.rollback(half_id, within=session)
+    assert [type(each) for each in of(heard, events.HalfDeciding, events.HalfDecided)] == [
+        *(events.HalfDeciding, events.HalfDecided),
+        *(events.HalfDeciding, events.HalfDeciding),
+    ]
+
+
+def test_middlewares_hear_of_the_decisions_of_two_phase(bench: Bench) -> None:
+    """Those of its own Outbox: the commit with the function's transaction, the rollback after its failure."""
+    heard: list[tuple[str, str]] = []
+
+    class Ears(Middleware):
+        def on_event(self, event: TelemetryEvent, /) -> None:
+            if isinstance(event, events.HalfDeciding):
+                heard.append((event.code, event.resolution))
+
+    bench.outbox.use(Ears())
+
+    @bench.outbox.two_phase(topic="paid", rollback_on=(ValueError,))
+    def pay(fails: bool, session: Session = INJECTED) -> dict[str, bool]:
+        if fails:
+            raise ValueError("no")
+        return {"paid": True}
+
+    pay(False)
+    with pytest.raises(ValueError, match="no"):
+        pay(True)
+    codes = ("half.deciding", "half.decided")
+    assert heard == [(code, resolution) for resolution in ("commit", "rollback") for code in codes]
 
 
 def test_success_is_told_to_hooks(bench: Bench, heard: list[TelemetryEvent]) -> None:
@@ -233,6 +317,7 @@ def test_send_hooks_add_headers(bench: Bench, heard: list[TelemetryEvent]) -> No
         got.append(dict(message.headers))
 
     removes = [add_send_hook(hook), add_send_hook(lambda _: Sending({"bad": "\0"}))]
+    removes += [add_send_hook(partial(lambda own, _: Sending({own: "x"}), own)) for own in OWN]
     try:
         ids = bench.send(headers={"own": "x"})
     finally:
@@ -241,9 +326,9 @@ def test_send_hooks_add_headers(bench: Bench, heard: list[TelemetryEvent]) -> No
     testing.drain(bench.outbox)
     assert got == [{"own": "x", "traceparent": "00-1"}]
     assert committed == ids
-    (refused,) = of(heard, events.HeadersRefused)
-    assert isinstance(refused, events.HeadersRefused)
-    assert (refused.message_id, refused.topic, refused.names) == (ids[0], "paid", ("bad",))
+    refused = of(heard, events.HeadersRefused)
+    assert [getattr(each, "names", None) for each in refused] == [("bad",), *((own,) for own in OWN)]
+    assert {(each.facts()["message_id"], each.facts()["topic"]) for each in refused} == {(str(ids[0]), "paid")}
 
 
 def test_the_context_of_an_outbox_is_its_own(engine: Engine) -> None:
@@ -252,4 +337,4 @@ def test_the_context_of_an_outbox_is_its_own(engine: Engine) -> None:
     with engine.begin() as connection:
         outbox.send(connection, "paid", {})
     with engine.connect() as connection:
-        assert connection.execute(text("SELECT headers FROM outbox.half_message")).scalar() in (None, {})
+        assert connection.execute(text("SELECT headers - 'outbox-sender' FROM outbox.half_message")).scalar() == {}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from outbox.errors import InvalidMessage
 from outbox.message.content import BYTES, JSON, TEXT, decode, encode
+from outbox.message.topic import Topic
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 jsonable = st.recursive(
@@ -232,3 +233,97 @@ def test_json_by_any_of_its_names(content_type: str) -> None:
 def test_unknown_content_type_stays_bytes() -> None:
     """What isn't JSON or text is handed over as it is."""
     assert decode(b"\x00\xff", "image/png") == b"\x00\xff"
+
+
+class Measured(pydantic.BaseModel):
+    value: float | None = None
+    by_number: dict[int | str, str] = {}
+
+
+class Counted(pydantic.BaseModel):
+    by_number: dict[int, str]
+
+
+class MeasuredText(pydantic.BaseModel):
+    value: float
+    none: None = None
+    more: Any = None
+
+    @pydantic.field_serializer("value")
+    def as_text(self, value: float) -> str:
+        """Write a number that isn't one as a text."""
+        return str(value)
+
+
+@dataclasses.dataclass
+class Numbered:
+    lines: dict[Any, str]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({1: "a", "1": "b"}, "the key 1 is of type int, and would come back as str"),
+        ({"a": [{"b": {2.5: 0}}]}, "the key 2.5 at 'a.0.b' is of type float"),
+        ({"a": ({None: 0},)}, "the key None at 'a.0' is of type NoneType"),
+        ({"a": {True: 0}}, "the key True at 'a' is of type bool"),
+        ({"a": {Level.HIGH: 0}}, "the key <Level.HIGH: 3> at 'a' is of type Level"),
+        ({"a": {(1, 2): 0}}, "keys must be str"),
+        ({"a": [0.5, float("nan")]}, "Out of range float values"),
+        ({"a": {"b": float("-inf")}}, "Out of range float values"),
+        ({"a": {"b": "\ud800"}}, "'utf-8' codec can't encode"),
+        ({"a": [{"\udfff": 1}]}, "'utf-8' codec can't encode"),
+        ({"a": [object()]}, "object has no JSON form"),
+        ({"a": [1, b"x"]}, "bytes has no JSON form"),
+        ([10**5000], "Exceeds the limit"),
+        (Measured(value=float("nan")), "would come back as null"),
+        ([{"m": Measured(value=float("inf"))}], "would come back as null"),
+        (MeasuredText(value=0, more={"deep": [1, float("nan")]}), "would come back as null"),
+        (Measured(by_number={1: "a", "1": "b"}), "the key 1 at 'by_number' is of type int, and would come back as str"),
+        (Numbered({1: "a", "1": "b"}), "the key 1 at 'lines' is of type int, and would come back as str"),
+        ({"a": Numbered({1: "a", "1": "b"})}, "the key 1 at 'a.lines' is of type int, and would come back as str"),
+        ({"a": Measured(by_number={1: "a", "1": "b"})}, "the key 1 at 'by_number' is of type int"),
+    ],
+)
+def test_what_would_not_come_back_is_refused(body: Any, said: str) -> None:
+    """A JSON object has texts as its keys, and each once."""
+    with pytest.raises(InvalidMessage) as error:
+        encode(body)
+    assert said in str(error.value)
+
+
+def test_what_a_model_brings_back() -> None:
+    """Its keys have types, and what it writes of a number that isn't one is its own choice; tuples become lists."""
+    numbered = Counted(by_number={1: "a", 2: "c"})
+    assert decode(*encode(numbered), Counted) == numbered
+    assert decode(*encode(Numbered({1: "a", 2: "b"})), dict[str, dict[int, str]]) == {"lines": {1: "a", 2: "b"}}
+    assert encode(MeasuredText(value=float("nan")))[0] == b'{"value":"nan","none":null,"more":null}'
+    assert decode(*encode([MeasuredText(value=float("inf"))])) == [{"value": "inf", "none": None, "more": None}]
+    assert decode(*encode({"a": (1, (2,)), "zero": -0.0, "big": 10**4000})) == {
+        "a": [1, [2]],
+        "zero": -0.0,
+        "big": 10**4000,
+    }
+    assert decode(*encode({Name.ANN: Level.HIGH})) == {"ann": 3}
+    assert decode(*encode(Numbered({Level.HIGH: "c", 4: "d"}))) == {"lines": {"3": "c", "4": "d"}}
+    assert decode(*encode(Numbered({Name.ANN: "c", "d": "e"}))) == {"lines": {"ann": "c", "d": "e"}}
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
+    assert decode(*encode(deep)) == deep
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (Measured, Measured(value=float("nan"))),
+        (dict[Any, str], {1: "a", "1": "b"}),
+        (Measured, {"by_number": {1: "a", "1": "b"}}),
+    ],
+)
+def test_a_declared_topic_refuses_the_same(model: Any, body: Any) -> None:
+    """Its model writes the JSON."""
+    topic: Topic[Any] = Topic("t", model)
+    with pytest.raises(InvalidMessage, match="come back as"):
+        topic.encode(topic.validated(body))
+    assert topic.encode(topic.validated({}))

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.message import model
-from outbox.message.model import uuid7, uuid7_at
+from outbox.message import model as ids
+from outbox.message.ids import uuid7_at
+from outbox.message.model import uuid7
 
 
 def milliseconds(id_: UUID) -> int:
@@ -31,7 +32,7 @@ def test_bits() -> None:
 
 def test_order_within_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred thousand ids of one millisecond strictly increase and stay in it."""
-    monkeypatch.setattr(model, "_last_ms", 0)
+    monkeypatch.setattr(ids, "_last_ms", 0)
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
     made = [uuid7() for _ in range(100_000)]
@@ -47,8 +48,8 @@ def test_order_when_the_clock_jumps(steps: list[int]) -> None:
     made = []
     with pytest.MonkeyPatch.context() as patch:
         # Restored afterwards, or all later ids of this process would be from the future.
-        patch.setattr(model, "_last_ms", model._last_ms)
-        patch.setattr(model, "_counter", model._counter)
+        patch.setattr(ids, "_last_ms", ids._last_ms)
+        patch.setattr(ids, "_counter", ids._counter)
         for step in steps:
             moment += step
             patch.setattr(time, "time_ns", lambda: moment)  # noqa: B023
@@ -79,12 +80,12 @@ def test_threads_share_the_order() -> None:
 def test_forked_children_make_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children forked in one millisecond, even with the lock taken, repeat nobody's ids."""
     now = time.time_ns() + 10**12
-    monkeypatch.setattr(model, "_last_ms", model._last_ms)
-    monkeypatch.setattr(model, "_counter", model._counter)
+    monkeypatch.setattr(ids, "_last_ms", ids._last_ms)
+    monkeypatch.setattr(ids, "_counter", ids._counter)
     monkeypatch.setattr(time, "time_ns", lambda: now)
     uuid7()
     readers = []
-    with model._lock:
+    with ids._lock:
         for _ in range(4):
             reader, writer = os.pipe()
             if os.fork() == 0:

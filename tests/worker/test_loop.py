@@ -9,10 +9,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from outbox import Message, Orphan, Resolution
+from outbox.database import at_commit
+from outbox.database.engines import engine_of
 from outbox.worker import Worker
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
@@ -274,3 +276,11 @@ def test_a_lost_connection_on_the_loop(bench: Bench) -> None:
 
     run(application())
     assert len(bench.effects()) == 1
+
+
+def test_engines_that_share_listeners_have_ours_once(engine: Engine) -> None:
+    """An engine that connects as the application's has its listeners: none is added while that one calls them."""
+    at_commit.hook(engine)
+    for _ in range(3):
+        at_commit.hook(engine_of(engine, is_async=True))
+    assert [each for each in engine.dispatch.commit if each is at_commit._on_commit] == [at_commit._on_commit]

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import embedded
 from outbox.database import migration
+from outbox.worker import Worker
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 
@@ -108,3 +109,20 @@ def test_connections_that_are_cut_one_by_one(bench: Bench) -> None:
                 connection.execute(terminate)
     settle(bench, ids)
     assert set(bench.inbox()) == {("consumed", 1)}
+
+
+def test_not_ready_while_a_sequence_is_behind_its_table(bench: Bench) -> None:
+    """After a switch-over by logical replication dispatch refuses to go on, which is told; the mend makes it ready."""
+    bench.send(count=3)
+    with Worker(bench.outbox, roles=["dispatch"]):
+        wait_until(lambda: bench.rows("SELECT count(*) FROM outbox.message") == [3], "all are dispatched")
+    bench.run("UPDATE outbox.dispatch_cursor SET system_identifier = system_identifier - 1")
+    bench.run("ALTER SEQUENCE outbox.op_sequence RESTART")
+    worker = bench.work(roles=["dispatch"])
+    wait_until(lambda: worker.health()["dispatch"].unusable, "dispatch refuses")
+    assert not worker.is_ready()
+    assert "SELECT setval('outbox.op_sequence', 3)" in str(worker.health()["dispatch"].last_error)
+    bench.run("SELECT setval('outbox.op_sequence', 3)")
+    bench.send()
+    wait_until(worker.is_ready, "it is ready")
+    wait_until(lambda: bench.rows("SELECT count(*) FROM outbox.message") == [4], "dispatch goes on")

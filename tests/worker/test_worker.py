@@ -35,6 +35,34 @@ def test_what_is_sent_takes_effect_once(bench: Bench) -> None:
     assert bench.inbox() == [("consumed", 1)] * 40
 
 
+@pytest.mark.parametrize(("roles", "warned"), [(None, True), (["consume", "bulk"], True), (["dispatch"], False)])
+def test_what_it_says_at_its_start(
+    bench: Bench, roles: list[str] | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names groups, topics and checkers; a worker that may consume and has no consumer warns of that."""
+    caplog.set_level(logging.INFO, "outbox.worker")
+
+    def told(code: str) -> list[logging.LogRecord]:
+        return [record for record in caplog.records if getattr(record, "outbox_event", "") == code]
+
+    bench.work(roles=roles).stop()
+    (started,) = told("worker.started")
+    assert (started.levelname, "consumes nothing" in started.getMessage()) == (
+        ("WARNING", True) if warned else ("INFO", False)
+    )
+    caplog.clear()
+    bench.outbox.consumer("paid", group="mail")(bench.handle)
+    bench.outbox.consumer("sent", group="mail")(bench.handle)
+    bench.outbox.checker("due")(lambda orphan: None)
+    bench.work(roles=roles).stop()
+    (started,) = told("worker.started")
+    consumes, checks = roles is None or "consume" in roles, roles is None
+    facts = vars(started)
+    assert (facts["groups"], facts["topics"]) == ((["mail"], ["paid", "sent"]) if consumes else ([], []))
+    assert facts["checkers"] == (["due"] if checks else [])
+    assert started.levelname == "INFO"
+
+
 def test_every_group_sees_every_message(bench: Bench) -> None:
     """Two groups of a topic, one of them with threads, each handle all messages."""
     bench.outbox.consumer("paid", group="mail", threads=3)(bench.handle)

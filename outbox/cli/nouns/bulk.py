@@ -79,19 +79,20 @@ def show_bulk_job(
       outbox bulk show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --state failed --limit 10000 -o csv
     """
     job_id = as_id(id_, "bulk job")
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         job, outcome = operator.bulk_job(job_id), operator.bulk_outcome(job_id)
         fetch = partial(operator.bulk_items, job_id, state=items.state)
         found = groups.page_of(fetch, page.limit, page.after)
-    if page.output is ListForm.JSON:
-        output.print_json({"bulk_job": job, "outcome": outcome, "items": found})
-        return
-    if page.output is ListForm.TABLE:
-        since = ", ".join(f"{count} {status}" for status, count in outcome.counts.items())
-        output.print_table(output.facts_table("bulk job", dataclasses.asdict(job) | {"since_then": since or None}))
-    output.print_rows(found.items, _ITEMS, page.output)
-    if found.next_page_token:
-        say(f"there may be more: --after {found.next_page_token}")
+        if page.output is ListForm.JSON:
+            output.print_json({"bulk_job": job, "outcome": outcome, "items": found})
+            return
+        if page.output is ListForm.TABLE:
+            known = [f"{count} {status}" for status, count in outcome.counts.items()]
+            since = ", ".join(known + [f"unknown in {name}" for name in outcome.unreached])
+            output.print_table(output.facts_table("bulk job", dataclasses.asdict(job) | {"since_then": since or None}))
+        output.print_rows(found.items, _ITEMS, page.output)
+        if found.next_page_token:
+            say(f"there may be more: --after {found.next_page_token}")
 
 
 @command(bulk_app, "watch")

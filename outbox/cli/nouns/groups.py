@@ -6,6 +6,7 @@ One is paused, resumed or slowed down; reads again, skips a backlog, or is delet
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.options import ActorOptions, DecidedOptions, act_after_preview, command, gathered, help_of
-from outbox.cli.output import ListForm, ListFormOption, RowShape, age, facts_table, first_line, print_rows, rows_table
+from outbox.cli.output import ListForm, ListFormOption, RowShape, age, facts_table, first_line, rows_table
 from outbox.operator.acts import DELETE_GROUP, PAUSE_GROUP, RESET_GROUP, RESUME_GROUP, SET_RATE, SKIP_GROUP
 from outbox.operator.groups import GroupMove, GroupRow
 from outbox.reader import option
@@ -39,6 +40,7 @@ _GROUPS = RowShape(
     "because",
     {
         "rate": lambda row: row.rate_text,
+        "lag": lambda row: "unknown" if row.lag is None else row.lag,
         "oldest_lag": lambda row: age(row.oldest_lag),
         "because": lambda row: first_line(row.because),
     },
@@ -75,9 +77,8 @@ def list_groups(
     Example:
       outbox group list --topic transfer
     """
-    with databases.opened() as operator:
-        rows = [row for row in operator.groups(databases.only) if topic in {None, row.topic}]
-        print_rows(rows, _GROUPS, form, databases=len(operator.databases) > 1)
+    only = databases.only
+    databases.show(lambda each: (row for row in each.groups(only) if topic in {None, row.topic}), _GROUPS, form)
 
 
 # --- held back -------------------------------------------------------------------------------------------------------
@@ -126,15 +127,9 @@ def reset(
     with databases.opened() as operator:
         where = {"database": databases.only, "source": source}
         preview = operator.preview_reset(group, topic, to, **where)
-        more: dict[str, Any] = {"skip_pruned": skip_pruned, **where}
-        act_after_preview(
-            RESET_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            _tables(preview),
-            lambda: operator.reset_group(group, topic, to, by=acting.by, why=acting.reason, **more),
-        )
+        decided: Any = {"by": acting.by, "why": acting.reason, "skip_pruned": skip_pruned, **where}
+        do = partial(operator.reset_group, group, topic, to, **decided)
+        act_after_preview(RESET_GROUP, acting, f"group {group} of topic {topic}", preview, _tables(preview), do)
 
 
 @gathered
@@ -150,14 +145,8 @@ def skip(
     with databases.opened() as operator:
         where = {"database": databases.only, "source": source}
         preview = operator.preview_skip(group, topic, to, **where)
-        act_after_preview(
-            SKIP_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            _tables(preview),
-            lambda: operator.skip_group(group, topic, to, by=acting.by, why=acting.reason, **where),
-        )
+        do = partial(operator.skip_group, group, topic, to, by=acting.by, why=acting.reason, **where)
+        act_after_preview(SKIP_GROUP, acting, f"group {group} of topic {topic}", preview, _tables(preview), do)
 
 
 @gathered
@@ -168,14 +157,9 @@ def delete(group: GroupArgument, topic: TopicOption, databases: DatabasesOptions
         preview = operator.preview_delete(group, topic, **where)
         inbox = ", ".join(f"{number} {status}" for status, number in preview.inbox.items())
         facts = {"topic": topic, "inbox": inbox or "empty", "workers": ", ".join(preview.workers) or "none"}
-        act_after_preview(
-            DELETE_GROUP,
-            acting,
-            f"group {group} of topic {topic}",
-            preview,
-            [facts_table(f"Group {group}", facts)],
-            lambda: operator.delete_group(group, topic, by=acting.by, why=acting.reason, **where),
-        )
+        do = partial(operator.delete_group, group, topic, by=acting.by, why=acting.reason, **where)
+        tables = [facts_table(f"Group {group}", facts)]
+        act_after_preview(DELETE_GROUP, acting, f"group {group} of topic {topic}", preview, tables, do)
 
 
 def _tables(preview: GroupMove) -> list[Table]:

@@ -89,9 +89,8 @@ def show_dead_groups(
     Example:
       outbox dead groups --topic orders
     """
-    with databases.opened() as operator:
-        found = operator.dead_groups(database=databases.only, group=group, topic=topic, limit=limit)
-        output.print_rows(found, _DEAD_GROUPS, form, databases=len(operator.databases) > 1)
+    chosen: Any = {"database": databases.only, "group": group, "topic": topic, "limit": limit}
+    databases.show(lambda operator: operator.dead_groups(**chosen), _DEAD_GROUPS, form)
 
 
 _DEAD_GROUPS = RowShape(

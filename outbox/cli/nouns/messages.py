@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from outbox.cli.options import (
 )
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
 from outbox.errors import MessageNotFound
+from outbox.message.masking import MASK, Body
 from outbox.operator import model
 from outbox.operator.acts import EDIT
 
@@ -43,8 +45,14 @@ def show_message(
         str | None,
         typer.Option(metavar="URL", help="The consumer's database, where it is another one, and not a --database."),
     ] = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the body as well.")] = False,
+    body: Annotated[
+        bool, typer.Option("--body", help="Show the body as well; what may be secret in it is masked.")
+    ] = False,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="With --body: nothing is masked, which is recorded in the audit.")
+    ] = False,
     app: CodecsOption = None,
+    actor: ActorOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Show all that is known of one message: half, checks, decision, queue, inboxes, and what operators did.
@@ -61,16 +69,32 @@ def show_message(
     Example:
       outbox messages show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body
     """
-    message_id, shown = as_id(id_), None
+    message_id, shown, by = as_id(id_), None, _revealing(actor, body=body, reveal=reveal)
     consumer = find_url(consumer_url) if consumer_url else None
-    with databases.opened(codecs=processes.codecs_of(app), consumer=consumer) as operator:
-        if consumer is not None and "consumer" not in operator.databases["consumer"].parts:
+    with databases.opened(partly=True, codecs=processes.declared_by(app).codecs, consumer=consumer) as operator:
+        if "consumer" in operator.databases and consumer and "consumer" not in operator.databases["consumer"].parts:
             raise Failure("--consumer-url: the consumer's tables are not in this database", Code.CONFIG)
-        view = operator.message(message_id)
-        if body and view.half is not None:
-            shown = output.readable(*operator.body(message_id), operator.codecs)
-    document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
-    output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
+        view = operator.message(message_id, reveal=by)
+        if body and view.body is not None:
+            raw = operator.body(message_id) if by else None
+            shown = output.readable(*raw, operator.codecs) if raw else _masked(view.body)
+        document = {name: value for name, value in dataclasses.asdict(view).items() if name != "body"}
+        output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
+
+
+def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
+    """Return on whose account a body is revealed; None if it is masked."""
+    if reveal and not body:
+        raise Failure("--reveal goes with --body")
+    return cli_actor(actor) if reveal else None
+
+
+def _masked(body: Body) -> Any:
+    """Return a body as it may be shown: read, where all that is shown of it is JSON."""
+    try:
+        return MASK if body.text is None else json.loads(body.text)
+    except ValueError:  # it is cut
+        return body.text
 
 
 def fates_text(found: list[model.FateSince]) -> str:
@@ -143,9 +167,9 @@ def show_conversation(
     Example:
       outbox messages conversation 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11
     """
-    with databases.opened() as operator:
+    with databases.opened(partly=True) as operator:
         found = operator.conversation(as_id(id_))
-    output.print_as(form, dataclasses.asdict(found), *_tables_of_conversation(found))
+        output.print_as(form, dataclasses.asdict(found), *_tables_of_conversation(found))
 
 
 def _tables_of_conversation(found: model.Conversation) -> Iterator[Any]:
@@ -260,10 +284,8 @@ def export_messages(
       outbox messages export --topic orders --since 1d > orders.ndjson
       outbox messages export --status dispatched --header tenant=acme --body -o csv > acme.csv
     """
-    if reveal and not body:
-        raise Failure("--reveal goes with --body")
-    by = cli_actor(actor) if reveal else None
-    with databases.opened(codecs=processes.codecs_of(app)) as operator:
+    by = _revealing(actor, body=body, reveal=reveal)
+    with databases.opened(codecs=processes.declared_by(app).codecs) as operator:
         found = all_rows(operator, databases, _MESSAGES, choice, limit)
         rows = (dataclasses.asdict(row) | (_contents(operator, row.id, by) if body else {}) for row in found)
         names = [*_MESSAGES.shape.names, *(_BODY if body else ())]

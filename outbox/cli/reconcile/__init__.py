@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import json
 import os
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
 from outbox.settings import Settings
-from outbox.text import described, key_text
+from outbox.text import described, key_text, trace_of
 
 if TYPE_CHECKING:
     from outbox.reconcile.archive.files import Manifest
@@ -388,7 +387,7 @@ def no_result(secrets: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         failure = as_failure(error)
         if failure is None:
-            text = traceback.format_exc()
+            text = trace_of(error)
             for url in secrets:
                 text = hidden(text, url)
             say(text)
@@ -449,7 +448,9 @@ def show_runs(
     runs, criteria = where.opened(), RunFilter(topic=topic, group=group)
     rows = list(every(lambda page: runs.runs(criteria, page), limit))
     columns = "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule"
-    output.print_rows(rows, RowShape(Run, f"{columns} result", {"took": _took, "result": _result}), form)
+    output.print_rows(
+        rows, RowShape(Run, f"{columns} result", {"took": lambda run: output.age(run.seconds), "result": _result}), form
+    )
 
 
 @command(app, "show")
@@ -486,7 +487,7 @@ def show_run(
     output.print_table(output.rows_table(columns, found.kinds, "Differences by kind"))
     if found.run.measures:
         columns = "measure value key producer> rolled_back> consumer> in_flight> unexplained>"
-        output.print_table(output.rows_table(columns, _sums(found.run), "Sums", key=_key))
+        output.print_table(output.rows_table(columns, _sums(found.run), "Sums", key=lambda row: key_text(row["key"])))
     columns = "number>=id message=message_id kind action result acted_at detail"
     output.print_table(output.rows_table(columns, findings, "Findings", detail=_detail))
     if following is not None:
@@ -502,10 +503,6 @@ def _sums(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _key(row: dict[str, Any]) -> str:
-    return key_text(row["key"])
-
-
 def _result(run: Run) -> str:
     if run.error:
         return run.error
@@ -514,10 +511,6 @@ def _result(run: Run) -> str:
     found = f"{run.differences:,} differences, {run.left or 0:,} left" if run.differences else ""
     unexplained = [f"{each['name']} unexplained" for each in run.measures if not each["in_sync"]]
     return "; ".join(filter(None, [found, *unexplained])) or "in sync"
-
-
-def _took(run: Run) -> str:
-    return "" if run.seconds is None else output.age(run.seconds)
 
 
 def _detail(row: FindingRow) -> str:

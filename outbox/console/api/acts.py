@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
 from uuid import UUID
@@ -11,11 +11,11 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.console.api import requests
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import API, CANCEL, Context, RequestContext, requires
+from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act
+from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act, Declaration
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
@@ -44,6 +44,23 @@ class JobBody(DatabaseBody, ReasonBody):
     """What every order of a bulk job has."""
 
     token: str | None = option(None, "The token of the preview; needed where a filter selects.", most=20_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ActSentence:
+    """What was done, in a sentence."""
+
+    outcome: str
+
+
+def declared(act: Declaration, *statuses: int, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """Return how the endpoint of an act is declared; it ``needs`` the act's permission, or these."""
+    return {
+        "summary": act.summary,
+        "description": act.details + (f"\n\nAn example of a reason: {act.why}." if act.why else ""),
+        "dependencies": [requires(each) for each in needs or (act.permission,)],
+        "responses": problems(*statuses),
+    }
 
 
 def _start(
@@ -110,10 +127,8 @@ def _add(act: Act, endpoint: Callable[..., Any], below: str = "", **more: Any) -
         path + act.name + below,
         endpoint,
         methods=["POST"],
-        description=f"{act.details}\n\nAn example of a reason: {act.why}.",
-        dependencies=[requires(act.name)],
         tags=[f"acts on {act.noun}"],
-        **({"name": act.name, "summary": act.summary, "responses": problems(412)} | more),
+        **({"name": act.name} | declared(act, 412) | more),
     )
 
 
@@ -187,11 +202,9 @@ class Edited:
 @router.post(
     "/messages/{message_id}/edit",
     status_code=201,
-    summary=EDIT.summary,
-    description=f"{EDIT.details}\n\nAn example of a reason: {EDIT.why}.",
-    dependencies=[requires(EDIT.permission)],
-    responses=problems(412),
     tags=["acts on message"],
+    # Which paths differ, and that none does, tells of what is masked.
+    **declared(EDIT, 412, needs=(EDIT.permission, REVEAL)),
 )
 def edit(
     context: Context, response: Response, message_id: UUID, version: IfMatch, body: EditBody = from_body(EditBody)
@@ -296,6 +309,26 @@ def resend_by_ids(
     return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), job, {}, body.rate)
 
 
+@router.post(
+    "/messages/rollback",
+    status_code=202,
+    dependencies=[requires("rollback"), requires("compensate")],
+    tags=["bulk jobs"],
+)
+def roll_back_by_ids(
+    context: Context, response: Response, key: IdempotencyKey, body: IdsBody = from_body(IdsBody)
+) -> BulkJob:
+    """Order that the local transactions of these ids don't stand: an alias of `POST /bulk-jobs`, without a preview.
+
+    Undecided halves are rolled back; if none of them is undecided, messages are compensated. The answer names the act.
+    """
+    selector, job = SelectorBody(body.ids).selector(), JobBody(database=body.database, reason=body.reason)
+    act, found = ACTS["rollback"], context.operator.preview("rollback", selector, database=body.database)
+    # Asked once more, it is the same act that was ordered before: what was rolled back counts as undecided.
+    is_half = found.eligible or act.refusal("rolled_back") in found.ineligible
+    return _start(context, response, key, act.name if is_half else "compensate", selector, job, {}, body.rate)
+
+
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
 def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
@@ -313,27 +346,14 @@ class NoteBody:
     owner: str = option("", "Who looks after it.", most=model.LONGEST)
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What was done, in a sentence."""
-
-    outcome: str
-
-
-@router.post(
-    "/dead/groups/{fingerprint}/note",
-    summary=NOTE.summary,
-    description=NOTE.details,
-    dependencies=[requires(NOTE.permission)],
-    tags=["inbox"],
-)
+@router.post("/dead/groups/{fingerprint}/note", tags=["inbox"], **declared(NOTE))
 def note_dead_group(
     context: Context,
     fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
     body: NoteBody = from_body(NoteBody),
-) -> Noted:
+) -> ActSentence:
     """Write a note about a group of dead letters."""
-    return Noted(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
+    return ActSentence(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
 
 
 # --- locks -------------------------------------------------------------------------------------------------
@@ -346,24 +366,11 @@ class EndBody(ReasonBody):
     database: str | None = option(None, "The database in which it holds a lock, if not any.", most=1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What came of the end of a session, in a sentence."""
-
-    outcome: str
-
-
-@router.post(
-    "/locks/{session}/end",
-    summary=END.summary,
-    description=f"{END.details}\n\nAn example of a reason: {END.why}.",
-    dependencies=[requires(END.permission)],
-    tags=["state"],
-)
+@router.post("/locks/{session}/end", tags=["state"], **declared(END))
 def end_session(
     context: Context,
     session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
     body: EndBody = from_body(EndBody),
-) -> Ended:
+) -> ActSentence:
     """End the session that holds a lock."""
-    return Ended(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))
+    return ActSentence(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))

@@ -1,13 +1,15 @@
-"""Endpoints of groups and topics as a whole: the groups, what an act on one would do, and the acts."""
+"""Endpoints of the acts on groups and topics as a whole, and of what each would do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
+from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from outbox.console.api.acts import GroupName, ReasonBody
+from outbox.console.api.acts import ActSentence, GroupName, ReasonBody, declared
 from outbox.console.api.requests import from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.message.content import MAX_TOPIC, TOPIC_PATTERN
@@ -23,8 +25,7 @@ from outbox.operator.acts import (
     SKIP_GROUP,
     Declaration,
 )
-from outbox.operator.groups import GroupContents, GroupMove, GroupRow
-from outbox.operator.topic_control import TopicPause
+from outbox.operator.groups import GroupContents, GroupMove
 from outbox.operator.topics import TopicContents
 from outbox.reader import option
 
@@ -37,16 +38,17 @@ _TO = "first, now, a position, QUEUE:POSITION,…, a time in ISO 8601, or how lo
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupDatabases:
-    """In which databases a group and its producer are."""
+class GroupDatabase:
+    """In which database a group is."""
 
     database: str | None = option(None, "The group's database, where several know it.", most=1000)
-    source: str | None = option(None, "The producer's database, where several have the topic.", most=1000)
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The arguments of the operator's methods."""
-        return {"database": self.database, "source": self.source}
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDatabases(GroupDatabase):
+    """In which databases a group and its producer are."""
+
+    source: str | None = option(None, "The producer's database, where several have the topic.", most=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,8 @@ class GroupSkipBody(ReasonBody, StartQuery):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupDeleteBody(ReasonBody):
+class GroupDeleteBody(ReasonBody, GroupDatabase):
     """Why a group is deleted."""
-
-    database: str | None = option(None, "The group's database, where several know it.", most=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,17 @@ class TopicControlBody(ReasonBody, TopicDatabase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupControlBody(ReasonBody):
+class TopicPauseBody(TopicControlBody):
+    """Why a topic is paused."""
+
+    create: bool = option(False, "Also a topic that has no message so far.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupControlBody(ReasonBody, GroupDatabase):
     """Why a group is held back or let go, and what of it."""
 
     topic: str | None = option(None, "Only what the group consumes of this topic.", most=1000)
-    database: str | None = option(None, "The group's database, where several know it.", most=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,157 +114,52 @@ class GroupRateBody(GroupControlBody):
     rate: str | None = option(None, "Such as 100/s, 30/min or 5/h; none: as its handler declares.", most=40)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupList:
-    """The groups of all databases."""
-
-    items: list[GroupRow]
+# --- acts, and what each would do: the operator's calls, which take what the path and the fields have --------------
 
 
-@dataclass(frozen=True, slots=True)
-class WholeActed:
-    """What was done, in a sentence."""
+def _add(path: str, call: str, parameter: Any, returned: type, **more: Any) -> None:
+    def endpoint(context: Context, fields: Any, **names: str) -> Any:
+        values = names | asdict(fields)
+        if "reason" in values:
+            values |= {"by": context.actor, "why": values.pop("reason")}
+        found = getattr(context.operator, call)(**values)
+        return ActSentence(found) if returned is ActSentence else found
 
-    outcome: str
-
-
-def _of(act: Declaration) -> dict[str, Any]:
-    """Return how the endpoint of an act is declared."""
-    return {
-        "summary": act.summary,
-        "description": f"{act.details}\n\nAn example of a reason: {act.why}.",
-        "dependencies": [requires(act.permission)],
-        "responses": problems(404, 409, 415),
-    }
+    hints: dict[str, Any] = {"context": Context} | {name: _NAMES[name] for name in re.findall(r"\{(\w+)", path)}
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
+    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=parameter))
+    endpoint.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what FastAPI reads
+    (router if "{group}" in path else topics).add_api_route(path, endpoint, response_model=returned, **more)
 
 
-def _preview_of(act: Declaration) -> dict[str, Any]:
-    """Return how the preview of an act is declared: it counts for long, so that it needs what the act needs."""
-    return {"dependencies": [requires(act.permission)], "responses": problems(404)}
+def _add_act(act: Declaration, path: str, body: type) -> None:
+    _add(path, act.name, from_body(body), ActSentence, methods=["POST"], name=act.name, **declared(act, 404, 409, 415))
 
 
-@router.get("")
-def groups(context: Context) -> GroupList:
-    """Return the groups: how far each is behind, who consumes for it, and how operators moved it."""
-    return GroupList(context.operator.groups())
+def _add_preview(act: Declaration, path: str, call: str, query: type, returned: type, description: str) -> None:
+    word, whole = act.name.split("_")
+    # It counts for long, so that it needs what the act needs.
+    more: dict[str, Any] = {"dependencies": [requires(act.permission)], "responses": problems(404)}
+    name = f"preview_{whole}_{word}"
+    _add(path, call, from_query(query), returned, name=name, description=description, **more)
 
 
-def _held(context: Context, body: GroupControlBody) -> dict[str, Any]:
-    return {"by": context.actor, "why": body.reason, "topic": body.topic, "database": body.database}
+_NAMES: dict[str, Any] = {"group": GroupName, "topic": TopicName}
+_RESET, _SKIP, _DELETE = (f"/{{group}}/{{topic:path}}/{word}" for word in ("reset", "skip", "delete"))
+_DELETE_TOPIC = "/{topic:path}/delete"
 
-
-@router.post("/{group}/pause", **_of(PAUSE_GROUP))
-def pause_group(context: Context, group: GroupName, body: GroupControlBody = from_body(GroupControlBody)) -> WholeActed:
-    """Pause a group."""
-    return WholeActed(context.operator.pause_group(group, **_held(context, body)))
-
-
-@router.post("/{group}/resume", **_of(RESUME_GROUP))
-def resume_group(
-    context: Context, group: GroupName, body: GroupControlBody = from_body(GroupControlBody)
-) -> WholeActed:
-    """Have a group go on."""
-    return WholeActed(context.operator.resume_group(group, **_held(context, body)))
-
-
-@router.post("/{group}/rate", **_of(SET_RATE))
-def set_rate(context: Context, group: GroupName, body: GroupRateBody = from_body(GroupRateBody)) -> WholeActed:
-    """Slow a group down."""
-    return WholeActed(context.operator.set_rate(group, body.rate, **_held(context, body)))
-
-
-@router.get("/{group}/{topic:path}/reset", **_preview_of(RESET_GROUP))
-def preview_group_reset(
-    context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
-) -> GroupMove:
-    """Return what a reset would do."""
-    return context.operator.preview_reset(group, topic, query.to, **query.values)
-
-
-@router.post("/{group}/{topic:path}/reset", **_of(RESET_GROUP))
-def reset_group(
-    context: Context, group: GroupName, topic: TopicName, body: GroupResetBody = from_body(GroupResetBody)
-) -> WholeActed:
-    """Have a group read again."""
-    start, more = body.to, {"skip_pruned": body.skip_pruned, **body.values}
-    return WholeActed(context.operator.reset_group(group, topic, start, by=context.actor, why=body.reason, **more))
-
-
-@router.get("/{group}/{topic:path}/skip", **_preview_of(SKIP_GROUP))
-def preview_group_skip(
-    context: Context, group: GroupName, topic: TopicName, query: StartQuery = from_query(StartQuery)
-) -> GroupMove:
-    """Return what a skip would do."""
-    return context.operator.preview_skip(group, topic, query.to, **query.values)
-
-
-@router.post("/{group}/{topic:path}/skip", **_of(SKIP_GROUP))
-def skip_group(
-    context: Context, group: GroupName, topic: TopicName, body: GroupSkipBody = from_body(GroupSkipBody)
-) -> WholeActed:
-    """Have a group skip a backlog."""
-    start = body.to
-    return WholeActed(
-        context.operator.skip_group(group, topic, start, by=context.actor, why=body.reason, **body.values)
-    )
-
-
-@router.get("/{group}/{topic:path}/delete", **_preview_of(DELETE_GROUP))
-def preview_group_delete(
-    context: Context, group: GroupName, topic: TopicName, query: GroupDatabases = from_query(GroupDatabases)
-) -> GroupContents:
-    """Return what would be deleted with a group."""
-    return context.operator.preview_delete(group, topic, database=query.database)
-
-
-@router.post("/{group}/{topic:path}/delete", **_of(DELETE_GROUP))
-def delete_group(
-    context: Context, group: GroupName, topic: TopicName, body: GroupDeleteBody = from_body(GroupDeleteBody)
-) -> WholeActed:
-    """Delete a group that is gone."""
-    return WholeActed(
-        context.operator.delete_group(group, topic, by=context.actor, why=body.reason, database=body.database)
-    )
-
-
-@topics.get("/{topic:path}/delete", **_preview_of(DELETE_TOPIC))
-def preview_topic_delete(
-    context: Context, topic: TopicName, query: TopicDatabase = from_query(TopicDatabase)
-) -> TopicContents:
-    """Return what there is of a topic, and what speaks against its deletion."""
-    return context.operator.preview_delete_topic(topic, database=query.database)
-
-
-@topics.post("/{topic:path}/delete", **_of(DELETE_TOPIC))
-def delete_topic(context: Context, topic: TopicName, body: TopicDeleteBody = from_body(TopicDeleteBody)) -> WholeActed:
-    """Delete a topic that is gone."""
-    return WholeActed(context.operator.delete_topic(topic, by=context.actor, why=body.reason, database=body.database))
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPauses:
-    """The paused topics of all databases."""
-
-    items: list[TopicPause]
-
-
-@topics.get("/paused")
-def paused_topics(context: Context) -> TopicPauses:
-    """Return the topics whose dispatch is paused, and how many messages each holds."""
-    return TopicPauses(context.operator.topic_pauses())
-
-
-@topics.post("/{topic:path}/pause", **_of(PAUSE_TOPIC))
-def pause_topic(context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)) -> WholeActed:
-    """Pause the dispatch of a topic."""
-    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database}
-    return WholeActed(context.operator.pause_topic(topic, **facts))
-
-
-@topics.post("/{topic:path}/resume", **_of(RESUME_TOPIC))
-def resume_topic(
-    context: Context, topic: TopicName, body: TopicControlBody = from_body(TopicControlBody)
-) -> WholeActed:
-    """Have the dispatch of a topic go on."""
-    facts: dict[str, Any] = {"by": context.actor, "why": body.reason, "database": body.database}
-    return WholeActed(context.operator.resume_topic(topic, **facts))
+_add_act(PAUSE_GROUP, "/{group}/pause", GroupControlBody)
+_add_act(RESUME_GROUP, "/{group}/resume", GroupControlBody)
+_add_act(SET_RATE, "/{group}/rate", GroupRateBody)
+_add_preview(RESET_GROUP, _RESET, "preview_reset", StartQuery, GroupMove, "Return what a reset would do.")
+_add_act(RESET_GROUP, _RESET, GroupResetBody)
+_add_preview(SKIP_GROUP, _SKIP, "preview_skip", StartQuery, GroupMove, "Return what a skip would do.")
+_add_act(SKIP_GROUP, _SKIP, GroupSkipBody)
+_WITH_GROUP = "Return what would be deleted with a group."
+_add_preview(DELETE_GROUP, _DELETE, "preview_delete", GroupDatabase, GroupContents, _WITH_GROUP)
+_add_act(DELETE_GROUP, _DELETE, GroupDeleteBody)
+_OF_TOPIC = "Return what there is of a topic, and what speaks against its deletion."
+_add_preview(DELETE_TOPIC, _DELETE_TOPIC, "preview_delete_topic", TopicDatabase, TopicContents, _OF_TOPIC)
+_add_act(DELETE_TOPIC, _DELETE_TOPIC, TopicDeleteBody)
+_add_act(PAUSE_TOPIC, "/{topic:path}/pause", TopicPauseBody)
+_add_act(RESUME_TOPIC, "/{topic:path}/resume", TopicControlBody)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import inspect
 import io
 import itertools
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
 from outbox.console.api import requests
+from outbox.console.api.acts import ReasonBody
 from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.auth import only_reads
-from outbox.console.context import API, REVEAL, Context, RequestContext, check_origin
-from outbox.errors import MessageNotFound
+from outbox.console.context import API, REVEAL, Context, RequestContext, requires
+from outbox.console.problems import Problem
+from outbox.errors import DatabaseUnreached, MessageNotFound, OutboxError
+from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.health.overview import Overview, TopicLag
+from outbox.operator.databases import Databases, is_away
+from outbox.operator.health.overview import Overview, TopicLag, shortened
 from outbox.operator.health.stats import WINDOWS
-from outbox.operator.look.paging import every
+from outbox.operator.look.paging import every_page, listed
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
@@ -38,6 +45,13 @@ Window = Annotated[str, Query(pattern=f"^({'|'.join(WINDOWS)})$", json_schema_ex
 
 #: The types of the files that there are, by the ends of their names.
 EXPORT_TYPES = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
+
+#: How many of its groups are shown with a topic, in a list of them.
+MOST_GROUPS = 20
+#: How long (seconds) the pages of one export are read for.
+EXPORT_SECONDS = 300.0
+
+T = TypeVar("T")
 
 router: APIRouter = APIRouter(prefix=API, responses=problems())
 
@@ -102,38 +116,90 @@ def meta(context: Context) -> Meta:
     )
 
 
+def of_each(
+    operator: Operator, read: Callable[[Operator], Iterable[T]], only: str | None = None
+) -> tuple[list[T], list[str]]:
+    """Return what is read of each database by itself, and the names of those that can't be reached.
+
+    ``only`` limits it to one of them. If none can be reached, the error is raised.
+    """
+    found: list[T] = []
+    unreached, errors = operator.databases.away_for(only), []
+    databases = operator.databases.having(None, only)
+    for database in databases:
+        try:
+            one = copy.copy(operator)
+            one.databases = Databases([database])
+            found += read(one)
+        except (OutboxError, SQLAlchemyError) as error:
+            if not is_away(error):
+                raise
+            unreached.append(database.name)
+            errors.append(error)
+    if len(errors) == len(databases):
+        raise errors[0]
+    return found, unreached
+
+
 @router.get("/overview", tags=["state"])
 def overview(context: Context, window: Window = "1h") -> Overview:
     """Return the state of everything: numbers, problems in sentences, topics with their lag, charts."""
-    return context.operator.overview(window)
+    return shortened(context.operator.overview(window))
 
 
 @router.get("/topics", tags=["state"])
-def topics(context: Context) -> list[TopicLag]:
-    """Return each topic's backlog, and how far each of its groups has come."""
-    return context.operator.overview("1h").topics
+def topics(context: Context, page: model.PageRequest = from_query(PageQuery)) -> model.Page[TopicLag]:
+    """Return a page of the topics: each one's backlog, and how far the groups have come that are furthest behind."""
+    found = context.operator.overview("1h")
+    shown = listed(found.topics, page, lambda topic: (topic.topic, topic.database), found.unreachable)
+    return dataclasses.replace(shown, items=[topic.with_groups(MOST_GROUPS) for topic in shown.items])
 
 
 # --- lists: the operator's call of the same name ----------------------------------------------------------
 
 
-def _add_call(call: str, tag: str) -> None:
+def all_of(operator: Operator, call: str) -> tuple[list[Any], list[str]]:
+    """Return the rows of one of the calls in `KEYS`, and which databases can't be reached."""
+    if call != "groups":
+        return of_each(operator, getattr(Operator, call))
+    # How far a group is behind takes two databases: it is read over all that can be reached.
+    return operator.groups(), of_each(operator, Operator.topic_pauses)[1]
+
+
+def _add_call(call: str, tag: str, path: str = "") -> None:
     """Add an endpoint that returns what a call does; the call says itself what its filter and its rows are."""
     described, hints = inspect.getdoc(getattr(Operator, call)) or "", types_of(call)
+    key, returned = KEYS.get(call), hints["return"]
     # A call that isn't of a list takes nothing.
     taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
+    if key is not None:
+        taken, returned = from_query(PageQuery), model.Page[get_args(returned)[0]]  # type: ignore[misc]  # what it is
 
     def endpoint(context: Context, query: Any = taken) -> Any:
-        return getattr(context.operator, call)(*query)
+        if key is None:
+            return getattr(context.operator, call)(*query)
+        rows, unreached = all_of(context.operator, call)
+        return listed(rows, query, key, unreached)
 
     router.add_api_route(
-        f"/{call.replace('_', '-')}",
+        path or f"/{call.replace('_', '-')}",
         endpoint,
         name=call,
         description=described.partition("\n")[0],
-        response_model=hints["return"],
+        response_model=returned,
         tags=[tag],
     )
+
+
+#: The calls that return all there is, and by what their pages are sorted.
+KEYS: Mapping[str, Callable[[Any], tuple[object, ...]]] = {
+    "handlers": lambda row: (row.kind, row.topic, row.group or "", row.name, row.database),
+    "workers": lambda row: (not row.alive, row.name, row.id),
+    "producers": lambda row: (row.producer_group, not row.active, row.name, row.id),
+    "locks": lambda row: (row.lock, row.session, row.database),
+    "topic_pauses": lambda row: (row.topic, row.database),
+    "groups": lambda row: (row.group, row.topic, row.database),
+}
 
 
 def types_of(call: str) -> dict[str, Any]:
@@ -145,6 +211,8 @@ _add_call("handlers", "state")
 _add_call("workers", "state")
 _add_call("producers", "state")
 _add_call("locks", "state")
+_add_call("groups", "groups")
+_add_call("topic_pauses", "topics", "/topics/paused")
 _add_call("system", "state")
 _add_call("messages", "messages")
 _add_call("halves", "messages")
@@ -167,6 +235,8 @@ def dead_letters(
 @router.get("/dead/groups", tags=["inbox"])
 def dead_groups(context: Context, query: DeadGroupsQuery = from_query(DeadGroupsQuery)) -> list[model.DeadGroup]:
     """Return dead letters by group, topic and kind of error, the biggest first."""
+    if away := context.operator.databases.away_for(query.database):
+        raise DatabaseUnreached(away)
     return context.operator.dead_groups(**dataclasses.asdict(query))
 
 
@@ -192,6 +262,9 @@ def bulk_outcome(context: Context, bulk_job_id: UUID) -> model.BulkOutcome:
     """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done."""
     return context.operator.bulk_outcome(bulk_job_id)
 
+
+# Not by GET: a reveal is recorded, and nothing that follows links may do it.
+_REVEALS: dict[str, Any] = {"dependencies": [requires(REVEAL)], "responses": problems(404, 415), "tags": ["messages"]}
 
 # --- one message -----------------------------------------------------------------------------------------
 
@@ -229,51 +302,66 @@ def conversation(context: Context, message_id: UUID) -> model.Conversation:
 
 
 @router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
-def payload(context: Context, message_id: UUID, request: Request, reveal: bool = False) -> model.Body:
-    """Return the body of a message, masked; with ``reveal`` as it is, which is audited."""
-    if reveal:
-        _demand_reveal(context, request)
-    body = context.operator.message(message_id, reveal=context.actor if reveal else None).body
+def payload(context: Context, message_id: UUID) -> Body:
+    """Return the body of a message, masked."""
+    return _body(context, message_id)
+
+
+@router.post("/messages/{message_id}/payload/reveal", **_REVEALS)
+def reveal_payload(context: Context, message_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> Body:
+    """Return the body of a message as it is, which is audited."""
+    return _body(context, message_id, reveal=context.actor, why=body.reason)
+
+
+def _body(context: RequestContext, message_id: UUID, **reveal: Any) -> Body:
+    body = context.operator.message(message_id, **reveal).body
     if body is None:
         raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")
     return body
 
 
-@router.get(
+@router.post(
     "/messages/{message_id}/payload/raw",
     response_class=Response,
-    responses=problems(404) | {200: {"content": {"application/octet-stream": {"schema": _BYTES}}}},
-    tags=["messages"],
+    **_REVEALS
+    | {"responses": problems(404, 415) | {200: {"content": {"application/octet-stream": {"schema": _BYTES}}}}},
 )
-def raw_payload(context: Context, message_id: UUID, request: Request) -> Response:
+def raw_payload(context: Context, message_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> Response:
     """Return the bytes of the body as a file, which is audited."""
-    _demand_reveal(context, request)
-    context.operator.message(message_id, reveal=context.actor)
+    context.operator.message(message_id, reveal=context.actor, why=body.reason)
     _, content = context.operator.body(message_id)
     # Never with a type that a browser would show.
     headers = {"Content-Disposition": f'attachment; filename="{message_id}.bin"'}
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def _demand_reveal(context: RequestContext, request: Request) -> None:
-    context.demand(REVEAL)
-    # A reveal is recorded, so no other site may make a browser request one.
-    check_origin(context.console.trust, request.headers, context)
-    context.acts = True
-
-
 # --- files with everything that matches --------------------------------------------------------------------
 
 
-def streamed(name: str, suffix: str, rows: Iterator[Any], kind: Any) -> StreamingResponse:
-    """Return rows, which are a ``kind`` each, as a file: ``csv``, or ``ndjson``, a JSON object a line."""
+def streamed(name: str, suffix: str, pages: Iterator[list[Any]], kind: Any) -> StreamingResponse:
+    """Return pages of rows, which are a ``kind`` each, as a file: ``csv``, or ``ndjson``, a JSON object a line."""
+    names = [each.name for each in dataclasses.fields(kind)]
+
+    def parts() -> Iterator[str]:
+        left = EXPORT_SECONDS
+        while left > 0:
+            began = time.monotonic()
+            if (rows := next(pages, None)) is None:
+                return
+            left -= time.monotonic() - began
+            # Also where there is nothing: between two parts others have the slot, and a client that has gone is seen.
+            if suffix == "csv":
+                yield _csv([csv_cell(getattr(row, name)) for name in names] for row in rows)
+            else:
+                yield "".join(json.dumps(plain(each)) + "\n" for each in rows)
+        detail = f"the export was read for {EXPORT_SECONDS:g} s, and isn't at its end: narrow the time range"
+        raise Problem("query-timeout", detail)
+
+    made = parts()
     # The first is read at once, so that a wrong request is still refused.
-    rows = itertools.chain(list(itertools.islice(rows, 1)), rows)
-    lines = _csv_lines(kind, rows) if suffix == "csv" else (json.dumps(plain(each)) + "\n" for each in rows)
-    # Each part is made by a thread: one for many lines costs less than one for each.
-    parts = iter(lambda: "".join(itertools.islice(lines, model.MAX_PAGE)), "")
+    first = [*([_csv([names])] if suffix == "csv" else []), *itertools.islice(made, 1)]
     disposition = {"Content-Disposition": f'attachment; filename="{name}.{suffix}"'}
-    return StreamingResponse(parts, media_type=EXPORT_TYPES[suffix], headers=disposition)
+    return StreamingResponse(itertools.chain(first, made), media_type=EXPORT_TYPES[suffix], headers=disposition)
 
 
 def export_answers(suffix: str) -> dict[int | str, dict[str, Any]]:
@@ -289,8 +377,8 @@ def _add_export(call: str, suffix: str, description: str) -> None:
 
     def export(context: Context, query: Any = from_query(types["criteria"], ExportQuery)) -> StreamingResponse:
         criteria, most = query
-        rows = every(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
-        return streamed(call, suffix, rows, row)
+        pages = every_page(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
+        return streamed(call, suffix, pages, row)
 
     router.add_api_route(
         f"/export/{call}.{suffix}",
@@ -303,12 +391,10 @@ def _add_export(call: str, suffix: str, description: str) -> None:
     )
 
 
-def _csv_lines(kind: Any, rows: Iterator[Any]) -> Iterator[str]:
-    names = [each.name for each in dataclasses.fields(kind)]
-    for cells in itertools.chain([names], ([csv_cell(getattr(row, name)) for name in names] for row in rows)):
-        line = io.StringIO()
-        csv.writer(line).writerow(cells)
-        yield line.getvalue()
+def _csv(rows: Iterable[Iterable[str]]) -> str:
+    lines = io.StringIO()
+    csv.writer(lines).writerows(rows)
+    return lines.getvalue()
 
 
 _FOUND = "Return the messages that match, without their bodies, the newest first"

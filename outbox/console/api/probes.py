@@ -25,7 +25,15 @@ try:
 except ImportError as _missing:
     raise ImportError(f"the console's metrics need prometheus-client: {pip_install('console')}") from _missing
 
-from outbox.telemetry.prometheus import CONTENT_TYPE, OF_GROUPS, OF_SAGAS, OF_TOPICS, GaugeOfStats  # the same extra
+from outbox.telemetry.prometheus import (  # the same extra
+    CONTENT_TYPE,
+    MOST_ROWS,
+    OF_GROUPS,
+    OF_SAGAS,
+    OF_TOPICS,
+    GaugeOfStats,
+    gauged,
+)
 
 #: Errors at these paths are answered as JSON.
 PATHS = (*PROBES, "/metrics")
@@ -81,7 +89,8 @@ def readyz(request: Request) -> JSONResponse:
 @metrics.get("/metrics")
 def numbers(context: Context) -> Response:
     """Return the gauges in the text format of Prometheus."""
-    return Response(exposition(context.operator.overview("1h")), media_type=CONTENT_TYPE)
+    found = exposition(context.operator.overview("1h"), context.console.metrics_rows)
+    return Response(found, media_type=CONTENT_TYPE)
 
 
 @document.get("/openapi.json")
@@ -98,19 +107,20 @@ _GAUGES: Mapping[tuple[str, ...], Sequence[GaugeOfStats]] = {
 }
 
 
-def exposition(overview: Overview) -> bytes:
-    """Return the gauges of all topics, groups and sagas; what isn't known is left out."""
+def exposition(overview: Overview, most: int = MOST_ROWS) -> bytes:
+    """Return the gauges of ``most`` topics, groups and sagas, and of the others together; without what isn't known."""
     registry = CollectorRegistry()
     groups = [group for topic in overview.topics for group in topic.groups]
     measured: list[Sequence[Any]] = [overview.topics, groups, overview.sagas]
     for (labels, gauges), rows in zip(_GAUGES.items(), measured, strict=True):
         for each in gauges:
             gauge = Gauge(each.name, each.text, labels, registry=registry)
-            for row in rows:
-                if (value := getattr(row, each.field)) is not None:
-                    gauge.labels(*(getattr(row, label) for label in labels)).set(value)
+            numbers = ((tuple(getattr(row, label) for label in labels), getattr(row, each.field)) for row in rows)
+            for of, value in gauged(each, [row for row in numbers if row[1] is not None], most):
+                gauge.labels(*of).set(value)
     alive = sum(worker.alive for worker in overview.workers)
-    Gauge("outbox_workers_alive", "Workers that reported lately", registry=registry).set(alive)
+    if alive or not overview.unreachable:
+        Gauge("outbox_workers_alive", "Workers that reported lately", registry=registry).set(alive)
     unreachable = Gauge("outbox_databases_unreachable", "Databases that didn't answer", registry=registry)
     unreachable.set(len(overview.unreachable))
     return generate_latest(registry)

@@ -9,13 +9,13 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
-from outbox.console.api.acts import ReasonBody
+from outbox.console.api.acts import ReasonBody, declared
 from outbox.console.api.lists import EXPORT_TYPES, ExportQuery, export_answers, streamed
 from outbox.console.api.requests import IdempotencyKey, Listed, PageQuery, from_body, from_query, problems
 from outbox.console.context import API, Context, requires
 from outbox.operator.acts import RECONCILE, REPAIR
-from outbox.operator.look.paging import every
-from outbox.operator.model import LONGEST, MAX_ITEMS, BulkJob, Page
+from outbox.operator.look.paging import every_page, listed
+from outbox.operator.model import LONGEST, MAX_ITEMS, BulkJob, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.record.orders import RepairPreview, RepairSelection, RunOrder
 from outbox.reconcile.record.views import (
@@ -64,8 +64,8 @@ def _add_findings_export(suffix: str) -> None:
         context: Context, run_id: UUID, query: Any = from_query(FindingFilter, ExportQuery)
     ) -> StreamingResponse:
         criteria, most = query
-        rows = every(lambda page: context.reconciliations.findings(run_id, criteria, page), most.limit)
-        return streamed(f"findings-{run_id}", suffix, rows, FindingRow)
+        pages = every_page(lambda page: context.reconciliations.findings(run_id, criteria, page), most.limit)
+        return streamed(f"findings-{run_id}", suffix, pages, FindingRow)
 
     exports.add_api_route(
         f"/findings/{{run_id}}.{suffix}",
@@ -82,9 +82,10 @@ for _suffix in EXPORT_TYPES:
 
 
 @router.get("/schedules")
-def schedules(context: Context) -> list[Schedule]:
-    """Return the reconciliations that living workers have declared: when they run, what they compare, the last runs."""
-    return context.reconciliations.schedules()
+def schedules(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[Schedule]:
+    """Return a page of the reconciliations that living workers have declared: when they run, what they compare."""
+    rows = context.reconciliations.schedules()
+    return listed(rows, page, lambda row: (row.name, row.database, row.pairs[:1]), context.operator.databases.away)
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------
@@ -124,19 +125,13 @@ class RepairBody(SelectionBody, ReasonBody):
 
 
 @router.get("/orders")
-def orders(context: Context) -> list[RunOrder]:
-    """Return the runs that are ordered, and that no worker has taken yet, the oldest first."""
-    return context.reconciliations.orders()
+def orders(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[RunOrder]:
+    """Return a page of the runs that are ordered, and that no worker has taken yet."""
+    rows = context.reconciliations.orders()
+    return listed(rows, page, lambda row: (row.schedule, row.topic, row.group), context.operator.databases.away)
 
 
-@router.post(
-    "/orders",
-    status_code=202,
-    summary=RECONCILE.summary,
-    description=f"{RECONCILE.details}\n\nAn example of a reason: {RECONCILE.why}.",
-    dependencies=[requires(RECONCILE.permission)],
-    responses=problems(409, 415),
-)
+@router.post("/orders", status_code=202, **declared(RECONCILE, 409, 415))
 def order_run(context: Context, body: RunBody = from_body(RunBody)) -> RunOrder:
     """Order that a worker runs a reconciliation."""
     return context.reconciliations.run_now(
@@ -156,14 +151,7 @@ def preview_repair(context: Context, run_id: UUID, body: SelectionBody = from_bo
     return context.reconciliations.preview(body.selection(run_id))
 
 
-@router.post(
-    "/runs/{run_id}/repair",
-    status_code=202,
-    summary=REPAIR.summary,
-    description=f"{REPAIR.details}\n\nAn example of a reason: {REPAIR.why}.",
-    dependencies=[requires(REPAIR.permission)],
-    responses=problems(404, 409, 415),
-)
+@router.post("/runs/{run_id}/repair", status_code=202, **declared(REPAIR, 404, 409, 415))
 def repair(
     context: Context, response: Response, run_id: UUID, key: IdempotencyKey, body: RepairBody = from_body(RepairBody)
 ) -> BulkJob:

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
-from outbox.console.api.acts import ReasonBody
+from outbox.console.api.acts import ActSentence, ReasonBody, declared
 from outbox.console.api.requests import Listed, PageQuery, from_body, from_query, problems
-from outbox.console.context import API, Context, requires
+from outbox.console.context import API, Context
 from outbox.flow.saga import CommandAnswer
 from outbox.flow.views import LONGEST_RESULT, FlowFilter, FlowRow, FlowView
 from outbox.operator.acts import ANSWER
@@ -39,21 +39,8 @@ class AnswerBody(ReasonBody):
     result: str | None = option(None, "What it should have replied, as JSON in a text.", most=LONGEST_RESULT)
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What was done, in a sentence."""
-
-    outcome: str
-
-
-@router.post(
-    "/commands/{message_id}/answer",
-    summary=ANSWER.summary,
-    description=f"{ANSWER.details}\n\nAn example of a reason: {ANSWER.why}.",
-    dependencies=[requires(ANSWER.permission)],
-    responses=problems(404, 409, 415),
-)
-def answer(context: Context, message_id: UUID, body: AnswerBody = from_body(AnswerBody)) -> Answered:
+@router.post("/commands/{message_id}/answer", **declared(ANSWER, 404, 409, 415))
+def answer(context: Context, message_id: UUID, body: AnswerBody = from_body(AnswerBody)) -> ActSentence:
     """Answer a command."""
     outcome = context.sagas.answer(message_id, body.answer, by=context.actor, why=body.reason, result=body.result)
-    return Answered(outcome)
+    return ActSentence(outcome)

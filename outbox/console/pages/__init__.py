@@ -6,12 +6,11 @@ Everything works without JavaScript.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.console.context import RequestContext
 from outbox.console.events import LoginEnded, LoginFailed, LoginSucceeded
 from outbox.console.pages import acts, groups, lists, overview, reconciliations, sagas
 from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
@@ -27,13 +26,6 @@ unknown: APIRouter = APIRouter(include_in_schema=False)
 #: No login is needed for these.
 login: APIRouter = APIRouter(include_in_schema=False)
 static: APIRouter = APIRouter(include_in_schema=False)
-
-
-class _CookieOptions(TypedDict):
-    path: str
-    secure: bool
-    httponly: bool
-    samesite: Literal["strict"]
 
 
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -68,7 +60,7 @@ def log_in(view: View, token: Annotated[str, Form()], onward: Annotated[str, For
     (cookie, context.identity), context.acts = opened, False
     emit(LoginSucceeded(**context.facts))
     response = RedirectResponse(context.base + _below(onward), 303)
-    response.set_cookie(context.cookie, cookie, max_age=sessions.seconds, **_cookie_of(context))
+    response.headers["Set-Cookie"] = context.set_cookie(cookie)
     return response
 
 
@@ -82,12 +74,8 @@ def log_out(view: View) -> Response:
         sessions.end(session, context)
         emit(LoginEnded(**context.facts))
     response = RedirectResponse(context.url("login"), 303)
-    response.delete_cookie(context.cookie, **_cookie_of(context))
+    response.headers["Set-Cookie"] = context.set_cookie(None)
     return response
-
-
-def _cookie_of(context: RequestContext) -> _CookieOptions:
-    return {"path": context.base or "/", "secure": context.secure, "httponly": True, "samesite": "strict"}
 
 
 def _page(view: PageView, onward: str, problem: Problem | None = None) -> Response:

@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
-from outbox.console.api.lists import types_of
+from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.diagram import Diagram
 from outbox.console.pages.lists import MOST_GROUPS, FormPairs, Listing, names_of, options_of, pairs_of, read
-from outbox.console.pages.view import PageView, View, of_each
+from outbox.console.pages.view import PageView, View
 from outbox.errors import DeadGroupNotFound, InvalidRequest, VersionMismatch
 from outbox.message.model import Status
 from outbox.operator import model

@@ -13,12 +13,14 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.console.api.lists import types_of
-from outbox.console.pages.view import PageView, View, of_each
+from outbox.console.api.lists import KEYS, of_each, types_of
+from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import AUDITED, END, Act
+from outbox.operator.health.overview import MOST_ROWS
+from outbox.operator.look.paging import listed
 from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, Page, PageRequest
 from outbox.operator.operator import Operator
 from outbox.reader import Reader, grouped, option, shape_of
@@ -188,6 +190,16 @@ def _numbers(paging: Paging, page: Page[Any]) -> list[int | None]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Unfiltered:
+    """The filter of a list that has none."""
+
+
+def listing_of(view: PageView, call: str, rows: Sequence[T], unreached: Collection[str]) -> Listing[Unfiltered, T]:
+    """Return the page that the URL requests of all that a call has returned."""
+    return Listing(view, Unfiltered, lambda _, page: listed(rows, page, KEYS[call], unreached))
+
+
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
@@ -245,15 +257,19 @@ def handlers(view: View) -> Response:
     running, _ = of_each(view.operator, Operator.workers)
     running.sort(key=lambda row: not row.alive)
     sending, _ = of_each(view.operator, Operator.producers)
-    return view.page("handlers.html", handlers=registered, workers=running, producers=sending, unreached=unreached)
+    topics = {kind: {row.topic for row in registered if row.kind == kind} for kind in ("consumer", "compensation")}
+    found = listing_of(view, "handlers", registered, unreached)
+    shown = {"workers": running, "producers": sending, "without": []}
+    if not unreached:
+        shown["without"] = sorted(topics["consumer"] - topics["compensation"])
+    return view.page("handlers.html", found.status, list=found, most=MOST_ROWS, **shown)
 
 
 @router.get("/locks")
 def locks(view: View) -> Response:
     """Show who holds a lock of dispatch or of a group's queue."""
-    held, unreached = of_each(view.operator, Operator.locks)
-    held.sort(key=lambda row: -row.age)
-    return view.page("locks.html", locks=held, act=END, unreached=unreached)
+    found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
+    return view.page("locks.html", found.status, list=found, act=END)
 
 
 @router.get("/system")

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.view import View
+from outbox.operator.health.overview import shortened
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
 
@@ -96,8 +97,10 @@ class Attention:
 @router.get("/")
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
-    found = view.operator.overview(window)
+    everything = view.operator.overview(window)
+    found = shortened(everything)
     shown: dict[str, Any] = {"charts": charts(found.series), "window": window, "windows": list(WINDOWS), "tiles": TILES}
+    shown["workers"] = everything.workers
     attention = [Attention.of(finding) for finding in found.findings]
     return view.page("overview.html", overview=found, attention=attention, **shown)
 

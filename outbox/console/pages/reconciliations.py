@@ -9,11 +9,13 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
+from outbox.console.api.lists import of_each
 from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Listing, pairs_of, read
-from outbox.console.pages.view import PageView, View, of_each
+from outbox.console.pages.view import PageView, View
 from outbox.errors import MessageNotFound
 from outbox.operator.acts import RECONCILE, REPAIR
+from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.model import MessageView
 from outbox.operator.operator import Operator
 from outbox.reader import option
@@ -69,7 +71,8 @@ def runs(view: View) -> Response:
     """Show the runs, and what workers run by a timetable."""
     found = Listing(view, RunFilter, view.context.reconciliations.runs)
     schedules, unreached = of_each(view.operator, _timetables)
-    shown = {"schedules": schedules, "unreached": unreached, "states": list(RunState), "most_left": MOST_LEFT}
+    shown = {"schedules": schedules, "most": MOST_ROWS, "unreached": unreached}
+    shown |= {"states": list(RunState), "most_left": MOST_LEFT}
     return view.page("reconciliations.html", found.status, list=found, **shown)
 
 

@@ -8,30 +8,28 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from sqlalchemy.exc import SQLAlchemyError
 
+from outbox.console.api.lists import of_each
 from outbox.console.context import RequestContext, context_of
 from outbox.console.events import BadgesMissing
 from outbox.console.problems import Problem
 from outbox.errors import OutboxError
 from outbox.operator.acts import ACTS, DECLARATIONS, acts_for
-from outbox.operator.databases import Databases, is_away
 from outbox.operator.model import MAX_PAGE, HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
 from outbox.telemetry.hooks import emit
 from outbox.text import duration, key_text, plain, summary_of
-
-T = TypeVar("T")
 
 #: The pages in the order of the navigation: name, title, icon, the key after ``g``.
 NAVIGATION = (
@@ -211,29 +209,6 @@ def _badge(operator: Operator, count: Callable[[Operator], tuple[int, bool]]) ->
     if not known:
         return "?" if more else ""
     return f"{known:,}{'+' if more else ''}"
-
-
-def of_each(
-    operator: Operator, read: Callable[[Operator], Iterable[T]], only: str | None = None
-) -> tuple[list[T], list[str]]:
-    """Return what is read of each database by itself, and the names of those that can't be reached.
-
-    ``only`` limits it to one of them. If none can be reached, the error is raised.
-    """
-    found: list[T] = []
-    unreached, errors = operator.databases.away_for(only), []
-    databases = operator.databases.having(None, only)
-    for database in databases:
-        try:
-            found += read(Operator(Databases([database]), operator.redactor))
-        except (OutboxError, SQLAlchemyError) as error:
-            if not is_away(error):
-                raise
-            unreached.append(database.name)
-            errors.append(error)
-    if len(errors) == len(databases):
-        raise errors[0]
-    return found, unreached
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ While there is no connection to the database, no pass waits. So tasks are given 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -35,7 +34,8 @@ from outbox.database.engines import start_loop
 from outbox.message.model import HANDLED, Message
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
 
-_COROUTINE = HandlerFailure("the handler returned a coroutine: declare it with 'async def'")
+#: Of a call that says nothing of its end: only a return is a success, and it has to be said.
+_UNSAID = HandlerFailure("the call of the handler ended, and nothing tells how")
 # Seconds in which the tasks of a loop of our own must end.
 _END_TIMEOUT = 5.0
 
@@ -70,7 +70,7 @@ class Call:
     entry: Entry
     attempt: int
     retries: bool = False
-    failure: HandlerFailure | None = None
+    failure: HandlerFailure | None = _UNSAID
     error: BaseException | None = None
     deadline: float = 0.0
     seconds: float = 0.0
@@ -93,14 +93,15 @@ class Call:
 
     def take(self, answer: Any, error: BaseException | None) -> None:
         """Take what the handler has returned or raised."""
-        self.error, self.seconds = error, time.monotonic() - (self.entry.began or time.monotonic())
+        self.seconds = time.monotonic() - (self.entry.began or time.monotonic())
+        if error is None:
+            try:
+                self.failure = failure_of(answer)
+            except BaseException as raised:  # the answer's own code
+                error = raised
         if error is not None:
-            self.failure = failure_from(error)
-        elif inspect.iscoroutine(answer):
-            answer.close()
-            self.failure = _COROUTINE
-        else:
-            self.failure = failure_of(answer)
+            self.error, self.failure = error, failure_from(error)
+        self.failure = self.failure and self.failure.about(self.entry)
 
 
 class _Starter(Protocol):
@@ -251,8 +252,10 @@ class _ThreadStarter:
                     answer = self._subscription.handler(call.message)
         except BaseException as error:  # also SystemExit: it ends an attempt, and not the worker
             raised = error
-        call.take(answer, raised)
-        self._ended(call)
+        try:
+            call.take(answer, raised)
+        finally:
+            self._ended(call)
 
     def cancel(self, call: Call) -> None:
         """Do nothing: a thread can't be ended from outside."""
@@ -312,9 +315,12 @@ class _TaskStarter:
 
     def _done(self, call: Call, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # before it began
-            call.take(None, asyncio.CancelledError())
-        self._ended(call)
+        try:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is not None:  # it was cancelled before it began, or its outcome wasn't taken
+                call.take(None, error)
+        finally:
+            self._ended(call)
 
     def cancel(self, call: Call) -> None:
         with suppress(RuntimeError):  # the application has closed its loop

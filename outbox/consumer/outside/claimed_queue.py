@@ -334,7 +334,7 @@ class ClaimedQueue:
         elif row is sql.NO_ROW or (ordered and row[1] == Status.FAILED and row[3] <= 0):
             if entry.message is not None:
                 slot.settled = slot.skipped = False
-                entry.message.first_failed_at = row[8]
+                entry.message.first_failed_at, entry.message.passage = row[8], self._reading.number
                 self._ahead.append((entry, row[2] + 1))
         elif self._reader.is_sent_again(entry, row):
             queue = self._queue
@@ -366,7 +366,7 @@ class ClaimedQueue:
         return self._began_at + dt.timedelta(seconds=time.monotonic())
 
     def _expire(self, call: Call) -> None:
-        call.attempt, call.too_old = call.attempt - 1, True
+        call.attempt, call.too_old, call.failure = call.attempt - 1, True, None
         self._results.append(call)
 
     def _take_next(self) -> Call | None:
@@ -443,7 +443,7 @@ class ClaimedQueue:
             elif not self._is_busy(entry) and entry.message.key not in keys:
                 if entry.message.key is not None and not self._subscription.keys_overlap:
                     keys.add(entry.message.key)
-                entry.message.first_failed_at = first_failed_at
+                entry.message.first_failed_at, entry.message.passage = first_failed_at, self._reading.number
                 calls.append(Call(self.number, entry, attempts + 1, retries=True))
         return calls, left_out
 

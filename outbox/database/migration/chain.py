@@ -77,11 +77,6 @@ def history(branch: str) -> list[str]:
     return sorted((revision for revision in _built_on() if revision.startswith(f"{branch}_")), reverse=True)
 
 
-def built_on(revision: str) -> tuple[str, ...]:
-    """Return the revisions that one is built on directly."""
-    return _built_on()[revision]
-
-
 def known(revision: str) -> bool:
     """Does this code have the revision?"""
     return revision in _built_on()

@@ -29,7 +29,8 @@ METADATA = {"common": common_tables, "producer": producer_tables, "consumer": co
 _DESCRIBE = """
 WITH relation AS (
     SELECT oid, relname, relkind, reloptions FROM pg_class
-     WHERE relnamespace = CAST(:namespace AS oid) AND relname = ANY (:tables) AND relkind IN ('r', 'p', 'S')
+     WHERE relnamespace = CAST(:namespace AS oid) AND relname = ANY (string_to_array(:tables, ','))
+       AND relkind IN ('r', 'p', 'S')
 )
 SELECT relname, CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, '',
        concat_ws(' ', reloptions::text, 'PARTITION BY ' || pg_get_partkeydef(oid))
@@ -114,7 +115,7 @@ def _differences(connection: Connection, branches: tuple[str, ...], schema: str)
 
 def _describe(connection: Connection, namespace: str, schema: str, tables: list[str]) -> Description:
     oid = connection.scalar(text(f"SELECT {namespace}::oid"), {"schema": schema} if schema else {})
-    rows = connection.execute(text(_DESCRIBE), {"namespace": oid, "tables": tables})
+    rows = connection.execute(text(_DESCRIBE), {"namespace": oid, "tables": ",".join(tables)})
     return {(table, what, name): definition for table, what, name, definition in rows}
 
 

@@ -53,27 +53,21 @@ def statements(
     schema = chain.check_schema(schema)
     before = chain.applied(_known(from_))
     after = _target(before, to, parts)
-    up, down = after - before, before - after
-    if up and down:
+    if (down := before - after) and (up := after - before):
         raise InvalidSettings(f"from {sorted(down)} down and to {sorted(up)} up at once: write that as two migrations")
+    return between(before, after, schema)
+
+
+def between(before: set[str], after: set[str], schema: str) -> list[str]:
+    """Return what leads from all revisions that are there up, or down, to others, as `statements` does."""
     result = [] if before else [f'CREATE SCHEMA IF NOT EXISTS "{schema}"', in_schema(cleandoc(_VERSIONS), schema)]
-    reached = set(before)
-    for revision in sorted(up or down, key=_order, reverse=bool(down)):
-        result += upgrade_of(revision, schema) if up else downgrade_of(revision, schema)
+    reached, up = set(before), after > before
+    for revision in sorted(before ^ after, key=_order, reverse=not up):
+        result += _texts(_declared(revision)["UPGRADE" if up else "DOWNGRADE"], schema)
         rows = _rows(reached)
         reached ^= {revision}
         result += _writing(rows, _rows(reached), schema)
     return result if after else [*result, in_schema(f"DROP TABLE {{s}}.{chain.VERSION_TABLE}", schema)]
-
-
-def upgrade_of(revision: str, schema: str) -> list[str]:
-    """Return the statements of one revision, without what notes it in the version table."""
-    return _texts(_declared(revision)["UPGRADE"], schema)
-
-
-def downgrade_of(revision: str, schema: str) -> list[str]:
-    """Return the statements that remove one revision, likewise."""
-    return _texts(_declared(revision)["DOWNGRADE"], schema)
 
 
 def run(templates: Collection[str]) -> None:

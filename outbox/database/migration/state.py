@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, Engine, text
 
-from outbox.database.engines import engine_of, url_of
+from outbox.database.engines import separate_engine, url_of
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 from outbox.text import described
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def connected(bind: Bind) -> Iterator[Connection]:
     """Open a connection in READ COMMITTED: a statement which waited for a lock sees what its holder wrote.
 
-    psycopg's URLs serve synchronous and asynchronous engines alike; of an async engine only the URL is taken.
+    An engine that is async, or a URL, gets an engine of its own for that, which connects alike.
     """
     if isinstance(bind, Engine):
         with bind.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")
         return
-    engine = engine_of(bind, isolation_level="READ COMMITTED")
+    engine = separate_engine(bind, isolation_level="READ COMMITTED")
     try:
         with engine.connect() as connection:
             yield connection

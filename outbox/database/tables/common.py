@@ -163,9 +163,6 @@ def common_tables(schema: str = "outbox") -> MetaData:
             Index(None, "seen_at"),
         ],
         # How things stood, once a minute; the charts of the console are made of it.
-        "stats_sample": [
-            Column("sampled_at", TIME, primary_key=True),
-            Column("stats", JSONB, nullable=False),
-        ],
+        "stats_sample": [Column("sampled_at", TIME, primary_key=True), Column("stats", JSONB, nullable=False)],
     }
     return metadata_of(schema, tables)

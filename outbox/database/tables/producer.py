@@ -105,12 +105,15 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("asked IN ('checker', 'fence')", name="asked"),
             CheckConstraint(f"answer IN {sql_list(Resolution)}", name="answer"),
         ],
-        # How many checks a claim, or a try of fences, put; the sum of a topic's rows is how many there ever were. Prune
-        # makes one row of them.
-        "check_total": [
+        # How many halves of a topic a batch of dispatch found committed, and how many rolled back; how many checks a
+        # claim, or a try of fences, put. The sum of a topic's rows is how many there ever were, as far as dispatch has
+        # come. Prune makes one row of them.
+        "topic_total": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),
             Column("topic", NAME, nullable=False),
-            Column("checks", BigInteger, nullable=False),
+            Column("committed", BigInteger, nullable=False, server_default=text("0")),
+            Column("rolled_back", BigInteger, nullable=False, server_default=text("0")),
+            Column("checks", BigInteger, nullable=False, server_default=text("0")),
         ],
         # What the function of a half raised: the call failed, whoever decided the half then. Written once.
         "half_error": [
@@ -180,8 +183,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             # Serves the release pass: the next due messages.
             Index(None, "deliver_at", "half_id", postgresql_where=text("recalled_at IS NULL")),
         ],
-        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py. ``totals`` says
-        # for each topic how many halves were committed, and how many rolled back, up to here.
+        # Appended by each batch; the newest row counts. What the columns mean: outbox/dispatch/sql.py.
         "dispatch_cursor": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),
             Column("next_xid", XID8, nullable=False),
@@ -194,7 +196,6 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", TIME, nullable=False, server_default=NOW),
             Column("epoch", BigInteger, nullable=False, server_default=text("0")),
             Column("log", Text),
-            Column("totals", JSONB, nullable=False, server_default=text("'{}'")),
             CheckConstraint("(after_sequence IS NULL) = (until_sequence IS NULL)", name="cut"),
             CheckConstraint("target IS NULL OR until_sequence IS NOT NULL", name="target"),
         ],

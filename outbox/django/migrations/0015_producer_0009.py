@@ -1,7 +1,5 @@
 """Made of the revision that the file is named after."""
 
-from django.db import migrations
+from outbox.django.migration import MigrationType, migration_of
 
-from outbox.django.migration import migration_of
-
-Migration: type[migrations.Migration] = migration_of(__name__)
+Migration: MigrationType = migration_of(__name__)

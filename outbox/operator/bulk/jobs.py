@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
@@ -30,8 +28,8 @@ from outbox.operator import model
 from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.changes import check_audited, inbox_columns, requested
-from outbox.operator.databases import OverDatabases, is_away
+from outbox.operator.changes import check_audited, inbox_columns, record_of, requested
+from outbox.operator.databases import CALLER, Databases, OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -41,7 +39,7 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database, Databases, Query
+    from outbox.operator.databases import Database, Query
 
 #: How long (seconds) a preview may look for what a filter matches.
 SECONDS = 30.0
@@ -154,9 +152,9 @@ class BulkJobs(OverDatabases):
             values = {"state": criteria.state, "after": after[0] if after else None, "limit": limit}
             return Part(read_jobs(connection, database, sql.LIST, **values))
 
-        databases = self.databases.having(None, checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, ("bulk_jobs", criteria.state), page, _NEWEST, read, away)
+        return self.shown_texts(
+            page_of(self.databases, None, checked(criteria), page, _NEWEST, read, ("bulk_jobs", criteria.state))
+        )
 
     def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
         """Return a bulk job.
@@ -165,19 +163,13 @@ class BulkJobs(OverDatabases):
             BulkJobNotFound: no registered database has it.
             DatabaseUnreached: none of those that can be reached has it.
         """
-        unreached = list(self.databases.away)
-        for database in self.databases.values():
-            try:
-                with database.reading() as connection:
-                    for found in read_jobs(connection, database, sql.ONE, id=bulk_job_id):
-                        return found
-            except SQLAlchemyError as error:
-                if not is_away(error):
-                    raise
-                unreached.append(database.name)
-        if unreached:
-            raise DatabaseUnreached(unreached)
-        raise BulkJobNotFound(f"no registered database ({', '.join(self.databases)}) has bulk job {bulk_job_id}")
+
+        def find(database: Database) -> model.BulkJob | None:
+            with database.reading() as connection:
+                return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
+
+        which = f"no registered database ({', '.join(self.databases)})"
+        return self.first_of(None, find, BulkJobNotFound(f"{which} has bulk job {bulk_job_id}"))
 
     def bulk_items(
         self, bulk_job_id: UUID, page: model.PageRequest, *, state: model.BulkItemState | str | None = None
@@ -196,11 +188,14 @@ class BulkJobs(OverDatabases):
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
             return Part([model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)])
 
-        found = page_of([database], ("items", bulk_job_id, state), page, _BY_NUMBER, read)
+        found = self.shown_texts(
+            page_of(Databases([database]), None, None, page, _BY_NUMBER, read, ("items", bulk_job_id, state))
+        )
         done = [item for item in found.items if item.state == model.BulkItemState.DONE]
-        since, _ = self._fates_of(database, done)
+        since, unreached = self._fates_of(database, done)
         with_fates = {item.number: replace(item, fates=each) for item, each in zip(done, since, strict=True)}
-        return replace(found, items=[with_fates.get(item.number, item) for item in found.items])
+        items = [with_fates.get(item.number, item) for item in found.items]
+        return replace(found, items=items, unreached=[*found.unreached, *unreached])
 
     def bulk_outcome(self, bulk_job_id: UUID) -> model.BulkOutcome:
         """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
@@ -249,7 +244,7 @@ class BulkJobs(OverDatabases):
                 raise ActRefused(f"bulk job {bulk_job_id} can't be cancelled: it {what}")
             cancelled = query(connection, schema, sql.CANCEL, id=bulk_job_id, actor=actor.name)
             result = {"did": "cancel", "cancelled": len(cancelled)}
-            audited = audit(schema, actor.name, "bulk", str(bulk_job_id), why, result, actor.origin)
+            audited = record_of(schema, "bulk", actor, why, bulk_job_id, result)
             execute(connection, finish_bulk_jobs(schema, bulk_job_id), audited)
         return self.bulk_job(bulk_job_id)
 
@@ -557,6 +552,8 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
     """Return the messages that took effect in a registered database, where that matters."""
     if not selection.checks_delivery or not ids:
         return []
+    if databases.away:
+        raise DatabaseUnreached(list(databases.away))
     found: set[Row] = set()
     for database in databases.having("consumer"):
         with database.reading(SECONDS) as connection:
@@ -566,6 +563,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
     """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
+    CALLER.get().search()
     act, selector = selection.act, selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
     if name is None and criteria is not None:
@@ -585,6 +583,8 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     if len(having) > 1:
         names = ", ".join(database.name for database, _ in having)
         raise InvalidRequest(f"several databases have such messages; name one of: {names}", field="database")
+    if not having and selection.by_name and (away := databases.away_for(name)):
+        raise DatabaseUnreached(away)
     if not having and selection.by_name:
         raise MessageNotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
     return having[0] if having else found[0]

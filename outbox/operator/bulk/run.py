@@ -10,10 +10,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import CONTENDED, Row, execute, is_lost, query, sqlstate, statement
+from outbox.database.execute import CONTENDED, CUT_OFF, Row, by_size, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
@@ -23,7 +24,7 @@ from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
 from outbox.operator.model import Target
 from outbox.telemetry.events import BulkItemFailed
 from outbox.telemetry.hooks import emit
-from outbox.text import summary_of
+from outbox.text import message_of, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -97,7 +98,7 @@ class _Run:
                 execute(self._connection, begin_bulk_job(schema, self._id))
         counts, after = NOTHING, 0
         while not self._stopping() and time.monotonic() < until:
-            step = self._batch(after, BATCH)
+            step = by_size(self._connection, ("bulk", self._request.act.name), BATCH, partial(self._batch, after))
             counts += step
             if not step.more:
                 with self._connection.begin():
@@ -107,12 +108,12 @@ class _Run:
         return replace(counts, more=True)
 
     def _batch(self, after: int, limit: int) -> Counts:
-        """Act on the next items in one transaction; if it fails, on each in one of its own."""
+        """Act on the next items in one transaction; if it fails otherwise than by time, on each in one of its own."""
         try:
             return self._act(after, limit)
         except Exception as error:
             taken = list(self._taken)
-            if is_lost(self._connection) or not taken:
+            if is_lost(self._connection) or not taken or (len(taken) > 1 and sqlstate(error) in CUT_OFF - CONTENDED):
                 raise
             if len(taken) == 1:
                 return self._failed(taken[0], error)
@@ -145,10 +146,11 @@ class _Run:
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
         original = getattr(error, "orig", None) or error
-        if sqlstate(original) in CONTENDED:
-            settled = _settled(row, ActOutcome("busy", BUSY, None))
+        if sqlstate(original) in CONTENDED | CUT_OFF:
+            why = BUSY if sqlstate(original) in CONTENDED else "it took longer than the server lets it"
+            settled = _settled(row, ActOutcome("busy", why, None))
         elif isinstance(error, OutboxError):
-            settled = sql.Settled(row[0], "failed", str(error))
+            settled = sql.Settled(row[0], "failed", message_of(error))
         else:
             emit(BulkItemFailed(bulk_job=self._id, item=row[0], error=error))
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])

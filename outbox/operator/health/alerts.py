@@ -23,6 +23,7 @@ from outbox.database.execute import Template, encodings, execute
 from outbox.database.migration import chain
 from outbox.database.session import is_async
 from outbox.errors import InvalidHandler
+from outbox.message.answer import finished
 from outbox.message.model import Counts
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health.overview import HealthViews
@@ -150,7 +151,7 @@ class AlertTarget:
         if isinstance(self.target, str):
             _post(self.target, payload(alerts))
         else:
-            self.target(alerts)
+            finished(self.called, self.target(alerts))
 
     @property
     def called(self) -> str:

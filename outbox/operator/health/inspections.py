@@ -18,9 +18,10 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
 from outbox.database.engines import discard
-from outbox.database.execute import Statement, driver_of, execute, sqlstate
+from outbox.database.execute import Statement, driver_of, execute, sqlstate, statement
 from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
+from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
 from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
@@ -28,7 +29,7 @@ from outbox.operator.health.workers import alive, done, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
 from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments
-from outbox.text import duration
+from outbox.text import counted, duration
 
 if TYPE_CHECKING:
     from outbox.operator.databases import Query
@@ -172,22 +173,32 @@ def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
             yield subject.finding("reconciliation.overdue", details | {"age": settled}, since=since)
 
 
-def stopped_groups(subject: Subject) -> Iterator[Diagnosis]:
-    """Groups that an operator has paused, and those that their breaker has stopped."""
-    yield from subject.judge(("group.paused", "breaker.open"), sql.STOPPED.named(subject.rows(sql.STOPPED)))
-
-
-def paused_topics(subject: Subject) -> Iterator[Diagnosis]:
-    """Topics whose dispatch an operator has paused."""
-    yield from subject.judge(["topic.paused"], sql.PAUSED_TOPICS.named(subject.rows(sql.PAUSED_TOPICS)))
+def topics_and_groups(examination: Examination) -> Iterator[Diagnosis]:
+    """Topics that are consumed and were never sent to, and the other way round: mostly one name is written wrongly."""
+    sent: dict[str, bool] = dict(examination.rows(sql.SENT_TOPICS, limit=LIMIT))
+    consumed = {(each.topic, each.group) for each in examination.subscriptions or () if each.source is None}
+    for each in merged(examination.workers):
+        if each.kind == "consumer" and each.options.get("source") is None:
+            consumed.add((each.topic, str(each.group)))
+    for topic, group in sorted(consumed):
+        if topic not in sent and len(sent) < LIMIT:
+            yield examination.finding("topic.silent", {"topic": topic, "group": group})
+    for topic in sorted(sent.keys() - {topic for topic, _ in consumed}):
+        if not sent[topic]:
+            yield examination.finding("topic.unread", {"topic": topic})
 
 
 # --- halves, messages and groups ---------------------------------------------------------------------------------
 
 
-def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Examination], Iterator[Diagnosis]]:
+def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Subject], Iterator[Diagnosis]]:
     """Return the inspection that judges the rows of a query by these rules."""
     return lambda subject: subject.judge(codes, query.named(subject.rows(query, limit=limit)), limit)
+
+
+#: Groups that an operator has paused, and those that their breaker has stopped; topics that an operator has paused.
+stopped_groups: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.STOPPED, "group.paused", "breaker.open")
+paused_topics: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.PAUSED_TOPICS, "topic.paused")
 
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:
@@ -504,6 +515,32 @@ def indexes(examination: Examination) -> Iterator[Diagnosis]:
         details = {"index": name, "table": table, "known": known}
         verb = "REINDEX" if known else "DROP"
         yield examination.finding("index.invalid", details, verb=verb, quoted=quoted)
+
+
+def sequences(examination: Examination) -> Iterator[Diagnosis]:
+    """Logical replication carries rows, and no sequences: what they number then collides, or comes out of order."""
+    hidden = []
+    for table in examination.tables().values():
+        first = table.primary_key.columns.keys()[0]
+        leads = {first, *(index.columns.keys()[0] for index in table.indexes)}
+        for column in table.columns:
+            named = getattr(column.default, "name", None)
+            # Dispatch numbers its cursors by itself.
+            if (column.identity is None and named is None) or table.name == "dispatch_cursor":
+                continue
+            newest = "" if column.name in leads else f" ORDER BY {first} DESC LIMIT 1000"
+            rows = f"SELECT {column.name} FROM {{s}}.{table.name}{newest}"
+            values: dict[str, Any] = {"table": table.name, "column": column.name, "named": named}
+            (found,) = examination.read(statement(examination.settings.schema, SEQUENCE, values, rows=rows))
+            sequence, value, highest = found[0]
+            if value is None:
+                hidden.append(sequence)
+            elif value < highest:
+                details = {"sequence": sequence, "value": value, "column": f"{table.name}.{column.name}"}
+                yield examination.finding("sequence.behind", details | {"highest": highest})
+    if hidden:
+        grant = f"GRANT SELECT ON SEQUENCE {', '.join(hidden)} TO {examination.server.role};"
+        raise NotInspected(f"{counted(len(hidden), 'sequence')} can't be read by this role; {grant}")
 
 
 # --- a connection pooler in between ------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ from functools import partial
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
-from outbox.database.sql import GroupQueue, audit
+from outbox.database.sql import GroupQueue
 from outbox.dispatch.once import dispatch_lock
-from outbox.errors import ActRefused, InvalidRequest
+from outbox.errors import ActRefused
 from outbox.operator.acts import END
-from outbox.operator.changes import check_audited
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
-from outbox.operator.model import Actor, as_actor
+from outbox.operator.model import Actor
 
 #: The name of the lock that whoever appends messages holds.
 DISPATCH = "dispatch"
@@ -118,10 +118,7 @@ class LockViews(OverDatabases):
             UnknownDatabase: no database of that name.
             InvalidRequest: no reason, an actor without a name, or what the audit can't record.
         """
-        actor = as_actor(by)
-        if not why.strip():
-            raise InvalidRequest(f"give a reason: the audit must tell why ({END.name})", field="reason")
-        check_audited(actor, why)
+        actor = checked_actor(END, by, why)
         held = self.lock_of(session, database)
         chosen = self.databases[held.database]
         if not held.pid:
@@ -129,9 +126,7 @@ class LockViews(OverDatabases):
                 f"{session!r} is a prepared transaction, without a session: let its owner end it, by COMMIT PREPARED "
                 "or ROLLBACK PREPARED with this name"
             )
-        recorded = audit(
-            chosen.schema, actor.name, END.name, session, why.strip(), dataclasses.asdict(held), actor.origin
-        )
+        recorded = record_of(chosen.schema, END.name, actor, why, session, dataclasses.asdict(held))
         try:
             with chosen.acting() as connection:
                 keys = list(_names(partial(execute, connection), chosen.schema, chosen.parts))

@@ -24,7 +24,7 @@ from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
-from outbox.text import database_address
+from outbox.text import class_name, database_address, message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,6 +36,8 @@ UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
+#: The most rows of each list of an overview that is shown.
+MOST_ROWS = 200
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
 _GROUP_RULES = ("message.parked", "retry.overdue", "group.lost")
 
@@ -59,12 +61,18 @@ class TopicLag(stats.TopicStats):
     """The numbers of a topic at its producer, and those of each of its groups, wherever these are.
 
     ``recent`` is what was decided in the window of the overview, as far back as there are samples; None without any.
+    Where its producer's database can't be read, or isn't registered, ``database`` is that of a group, and the numbers
+    are None.
     """
 
     database: str
-    queues: int
+    queues: int | None
     groups: list[GroupLag]
     recent: stats.RecentDecisions | None = None
+
+    def with_groups(self, most: int) -> TopicLag:
+        """Return the topic with so many of its groups: those with most to do."""
+        return dataclasses.replace(self, groups=sorted(self.groups, key=_left_by, reverse=True)[:most])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,10 @@ class Overview:
     ``tiles``: ``pending`` (committed, and not a message yet), ``oldest_pending`` (age in s), ``undecided``, ``orphans``
     (due for a check), ``parked_halves``, ``dead`` (parked messages that aren't discarded), ``failed`` (will be
     retried), ``scheduled``, ``throughput`` (messages a minute at the moment), ``lag`` (the worst of a group). None is
-    what isn't known; a count that stopped at its limit is in ``capped``. The names of ``series`` are those of
-    `outbox.operator.health.stats.series`. ``findings`` need an operator, problems come first. ``unreachable`` are
-    databases that didn't answer.
+    what isn't known; what is at least so much is in ``capped``: a count that stopped at its limit, or one without the
+    databases that didn't answer. The names of ``series`` are those of `outbox.operator.health.stats.series`.
+    ``findings`` need an operator, problems come first. ``unreachable`` are databases that didn't answer. ``left_out``
+    is how many rows of a list there are beside those that are shown.
     """
 
     at: dt.datetime
@@ -88,6 +97,30 @@ class Overview:
     series: list[stats.Series]
     workers: list[WorkerRow]
     unreachable: list[str]
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def shortened(found: Overview) -> Overview:
+    """Return an overview with `MOST_ROWS` rows of each list: of topics and groups, those with most to do."""
+    lists = {name: getattr(found, name) for name in ("findings", "sagas", "workers")}
+    topics, rows = [], MOST_ROWS
+    for topic in sorted(found.topics, key=_to_do, reverse=True):
+        if rows > 0:
+            topics.append(topic.with_groups(rows))
+            rows -= len(topics[-1].groups) or 1
+    lists["topics"] = sorted(topics, key=lambda topic: (topic.topic, topic.database))
+    shown = {name: each[:MOST_ROWS] for name, each in lists.items()}
+    left_out = {name: len(getattr(found, name)) - len(each) for name, each in shown.items()}
+    left_out["groups"] = sum(len(topic.groups) for topic in found.topics) - sum(len(each.groups) for each in topics)
+    return dataclasses.replace(found, **shown, left_out={name: number for name, number in left_out.items() if number})
+
+
+def _left_by(group: GroupLag) -> int:
+    return (group.lag or 0) + group.failed + group.parked
+
+
+def _to_do(topic: TopicLag) -> int:
+    return (topic.undispatched or 0) + (topic.undecided or 0) + sum(map(_left_by, topic.groups))
 
 
 @dataclass(kw_only=True)
@@ -177,13 +210,13 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
             row = GroupLag(**dataclasses.asdict(group), database=name)
             source = source_of(name, group.topic, group.group)
             if row.lag is None and source is not None:
-                row.lag = max(messages[source, group.topic] - group.consumed, 0)
+                row.lag = max((messages[source, group.topic] or 0) - group.consumed, 0)
             groups[source, group.topic].append(row)
     topics = [
         TopicLag(
             **dataclasses.asdict(topic),
             database=name,
-            queues=each.queues.get(topic.topic, 0),
+            queues=each.queues.get(topic.topic),
             groups=groups.pop((name, topic.topic), []),
             recent=recent[name].get(topic.topic),
         )
@@ -191,7 +224,9 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
         for topic in each.numbers.topics
     ]
     # Their producer isn't registered, or can't be told from others.
-    topics += [TopicLag(topic, database=rows[0].database, queues=0, groups=rows) for (_, topic), rows in groups.items()]
+    unknown: dict[str, Any] = {each.name: None for each in dataclasses.fields(stats.TopicStats) if each.default == 0}
+    for (_, name), rows in groups.items():
+        topics.append(TopicLag(name, database=rows[0].database, queues=None, groups=rows, **unknown))
     return sorted(topics, key=lambda topic: (topic.topic, topic.database))
 
 
@@ -226,7 +261,9 @@ _SUMS = {
 }
 
 
-def _tiles(reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag]) -> tuple[dict[str, float | None], list[str]]:
+def _tiles(
+    reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag], *, whole: bool
+) -> tuple[dict[str, float | None], list[str]]:
     tiles: dict[str, float | None] = dict.fromkeys((*_SUMS, "oldest_pending", "throughput", "lag"))
     capped = []
     for tile, (kind, number, count) in _SUMS.items() if reached else ():
@@ -237,6 +274,10 @@ def _tiles(reached: Sequence[DatabaseHealth], topics: Sequence[TopicLag]) -> tup
     lags = [group.lag for topic in topics for group in topic.groups if group.lag is not None]
     tiles |= {"oldest_pending": max(waiting, default=None), "lag": max(lags, default=None)}
     tiles["throughput"] = _throughput(reached)
+    if not whole:
+        # Of what couldn't be read there may be more, so that none isn't known.
+        tiles = {name: value or None for name, value in tiles.items()}
+        capped = [name for name, value in tiles.items() if value]
     return tiles, capped
 
 
@@ -250,7 +291,7 @@ def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
         if before is None:
             return None
         messages = {name: numbers.get("messages", 0) for name, numbers in before.topics.items()}
-        grown = sum(topic.messages - messages.get(topic.topic, 0) for topic in each.numbers.topics)
+        grown = sum((topic.messages or 0) - messages.get(topic.topic, 0) for topic in each.numbers.topics)
         rates.append(max(grown, 0) / ((each.numbers.at - before.at).total_seconds() / 60))
     return sum(rates) if rates else None
 
@@ -308,8 +349,8 @@ def _group_states(connection: Connection, database: Database) -> dict[tuple[str 
 
 def why_unreachable(error: BaseException) -> str:
     """Return in one line why a database can't be reached; there is no password in it."""
-    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = message_of(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else class_name(error)
 
 
 def _unreachable(database: Database | AwayDatabase, error: BaseException) -> Diagnosis:
@@ -356,7 +397,8 @@ class HealthViews(OverDatabases):
                 findings.append(_unreachable(database, error))
         source_of = _sources(reached)
         topics = _topics(reached, source_of)
-        tiles, capped = _tiles(list(reached.values()), topics)
+        unreachable = [name for name in (*self.databases, *self.databases.away) if name not in reached]
+        tiles, capped = _tiles(list(reached.values()), topics, whole=not unreachable)
         for each in reached.values():
             findings += each.findings
         for topic in topics:
@@ -366,22 +408,22 @@ class HealthViews(OverDatabases):
             at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
             tiles=tiles,
             capped=capped,
-            findings=sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM),
+            findings=self.shown(sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM)),
             topics=topics,
             sagas=[
                 SagaNumbers(**dataclasses.asdict(saga), database=name)
                 for name, each in reached.items()
                 for saga in each.numbers.sagas
             ],
-            series=stats.series(times, samples, source_of) if times else [],
-            workers=[worker.row for each in reached.values() for worker in each.workers],
-            unreachable=[name for name in (*self.databases, *self.databases.away) if name not in reached],
+            series=stats.series(times, samples, source_of, whole=not unreachable) if times else [],
+            workers=self.shown([worker.row for each in reached.values() for worker in each.workers]),
+            unreachable=unreachable,
         )
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order, those that are alive first."""
         rows = [each.row for database in self.databases.values() for each in _reports_in(database)]
-        return sorted(rows, key=lambda row: not row.alive)
+        return self.shown(sorted(rows, key=lambda row: not row.alive))
 
     def producers(self) -> list[ProducerRow]:
         """Return the processes that have sent within the last day, by producer group, with its active instances."""
@@ -405,7 +447,7 @@ class HealthViews(OverDatabases):
                 else row
                 for row in found
             ]
-        return rows
+        return self.shown(rows)
 
     def system(self) -> System:
         """Return what all of this runs on; a database that is away hides no other."""
@@ -416,4 +458,4 @@ class HealthViews(OverDatabases):
         for away in self.databases.away.values():
             address, error = rules.address(away.engine.url), why_unreachable(away.error)
             views.append(DatabaseView(away.name, address, [], error=error))
-        return System(version, views, settings)
+        return System(version, self.shown(views), settings)

@@ -37,7 +37,7 @@ def privileges(examination: Examination) -> Iterator[Diagnosis]:
     remote: defaultdict[str, list[Subscription]] = defaultdict(list)
     here: list[Subscription] = []
     for each in examination.subscriptions or ():
-        source = None if each.source is None else address_of(url_of(each.source))
+        source = None if each.source is None else address_of(each.source)
         (here if source in {None, address_of(examination.url)} else remote[source or ""]).append(each)
     for role in examination.roles:
         for part in installed:

@@ -360,6 +360,20 @@ RULES: Mapping[str, Rule] = {
         details="group topic age=opened because",
         page="groups",
     ),
+    "topic.silent": Rule(
+        "Group {group!r} consumes topic {topic!r}, of which no message was ever dispatched here.",
+        "see that its name is that which producers send to: outbox stats {at}",
+        severity=Severity.NOTE,
+        details="topic group",
+    ),
+    "topic.unread": Rule(
+        "Topic {topic!r} has messages, and no group reads it that this database knows of.",
+        "see that the workers which consume it run, and that its name is right: outbox group list {at}\n"
+        "or leave it, where its groups are in other databases",
+        severity=Severity.NOTE,
+        details="topic",
+        page="messages?topic",
+    ),
     "topic.paused": Rule(
         "The dispatch of topic {topic!r} has been paused for {age:duration} by {by}: {why}",
         "when that is over: outbox topics resume {topic:quoted} {at}",
@@ -558,6 +572,11 @@ RULES: Mapping[str, Rule] = {
     "tables.differ": Rule(
         "The tables differ from what this code expects: {first}{others}.",
         "see all: outbox db check {at}\nhow each is made: outbox db sql",
+    ),
+    "sequence.behind": Rule(
+        "Sequence {sequence} is at {value}, and {column}, which it numbers, has come to {highest}: a switch-over by "
+        "logical replication doesn't carry sequences.",
+        "SELECT setval('{sequence}', {highest});",
     ),
     "index.invalid": Rule(
         "The index {index} of {table} is invalid: every write pays for it, and no statement can use it.",

@@ -69,17 +69,11 @@ SELECT c.half_id, c.topic, c.fenced, c.check_times, c.checked_at IS NOT NULL,
  ORDER BY h.born_at
 """)
 
-#: How many halves of each topic were committed and rolled back, as far as dispatch has come: a part of `TopicStats`.
-DECIDED = Query("""
--- topic committed rolled_back
-SELECT t.key, (t.value ->> 0)::int8, (t.value ->> 1)::int8
-  FROM (SELECT totals FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1) c CROSS JOIN LATERAL jsonb_each(c.totals) t
-""")
-
-#: How many checks of each topic there were: a part of `TopicStats`.
-CHECKED = Query("""
--- topic checks
-SELECT topic, sum(checks)::int8 FROM {s}.check_total GROUP BY topic
+#: How many halves of each topic were committed and rolled back, as far as dispatch has come, and how many checks there
+#: were: a part of `TopicStats`.
+TOTALS = Query("""
+-- topic committed rolled_back checks
+SELECT topic, sum(committed)::int8, sum(rolled_back)::int8, sum(checks)::int8 FROM {s}.topic_total GROUP BY topic
 """)
 
 #: Counts of scheduled messages, ``limit`` at most: a part of `TopicStats`.
@@ -154,21 +148,25 @@ _REST_OF_REBASE = (
 )
 _NEWEST = ("true ORDER BY sequence DESC",)
 
-_UNDISPATCHED = """
+_UNDISPATCHED_OPS = """
+-- half_id decided_at
+SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
+ WHERE resolution = 'commit'
+   AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = c.half_id)
+   AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = c.half_id)
+ LIMIT %(limit)s
+"""
+_UNDISPATCHED = f"""
 -- topic undispatched oldest_undispatched
 SELECT h.topic, count(*), extract(epoch FROM clock_timestamp() - min(o.decided_at))::float8
-  FROM (SELECT DISTINCT half_id, decided_at FROM ({candidates}) c
-         WHERE resolution = 'commit'
-           AND NOT EXISTS (SELECT FROM {s}.message m WHERE m.half_id = c.half_id)
-           AND NOT EXISTS (SELECT FROM {s}.scheduled_message d WHERE d.half_id = c.half_id)
-         LIMIT %(limit)s) o
-  JOIN {s}.half_message h ON h.id = o.half_id
+  FROM ({_UNDISPATCHED_OPS.partition("decided_at")[2]}) o
+  JOIN {{s}}.half_message h ON h.id = o.half_id
  GROUP BY h.topic ORDER BY h.topic
 """
 
 
-def undispatched(cursor: Cursor | None) -> Query:
-    """Count committed ops that are no message yet, ``limit`` at most: a part of `TopicStats`.
+def undispatched(cursor: Cursor | None, *, each: bool = False) -> Query:
+    """Count committed ops that are no message yet, ``limit`` at most: a part of `TopicStats`; or find ``each``.
 
     After a restore into another cluster, before the first dispatch, only the newest ``limit`` ops are read.
     """
@@ -181,7 +179,7 @@ def undispatched(cursor: Cursor | None) -> Query:
         sources = _REST_OF_REBASE if cursor.target is None else _REST_OF_CUT
     ops = "(SELECT half_id, resolution, decided_at FROM {s}.op_message WHERE "
     candidates = " UNION ALL ".join(f"{ops}{source} LIMIT %(limit)s)" for source in sources)
-    return Query(_UNDISPATCHED.replace("{candidates}", candidates))
+    return Query((_UNDISPATCHED_OPS if each else _UNDISPATCHED).replace("{candidates}", candidates))
 
 
 #: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.
@@ -273,6 +271,14 @@ SELECT DISTINCT p.consumer_group, r.topic
 
 #: The topics. Rows: ``(name, number of queues)``.
 TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
+
+#: The topics of which there was a message. Rows: ``(name, a group that is known here reads it)``.
+SENT_TOPICS = Template(f"""{GROUP_QUEUES}
+SELECT t.name, t.name IN (SELECT topic FROM place)
+               OR EXISTS (SELECT FROM {{s}}.delivery_cursor d WHERE d.topic = t.name)
+  FROM {{s}}.topic t WHERE EXISTS (SELECT FROM {{s}}.message m WHERE m.topic = t.name)
+ ORDER BY 1 LIMIT %(limit)s
+""")
 
 # --- groups at the consumer --------------------------------------------------------------------------------------
 

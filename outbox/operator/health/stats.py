@@ -43,7 +43,7 @@ _IN_SAMPLE_OF_GROUP = (
 
 @dataclass(slots=True)
 class TopicStats:
-    """One topic on the producer's side; ages in seconds.
+    """One topic on the producer's side; ages in seconds. None is what isn't known, and of ages also what there isn't.
 
     ``undecided``: halves without a decision; of them ``parked`` are over their checks, the first of them ``parked_id``
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
@@ -57,24 +57,24 @@ class TopicStats:
     """
 
     topic: str
-    undecided: int = 0
-    parked: int = 0
-    orphans: int = 0
-    unasked: int = 0
+    undecided: int | None = 0
+    parked: int | None = 0
+    orphans: int | None = 0
+    unasked: int | None = 0
     oldest_undecided: float | None = None
     oldest_parked: float | None = None
     parked_id: UUID | None = None
-    undispatched: int = 0
+    undispatched: int | None = 0
     oldest_undispatched: float | None = None
-    scheduled: int = 0
+    scheduled: int | None = 0
     next_due: dt.datetime | None = None
-    overdue: int = 0
+    overdue: int | None = 0
     oldest_overdue: float | None = None
-    messages: int = 0
-    committed: int = 0
-    rolled_back: int = 0
-    checks: int = 0
-    exhausted: int = 0
+    messages: int | None = 0
+    committed: int | None = 0
+    rolled_back: int | None = 0
+    checks: int | None = 0
+    exhausted: int | None = 0
     oldest_exhausted: float | None = None
     exhausted_id: UUID | None = None
     exhausted_group: str | None = None
@@ -162,25 +162,24 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
-            undecided, scheduled, exhausted, decided, checked, heads = execute(
+            undecided, scheduled, exhausted, totals, heads = execute(
                 connection,
                 sql.UNDECIDED(schema, limit=LIMIT),
                 sql.SCHEDULED(schema, undispatched=limits.undispatched, limit=LIMIT),
                 sql.EXHAUSTED(schema, limit=LIMIT),
-                sql.DECIDED(schema),
-                sql.CHECKED(schema),
+                sql.TOTALS(schema),
                 sql.HEADS(schema),
             )
             for name, _, position in heads:
-                topics.setdefault(name, TopicStats(name)).messages += number_of(position)
+                topic = topics.setdefault(name, TopicStats(name))
+                topic.messages = (topic.messages or 0) + number_of(position)
             counts = {
                 "undecided": sql.UNDECIDED.named(undecided),
                 "scheduled": sql.SCHEDULED.named(scheduled),
                 "exhausted": sql.EXHAUSTED.named(exhausted),
                 "undispatched": undispatched(connection, schema),
             }
-            totals = sql.DECIDED.named(decided), sql.CHECKED.named(checked)
-            for row in itertools.chain(*counts.values(), *totals):
+            for row in itertools.chain(*counts.values(), sql.TOTALS.named(totals)):
                 topic = topics.setdefault(row["topic"], TopicStats(row["topic"]))
                 for column, value in row.items():
                     setattr(topic, column, value)
@@ -242,11 +241,11 @@ def _known(row: object, names: Collection[str]) -> dict[str, Any]:
 _Behind = tuple[str, str, int, int]
 
 
-def undispatched(connection: Connection, schema: str) -> list[dict[str, Any]]:
+def undispatched(connection: Connection, schema: str, *, each: bool = False) -> list[dict[str, Any]]:
     """Return the rows of `sql.undispatched` after the newest cursor."""
     (cursors,) = execute(connection, newest_cursor(schema))
     cursor = Cursor(*cursors[0]) if cursors else None
-    query = sql.undispatched(cursor)
+    query = sql.undispatched(cursor, each=each)
     values = dataclasses.asdict(cursor) if cursor else {}
     return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
@@ -372,8 +371,10 @@ def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
     return [dt.datetime.fromtimestamp(last - step * back, dt.UTC) for back in range(seconds // step, -1, -1)]
 
 
-def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> list[Series]:
+def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, whole: bool = True) -> list[Series]:
     """Return the series of a window; ``times`` has one moment more before them.
+
+    Unless the samples are the ``whole``, those of all databases, nothing is known in all.
 
     In all: ``throughput``, ``consumed`` (messages a minute), ``committed``, ``rolled_back`` (halves a minute),
     ``checks`` (a minute), ``backlog``, ``undecided``, ``failed``, ``dead``; of the
@@ -389,7 +390,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf) -> l
         by_database = [_values(kind, known, name, source_of) for name in known]
         if kind.total:
             total = _sum(_sum(parts.values(), where_known=True) for parts in by_database if parts)
-            found[kind.name] = (kind.unit, total or [None] * len(times))
+            found[kind.name] = (kind.unit, total if whole and total else [None] * len(times))
         if kind.parts:
             names = sorted({part for each in by_database for part in each})
             parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,15 +20,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
+from outbox.message.masking import Redactor, has_at, names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
 from outbox.operator.changes import message_states
-from outbox.operator.databases import OverDatabases, is_away
+from outbox.operator.databases import CALLER, OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
-from outbox.operator.look.redact import has_at
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 
@@ -54,25 +56,28 @@ _DEEPEST = 32
 
 
 class Lists(OverDatabases):
-    """What an operator sees in lists."""
+    """What an operator sees in lists; ``redactor`` masks what acts came to, as bodies are masked."""
+
+    redactor: Redactor
 
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages, of the topic if one is given) at most,
         unless an index finds what fits: undecided and scheduled messages, and a key, unless somebody has dropped its
-        index. Bodies are compared here, `lists_sql.BODIES` of them at a time. With a group, see
-        `outbox.operator.look.unconsumed`.
+        index. Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
+        group, see `outbox.operator.look.unconsumed`.
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:
-            return _messages(connection, database, criteria, after[0] if after else None, limit)
+            return _messages(connection, database, criteria, after[0] if after else None, limit, len(producers))
 
-        if check_messages(criteria).group is not None:
+        if check_messages(criteria).header is not None or criteria.body is not None:
+            CALLER.get().search()
+        if criteria.group is not None:
             return unconsumed(self.databases, criteria, page)
         producers = self.databases.having("producer", criteria.database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(producers, criteria, page, _BY_ID, read, away)
+        return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
@@ -83,9 +88,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
             return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
 
-        databases = self.databases.having("producer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, _OLDEST, read, away)
+        return self.shown_texts(page_of(self.databases, "producer", checked(criteria), page, _OLDEST, read))
 
     def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
@@ -99,9 +102,7 @@ class Lists(OverDatabases):
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
             return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
-        databases = self.databases.having("producer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, order, read, away)
+        return self.shown_texts(page_of(self.databases, "producer", checked(criteria), page, order, read))
 
     def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
@@ -115,11 +116,12 @@ class Lists(OverDatabases):
             targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
             (rows,) = execute(connection, lists_sql.list_audit(schema, criteria, targets, below, limit))
             count = count_of(schema, "audit") if criteria == model.AuditFilter(database=criteria.database) else None
-            return Part.of(rows, 1, lambda row: audit_row(database.name, row), lists_sql.AUDIT_WINDOW, count)
+            return Part.of(rows, 1, lambda row: shown(audit_row(database.name, row)), lists_sql.AUDIT_WINDOW, count)
 
-        databases = self.databases.having(None, checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, _BY_TIME, read, away)
+        def shown(row: model.AuditRow) -> model.AuditRow:
+            return replace(row, result=self.redactor.audited(row.result))
+
+        return self.shown_texts(page_of(self.databases, None, checked(criteria), page, _BY_TIME, read))
 
     def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
         """Return a page of the inbox rows that fit, the newest id first, over all groups.
@@ -133,9 +135,9 @@ class Lists(OverDatabases):
                 return Part([], count=0)
             return _rows(connection, database, query, (after[0], after[1]) if after else None, limit)
 
-        databases = self.databases.having("consumer", checked(criteria).database)
-        away = self.databases.away_for(criteria.database)
-        return page_of(databases, criteria, page, _BY_MESSAGE, read, away)
+        if checked(criteria).error is not None:
+            CALLER.get().search()
+        return self.shown_texts(page_of(self.databases, "consumer", criteria, page, _BY_MESSAGE, read))
 
     def dead_groups(
         self, *, database: str | None = None, group: str | None = None, topic: str | None = None, limit: int = 200
@@ -157,6 +159,46 @@ class Lists(OverDatabases):
         return found[:limit]
 
 
+#: How many bytes one page of a search through bodies may inflate, and for how long (seconds) it may compare them.
+INFLATED_BYTES = 16 * LARGEST_BODY
+SEARCH_SECONDS = 2.0
+
+
+class BodySearch:
+    """What one page of a search through bodies may still inflate in one of so many databases, and until when.
+
+    Its rows are read before, and their connection is given back: inflating and comparing keep none from others.
+    """
+
+    def __init__(self, databases: int) -> None:
+        self._left: int = max(INFLATED_BYTES // databases, LARGEST_BODY)
+        self._until: float = time.monotonic() + SEARCH_SECONDS / databases
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent; raises as `Caller.check`."""
+        CALLER.get().check()
+        return self._left <= 0 or time.monotonic() >= self._until
+
+    def opened(self, stored: bytes, encoding: str | None) -> bytes | None:
+        """Return a body as it was sent; None where it can't be read, or is too large to be searched.
+
+        Raises:
+            InvalidMessage: it may be larger than the rest of the budget; the next page has a whole one.
+        """
+        limit = min(LARGEST_BODY, self._left)
+        try:
+            raw = decompress(stored, encoding, limit)
+        except InvalidMessage:
+            # So much may have been inflated before it failed.
+            self._left -= limit
+            if limit < LARGEST_BODY:
+                raise
+            return None
+        self._left -= len(raw)
+        return raw
+
+
 # --- messages and acts ------------------------------------------------------------------------------------
 
 
@@ -168,8 +210,13 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
             raise InvalidRequest(
                 f"{name} has more than {model.LONGEST} characters, or one that no stored text has", name
             )
-    if criteria.body is not None and not 0 < len(criteria.body[0].split(".")) <= _DEEPEST:
-        raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
+    if criteria.body is not None:
+        try:
+            deepest = len(names_in(criteria.body[0]))
+        except ValueError as error:
+            raise InvalidRequest(str(error), field="body") from None
+        if deepest > _DEEPEST:
+            raise InvalidRequest(f"body path {criteria.body[0]!r} has more than {_DEEPEST} names", field="body")
     if criteria.group is not None and set(criteria.status) != {model.MessageFate.UNCONSUMED}:
         raise InvalidRequest(
             f"group {criteria.group!r} goes with status unconsumed alone; what it has consumed, failed or parked is in "
@@ -182,7 +229,12 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
 
 
 def _messages(
-    connection: Connection, database: Database, criteria: model.MessageFilter, after: UUID | None, limit: int
+    connection: Connection,
+    database: Database,
+    criteria: model.MessageFilter,
+    after: UUID | None,
+    limit: int,
+    databases: int,
 ) -> Part[model.MessageRow]:
     schema = database.schema
     by_key = _finds_by_key(connection, schema, criteria, after)
@@ -191,21 +243,39 @@ def _messages(
     end, count, *_ = rows[0]
     found = [row[2:] for row in rows if row[2] is not None]
     searched = lists_sql.window_of(criteria) if end else len(found)
-    if criteria.body is not None:
-        if count == many or len(found) < count:
-            end = found[-1][0]
-            searched = len(found)
-        found = [row for row in found if _has_at(row[_COLUMNS], row[_COLUMNS + 1], *criteria.body)]
-    shown = [model.MessageRow(database.name, *row[:_COLUMNS]) for row in found[:limit]]
-    stopped = (end,) if end and len(shown) < limit else None
-    return Part(shown, searched, stopped, lists_sql.count_messages(schema, criteria))
+
+    def shown(rows: Sequence[Row], searched: int, end: UUID | None) -> Part[model.MessageRow]:
+        items = [model.MessageRow(database.name, *row[:_COLUMNS]) for row in rows[:limit]]
+        stopped = (end,) if end and len(items) < limit else None
+        return Part(items, searched, stopped, lists_sql.count_messages(schema, criteria))
+
+    if (condition := criteria.body) is None:
+        return shown(found, searched, end)
+    if count == many or len(found) < count:
+        searched, end = len(found), found[-1][0]
+
+    def compare() -> Part[model.MessageRow]:
+        fitting, compared = _with_value(found, *condition, limit, BodySearch(databases))
+        if compared < len(found):
+            return shown(fitting, compared, found[compared - 1][0])
+        return shown(fitting, searched, end)
+
+    return Part([], rest=compare)
 
 
-def _has_at(stored: bytes, encoding: str | None, path: str, value: str) -> bool:
-    try:
-        return has_at(decompress(stored, encoding, lists_sql.LARGEST_BODY), path, value)
-    except InvalidMessage:  # what can't be read has nothing there
-        return False
+def _with_value(found: Sequence[Row], path: str, value: str, limit: int, search: BodySearch) -> tuple[list[Row], int]:
+    """Return the first ``limit`` rows whose bodies have a value, and how many were looked at: one at least."""
+    fitting: list[Row] = []
+    for number, row in enumerate(found):
+        if len(fitting) >= limit or (number and search.is_over):
+            return fitting, number
+        try:
+            raw = search.opened(row[_COLUMNS], row[_COLUMNS + 1])
+        except InvalidMessage:  # the next page begins with this one
+            return fitting, number
+        if raw is not None and has_at(raw, path, value):
+            fitting.append(row)
+    return fitting, len(found)
 
 
 def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFilter, after: UUID | None) -> bool:

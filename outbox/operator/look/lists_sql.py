@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.check.sql import UNANSWERED
-from outbox.database.execute import Statement, statement
+from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import message_status
 from outbox.message.content import ENCODING_HEADER
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
@@ -28,6 +28,7 @@ from outbox.operator.model import (
     MessageStatus,
     ScheduledFilter,
 )
+from outbox.text import sql_list
 
 # --- messages --------------------------------------------------------------------------------------------
 
@@ -36,10 +37,11 @@ WINDOW = 20_000
 STATUS_WINDOW = 5_000
 #: How many messages with one key are found by an index on keys; of more, the newest are found soon without it.
 OF_KEY = 2_000
-#: How many bodies one search reads, of how many bytes together, and how large one may be to be searched.
+#: The largest body (bytes, as it was sent) that is searched, or shown masked.
+LARGEST_BODY = 1024 * 1024
+#: How many bodies one search reads, and of how many stored bytes together.
 BODIES = 1_000
 BODY_BYTES = 8 * 1024 * 1024
-LARGEST_BODY = 1024 * 1024
 
 _STATUS = message_status()
 
@@ -134,21 +136,22 @@ _IS_COMPENSATED = "EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id
 
 # A group is known by its cursor, which says where it began; all are read once, and not for each message. What lies
 # between that and a group's newest delivery is yet to be confirmed.
-_IS_FATE = """EXISTS (SELECT FROM (
+# What isn't dispatched yet, no group has.
+_IS_FATE = f"""EXISTS (SELECT FROM (
          SELECT array_agg(coalesce(e.status, 'unconsumed')) AS fates
            FROM jsonb_to_recordset((
                 SELECT jsonb_agg(k) FROM (
-                    SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, starts FROM {s}.delivery_cursor
+                    SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, starts FROM {{s}}.delivery_cursor
                      ORDER BY topic, consumer_group, number DESC) k)) g (topic text, consumer_group text, starts int8[])
-           LEFT JOIN LATERAL (SELECT status FROM {s}.delivery d
+           LEFT JOIN LATERAL (SELECT status FROM {{s}}.delivery d
                                WHERE d.half_id = h.id AND d.consumer_group = g.consumer_group
                                ORDER BY number DESC LIMIT 1) e ON true
           WHERE g.topic = h.topic
-            AND (e.status IS NOT NULL
-                 OR EXISTS (SELECT FROM {s}.message m
+            AND (e.status IS NOT NULL OR ({_STATUS}) IN {sql_list(each for each in MessageStatus if each.to_come)}
+                 OR EXISTS (SELECT FROM {{s}}.message m
                              WHERE m.half_id = h.id AND m.position > coalesce(g.starts[m.queue + 1], 0)))) f
          WHERE fates && %(fates)s
-            OR (%(by_all)s AND 'consumed' = ANY (fates) AND fates <@ '{consumed,left_out}'))"""
+            OR (%(by_all)s AND 'consumed' = ANY (fates) AND fates <@ '{{consumed,left_out}}'))"""
 
 
 def where(criteria: MessageFilter) -> tuple[str, dict[str, Any]]:
@@ -278,6 +281,13 @@ SELECT r.* FROM unnest(%(ids)s::uuid[]) w (id)
  CROSS JOIN LATERAL (
        SELECT {_ROW} FROM (SELECT * FROM {{s}}.half_message WHERE id = w.id LIMIT 1) h{_OP} WHERE {{where}}) r
 """
+
+
+#: Find the scheduled messages below an id, the newest first. Rows: ``(id,)``.
+scheduled_below: Template = Template("""
+SELECT half_id FROM {s}.scheduled_message WHERE recalled_at IS NULL AND half_id < %(below)s::uuid
+ ORDER BY half_id DESC LIMIT %(limit)s
+""")
 
 
 @dataclass(frozen=True, slots=True)

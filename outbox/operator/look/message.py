@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,20 +15,20 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
-from outbox.database.sql import audit
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
+from outbox.message.masking import Body, Redactor
 from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
-from outbox.operator.changes import message_states
+from outbox.operator.changes import check_audited, message_states, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
+from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.look.message_sql import PRODUCER_SIDE
-from outbox.operator.look.redact import Redactor
 from outbox.operator.model import (
     ActFates,
     Actor,
@@ -58,12 +58,14 @@ class MessageFacts(MessageRecord):
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
-    databases that couldn't be read, and why.
+    databases that couldn't be read, and why. A body of more than ``largest`` bytes isn't opened: then ``raw`` is what
+    is stored of it; None: the limit is that of messages.
     """
 
     home: Database | None = None
     state: str | None = None
     raw: bytes = b""
+    largest: int | None = None
     workers: int = 0
     handlers: list[HandlerRow] = field(default_factory=list)
     earlier: list[dict[str, Any]] = field(default_factory=list)
@@ -79,6 +81,11 @@ class MessageFacts(MessageRecord):
         """Its topic, if a database knows it."""
         return self.half["topic"] if self.half else next((row.topic for row in self.inbox), None)
 
+    @property
+    def unread(self) -> str:
+        """Which databases couldn't be read, in words."""
+        return f"{', '.join(self.unseen)} can't be read now"
+
     def limit(self, kind: str, group: str | None, name: str, otherwise: int) -> int:
         """Return a number among the options of a handler of its topic, as living workers report it."""
         values = (each.options.get(name) for each in self.handlers if (each.kind, each.group) == (kind, group))
@@ -90,18 +97,20 @@ class MessageFacts(MessageRecord):
         check = self.check and {
             name: value for name, value in self.check.items() if name not in {"status", "next_check_in", "being_asked"}
         }
-        inbox = [astuple(row) for row in self.inbox]
-        # Written once, and its result may have secrets: who knows all else could guess them by this text.
-        compensated = self.compensation and {
-            name: self.compensation[name] for name in self.compensation if name != "result"
-        }
-        facts = (self.state, check, self.raised, self.op, self.sends, self.scheduled, compensated, inbox)
+        # Errors and results may have secrets, which could be guessed by this text; what changes them changes a time.
+        inbox = [astuple(replace(row, last_error=None)) for row in self.inbox]
+        once = self.raised and self.raised["raised_at"], self.compensation and self.compensation["compensated_at"]
+        facts = (self.state, check, self.op, self.sends, self.scheduled, once, inbox)
         return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def gather(databases: Databases, message_id: UUID) -> MessageFacts:
-    """Read all databases, first the producers': they know the topic, and so which groups a message is meant for."""
-    found = MessageFacts(id=message_id, unseen={name: each.error for name, each in databases.away.items()})
+def gather(databases: Databases, message_id: UUID, largest: int | None = LARGEST_BODY) -> MessageFacts:
+    """Read all databases, first the producers': they know the topic, and so which groups a message is meant for.
+
+    ``largest`` is as that of `MessageFacts`.
+    """
+    unseen = {name: each.error for name, each in databases.away.items()}
+    found = MessageFacts(id=message_id, largest=largest, unseen=unseen)
     for database in databases.having("producer"):
         if found.home is None:
             _read(database, found, _add_producer_side)
@@ -127,7 +136,9 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
 
 def _add_producer_side(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema = database.schema
-    values = {"id": found.id, "timeout": database.settings.check_timeout, "unanswered": UNANSWERED}
+    # One byte more shows that there are more.
+    values = {"id": found.id, "timeout": database.settings.check_timeout, "most": (found.largest or 2**30) + 1}
+    values |= {"unanswered": UNANSWERED}
     statements = [each(schema, **values) for each in PRODUCER_SIDE.values()]
     states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
     known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
@@ -138,7 +149,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
         setattr(found, part, rows if part in {"history", "sends", "deliveries"} else next(iter(rows), None))
     if found.half is not None:
         stored, encoding = bytes(found.half.pop("raw")), (found.half["headers"] or {}).get(ENCODING_HEADER)
-        found.raw = _opened(stored, encoding, database)
+        found.raw = _opened(stored, encoding, found.largest or database.settings.max_body_bytes)
 
 
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
@@ -237,7 +248,8 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
         if rows[state]:
             yield f"{_IN_INBOX[state]} {_groups(rows[state])}"
     if found.state == "dispatched" and not found.inbox:
-        yield "dispatched; no group of its topic is known here"
+        none = "no group of its topic is known here"
+        yield f"dispatched; {f'what groups did with it is unknown: {found.unread}' if found.unseen else none}"
 
 
 _IN_INBOX = {
@@ -275,13 +287,13 @@ def actions_of(found: MessageFacts) -> tuple[dict[str, list[str]], dict[str, str
         elif groups := sorted({row.group for row, state in states.items() if state in act.from_states}):
             able[name] = groups
         else:
-            refused[name] = _refusal_in_groups(act, states)
+            refused[name] = _refusal_in_groups(act, states, found)
     return able, refused
 
 
 def _refusal(act: Act, found: MessageFacts) -> str | None:
     if found.home is None and found.unseen:
-        return f"its state isn't known: {', '.join(found.unseen)} can't be read now"
+        return f"its state isn't known: {found.unread}"
     state = found.state or "unknown"
     if state not in act.from_states:
         return act.refusal(state)
@@ -293,7 +305,9 @@ def _refusal(act: Act, found: MessageFacts) -> str | None:
     return None
 
 
-def _refusal_in_groups(act: Act, states: dict[InboxRow, str]) -> str:
+def _refusal_in_groups(act: Act, states: dict[InboxRow, str], found: MessageFacts) -> str:
+    if found.unseen:
+        return f"its state in all groups isn't known: {found.unread}"
     reasons: dict[str, list[str]] = {}
     for row, state in states.items():
         reasons.setdefault(act.refusal("unconsumed" if state == "left_out" else state), []).append(row.group)
@@ -418,7 +432,7 @@ class MessageViews(OverDatabases):
         self.codecs: Codecs = codecs
         self.topics: Mapping[str, Topic[Any]] = topics or {}
 
-    def message(self, message_id: UUID, *, reveal: Actor | None = None) -> MessageView:
+    def message(self, message_id: UUID, *, reveal: Actor | None = None, why: str = "") -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
 
         A database that can't be read is named in ``unseen``, and what it knows is missing.
@@ -427,14 +441,14 @@ class MessageViews(OverDatabases):
             MessageNotFound: no database knows it, and all could be read.
             sqlalchemy.exc.DBAPIError: none of those that could be read knows it; or the reveal can't be audited.
         """
-        found = gather(self.databases, message_id)
+        found = gather(self.databases, message_id, None if reveal else LARGEST_BODY)
         if not found.known:
             raise next(iter(found.unseen.values()), self.not_found(message_id))
         if reveal is not None and found.home is not None:
+            check_audited(reveal, why)
             with found.home.acting() as connection:
-                schema, origin = found.home.schema, reveal.origin
-                execute(connection, audit(schema, reveal.name, "reveal", str(message_id), "", None, origin))
-        return _view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None)
+                execute(connection, record_of(found.home.schema, "reveal", reveal, why, message_id))
+        return self.shown_texts(_view(self.databases, found, self.redactor, self.codecs, revealed=reveal is not None))
 
     def body(self, message_id: UUID) -> tuple[str, bytes]:
         """Return content type and bytes of a message's body as it was sent; the caller must have audited it.
@@ -449,14 +463,16 @@ class MessageViews(OverDatabases):
                 rows = query(connection, database.schema, message_sql.BODY, id=message_id)
             if rows:
                 content_type, stored, encoding = rows[0]
-                return content_type, _opened(bytes(stored), encoding, database)
+                return content_type, _opened(bytes(stored), encoding, database.settings.max_body_bytes)
         raise self.not_found(message_id)
 
 
-def _opened(stored: bytes, encoding: str | None, database: Database) -> bytes:
-    """Return a body as it was sent; as it is stored, where it can't be decompressed to what a body may have."""
+def _opened(stored: bytes, encoding: str | None, limit: int) -> bytes:
+    """Return a body as it was sent; as it is stored, where it can't be decompressed to at most ``limit`` bytes."""
+    if encoding is None:
+        return stored
     try:
-        return stored if encoding is None else decompress(stored, encoding, database.settings.max_body_bytes)
+        return decompress(stored, encoding, limit)
     except InvalidMessage:  # the operator sees that it is damaged
         return stored
 
@@ -477,13 +493,18 @@ def _view(
     # What waits for an operator comes first.
     coming = list(_next_at_producer(found)) or list(_next_in_groups(found, databases))
     if half is not None:
-        body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
-        half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed)}
+        if found.largest and len(found.raw) > found.largest:
+            body = Body(half["content_type"], None, None, truncated=True)
+        else:
+            body = redactor.body(half["content_type"], found.raw, reveal=revealed, codecs=codecs)
+        stored = None if body.size is None else half["body_bytes"]
+        half = {**half, "headers": redactor.headers(half["headers"], reveal=revealed), "body_bytes": stored}
     if compensation is not None:
         compensation = {**compensation, "result": redactor.document(compensation["result"], reveal=revealed)}
     shown = {each.name: getattr(found, each.name) for each in fields(MessageRecord)}
+    shown["audit"] = [replace(row, result=redactor.audited(row.result, reveal=revealed)) for row in found.audit]
     outcomes = list(_outcomes(databases, found))
-    return MessageView(
+    view = MessageView(
         **(shown | {"half": half, "compensation": compensation}),
         database=found.home.name if found.home else None,
         status=half["status"] if half else None,
@@ -498,3 +519,7 @@ def _view(
         copies=[UUID(row.result["copy"]) for row in found.audit if row.action == EDIT.name],
         unseen=list(found.unseen),
     )
+    if half is None or found.half is None:
+        return view
+    headers = found.half["headers"] or {}
+    return redactor.texts(view, headers, half["content_type"], found.raw, codecs, reveal=revealed)

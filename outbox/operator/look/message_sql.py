@@ -28,8 +28,8 @@ LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_an
 PRODUCER_SIDE = {
     "half": Query(f"""
 -- id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status
-SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body), h.body,
-       h.deliver_at, h.born_at, {message_status()}
+SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body),
+       substring(h.body FROM 1 FOR %(most)s), h.deliver_at, h.born_at, {message_status()}
   FROM {{s}}.half_message h
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
   LEFT JOIN {{s}}.scheduled_message d ON d.half_id = h.id
@@ -83,7 +83,7 @@ SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.com
 #: A message's body. Rows: ``(content_type, bytes, encoding)`` or none.
 BODY = f"SELECT content_type, body, headers ->> '{ENCODING_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
 
-#: Which groups of a topic have come to a position in a queue. Rows: ``(group, left_out or unconsumed)``.
+#: Which groups of a topic have come to a position in a queue, 1,000 at most. Rows: ``(group, left_out or unconsumed)``.
 REACHED = (
     GROUP_QUEUES
     + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
@@ -92,7 +92,7 @@ SELECT consumer_group,
                    WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s)
                  >= %(position)s THEN 'left_out' ELSE 'unconsumed' END
   FROM known k
- ORDER BY 1
+ ORDER BY 1 LIMIT 1000
 """
 )
 

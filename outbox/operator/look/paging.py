@@ -7,6 +7,7 @@ also over the filter, tells a token that was cut, changed, or made for another l
 from __future__ import annotations
 
 import base64
+import bisect
 import dataclasses
 import hashlib
 import heapq
@@ -27,7 +28,7 @@ from outbox.reader import FieldShape, Option, Reader, plain
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
+    from outbox.operator.databases import Database, Databases
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -54,7 +55,8 @@ class Part(Generic[T]):
 
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
     ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
-    ``unread`` says that the database can't be reached: the next page begins there where this one would have.
+    ``unread`` says that the database can't be reached: the next page begins there where this one would have. ``rest``
+    makes the part of what was read, once the connection is given back.
     """
 
     rows: list[T]
@@ -62,6 +64,7 @@ class Part(Generic[T]):
     stopped: Position | None = None
     count: Statement | int | None = None
     unread: bool = False
+    rest: Callable[[], Part[T]] | None = None
 
     @classmethod
     def of(
@@ -193,21 +196,22 @@ def merged_parts(
 
 
 def page_of(
-    databases: Iterable[Database],
-    criteria: object,
+    databases: Databases,
+    part: str | None,
+    criteria: Any,
     page: PageRequest,
     order: SortOrder[T],
     read: Callable[[Connection, Database, After, int], Part[T]],
-    away: Collection[str] = (),
+    context: object = None,
 ) -> Page[T]:
-    """Return a page of what fits a filter in these databases; ``read`` is that of `merged`, given a connection.
+    """Return a page of what fits a filter in the databases that have a part; ``read`` is as `merged` has it.
 
-    The total comes with the first page only: exact where that page is all there is, else where it can be counted.
-    Databases that can't be reached are named in the page, as are those that are ``away`` already; if none of those that
-    the page is about can be, the error is raised.
+    A ``database`` in the filter limits it to one. ``context`` is that of the tokens, if it isn't the filter. The total
+    comes with the first page only: exact where that page is all there is, else where it can be counted. Databases that
+    can't be reached are named in the page; if none of those that the page is about can be, the error is raised.
     """
-    databases = list(databases)
-    by_name = {database.name: database for database in databases}
+    only = getattr(criteria, "database", None)
+    by_name = {database.name: database for database in databases.having(part, only)}
     counts: list[int | None] = []
     read_through: list[str] = []
     errors: list[Exception] = []
@@ -215,27 +219,53 @@ def page_of(
     def read_one(name: str, after: After, limit: int) -> Part[T]:
         try:
             with by_name[name].reading() as connection:
-                part = read(connection, by_name[name], after, limit)
+                found = read(connection, by_name[name], after, limit)
                 if not page.token:
-                    count = part.count
+                    count = found.count
                     counts.append(execute(connection, count)[0][0][0] if isinstance(count, Statement) else count)
+            found = found.rest() if found.rest else found
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):
                 raise
             errors.append(error)
             return Part([], unread=True)
         read_through.append(name)
-        return part
+        return found
 
     if page.number != 1:
-        return numbered(page, lambda each: page_of(databases, criteria, each, order, read, away))
-    found = merged(by_name, page, criteria, order, read_one)
+        return numbered(page, lambda each: page_of(databases, part, criteria, each, order, read, context))
+    found = merged(by_name, page, context or criteria, order, read_one)
     if errors and not read_through:
         raise errors[0]
-    found.unreached.extend(away)
+    found.unreached.extend(databases.away_for(only))
     # What isn't seen can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)
+
+
+def listed(
+    rows: Iterable[T], page: PageRequest, key: Callable[[T], tuple[object, ...]], unreached: Collection[str] = ()
+) -> Page[T]:
+    """Return a page of rows that are all there, in the order of the texts of ``key``; ``unreached`` as in `Page`."""
+    if page.number != 1:
+        return numbered(page, lambda each: listed(rows, each, key, unreached))
+    found: list[tuple[Position, T]] = []
+    for row in sorted(rows, key=lambda row: tuple(map(str, key(row)))):
+        texts = tuple(map(str, key(row)))
+        # Of rows with one key, each has its number.
+        found.append(((*texts, found[-1][0][-1] + 1 if found and found[-1][0][:-1] == texts else 0), row))
+    width = len(found[0][0]) if found else 1
+    order: SortOrder[tuple[Position, T]] = SortOrder(
+        key=lambda pair: pair[0], shape=(*[str] * (width - 1), int), newest_first=False
+    )
+
+    def read(_: str, after: After, limit: int) -> Part[tuple[Position, T]]:
+        begin = 0 if after is None else bisect.bisect_right(found, after, key=order.key)
+        return Part(found[begin : begin + limit])
+
+    part = merged([""], page, "listed", order, read)
+    total = None if unreached else Total(len(found))
+    return Page([row for _, row in part.items], part.next_page_token, total, not unreached, unreached=list(unreached))
 
 
 def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
@@ -278,7 +308,12 @@ def pages_before(fetch: Callable[[PageRequest], Page[T]], number: int, size: int
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:
-    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given.
+    """Yield the rows of all pages that ``fetch`` returns, the first ``limit`` of them if given; as `every_page`."""
+    return itertools.chain.from_iterable(every_page(fetch, limit))
+
+
+def every_page(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[list[T]]:
+    """Yield what each page has that ``fetch`` returns, which may be nothing; ``limit`` rows in all if given.
 
     Raises:
         DatabaseUnreached: a database can't be read, so that the rows aren't all there are.
@@ -288,7 +323,7 @@ def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> 
         page = fetch(PageRequest(MAX_PAGE if left is None else min(MAX_PAGE, left), token))
         if page.unreached:
             raise DatabaseUnreached(page.unreached)
-        yield from page.items
+        yield page.items
         left = None if left is None else left - len(page.items)
         token = page.next_page_token
         if token is None:

@@ -1,4 +1,6 @@
-"""The messages that a group hasn't consumed yet: those after its offsets, and those that it has failed and will retry.
+"""The messages that a group hasn't consumed yet: to come, after its offsets, or failed and to be retried.
+
+What isn't dispatched yet, or is scheduled, is to come: the group hasn't consumed it from its commit on.
 
 Offsets and failures are read in the group's database, what stands in the queues in its producer's. So a page costs what
 it shows, and the look at all failures of the group, however many messages were consumed before. What is parked is a
@@ -19,12 +21,13 @@ from outbox.errors import InvalidRequest
 from outbox.message.model import Status
 from outbox.operator.databases import read_each
 from outbox.operator.health import sql as health_sql
+from outbox.operator.health import stats
 from outbox.operator.health.workers import WorkerReport, source_of, workers_in
 from outbox.operator.look import inbox_sql, lists_sql
-from outbox.operator.look.inbox_sql import InboxQuery
+from outbox.operator.look.inbox_sql import FIRST_ID, LAST_ID, InboxQuery
 from outbox.operator.look.lists_sql import UnreadQueue
 from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
-from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
+from outbox.operator.model import MessageFilter, MessageRow, MessageStatus, Page, PageRequest
 from outbox.text import database_address
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ _UNFINISHED = [each for each in Status if each.alone]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A message, and where it was found: at a position of a queue, or (0) among the failed ones."""
+    """A message, and where it was found: at a position of a queue, or (0) among those to come or failed."""
 
     row: MessageRow
     position: int
@@ -134,7 +137,11 @@ class _Search:
             for queue in range(queues[producer][topic])
             for part in [_QueuePart(name, producer, topic, queue, offsets.get(queue, 0))]
         }
-        self.parts = [*self.queue_parts, *(json.dumps([name, status]) for name in known for status in _UNFINISHED)]
+        self.topics: defaultdict[str, set[str]] = defaultdict(set)
+        for part in self.queue_parts.values():
+            self.topics[json.dumps([part.producer])].add(part.topic)
+        self.parts = [*self.topics, *self.queue_parts]
+        self.parts += (json.dumps([name, status]) for name in known for status in _UNFINISHED)
 
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -176,13 +183,39 @@ class _Search:
 
     def read(self, after: Mapping[str, After], limit: int) -> dict[str, Part[_Found]]:
         """Return the next messages of each part of the list."""
-        found: dict[str, Part[_Found]] = {}
+        # Those to come first: what is dispatched in between is found twice, and not never.
+        found = {name: self._to_come(name, after[name], limit) for name in self.topics if name in after}
         going_on = [part for name, part in self.queue_parts.items() if name in after]
         for producer in {part.producer for part in going_on}:
             found |= self._after_offsets(
                 producer, [each for each in going_on if each.producer == producer], after, limit
             )
+        queued = {each.row.id for name in found.keys() - self.topics.keys() for each in found[name].rows}
+        for name in self.topics.keys() & found.keys():
+            found[name].rows[:] = [each for each in found[name].rows if each.row.id not in queued]
         return found | {name: self._unfinished(name, after[name], limit) for name in after.keys() - found.keys()}
+
+    def _to_come(self, name: str, after: After, limit: int) -> Part[_Found]:
+        """Read on in what a producer's database has committed of the group's topics, and is in no queue yet."""
+        (producer,), below = json.loads(name), after[1] if after else LAST_ID
+        criteria = replace(self.criteria, status=tuple(each for each in MessageStatus if each.to_come))
+
+        def find(connection: Connection, database: Database) -> tuple[list[Row], list[UUID]]:
+            schema = database.schema
+            late = lists_sql.scheduled_below(schema, below=below, limit=WINDOW)
+            scheduled = [half_id for (half_id,) in execute(connection, late)[0]]
+            last = scheduled[-1] if len(scheduled) == WINDOW else FIRST_ID
+            ops = [row["half_id"] for row in stats.undispatched(connection, schema, each=True)]
+            ids = [each for each in (*scheduled, *ops) if last <= each < below]
+            return execute(connection, lists_sql.messages_of(schema, criteria, ids))[0], scheduled
+
+        if not (read := read_each([self.databases[producer]], find, [])):
+            return Part([], unread=True)
+        rows, scheduled = read[producer]
+        found = [_Found(MessageRow(producer, *row), 0) for row in rows if row[1] in self.topics[name]]
+        found.sort(key=lambda each: each.row.id, reverse=True)
+        ends = [each.row.id for each in found[limit - 1 : limit]] + scheduled[WINDOW - 1 :]
+        return Part(found[:limit], len(rows), (0, max(ends)) if ends else None)
 
     def _after_offsets(
         self, producer: str, going_on: Sequence[_QueuePart], after: Mapping[str, After], limit: int

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings, SourceError
-from outbox.message.model import Status, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import Status
 from outbox.reconcile import plan
 from outbox.reconcile.archive import files
 from outbox.reconcile.archive.files import ArchivePart, Content, Manifest

@@ -226,11 +226,7 @@ def _pairs(pattern: PairPattern, producer: str, consumer: str, known: Mapping[st
 
 def _job(fleet: Fleet, known: Known, producer: str, consumer: str, pairs: _Pairs) -> Job:
     measures = [
-        Reader().read(
-            Measure,
-            {"by": (), **measure, "topic": topic, "group": group},
-            f"compare[{number}].measure[{n}]",
-        )
+        Reader().read(Measure, {"by": (), **measure, "topic": topic, "group": group}, f"compare[{number}].measure[{n}]")
         for (topic, group), (number, pattern) in pairs.items()
         for n, measure in enumerate(pattern.measures, 1)
     ]

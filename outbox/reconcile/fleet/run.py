@@ -108,10 +108,7 @@ def mend_fleet(fleet: Fleet, result: FleetResult, progress: Progress | None = No
 
 
 def in_turn(
-    members: Sequence[MemberResult],
-    act: Callable[[MemberResult, Progress], None],
-    bounds: Bounds,
-    progress: Progress,
+    members: Sequence[MemberResult], act: Callable[[MemberResult, Progress], None], bounds: Bounds, progress: Progress
 ) -> None:
     """Do something with each member, in threads: in their order, and a later one first where an earlier doesn't fit.
 

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import pyarrow.compute as pc
 
@@ -27,7 +26,7 @@ from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.fleet.config import Fleet, FleetTotal
 from outbox.reconcile.fleet.members import Member, Membership, matches, matching
 from outbox.reconcile.job import InboxState, Job, NoProgress, Pair, ProducerState, Window
-from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally
+from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally, shown
 from outbox.reconcile.pairing import Common, FirstPass, Pairing
 from outbox.reconcile.report import amount
 from outbox.reconcile.rows import EXACT, to_uuids
@@ -179,7 +178,9 @@ def _taken(fleet: Fleet, total: FleetTotal, addition: _Addition, step: Callable[
             between = Snapshots(snapshots[member.consumer], snapshots[member.producer])
             first = _compared(member.job, pair, between)
             with reaching(member.job.producer):
-                _add(in_flight, _carried(between.producer, total, pair, arriving(first)))
+                producer = between.producer
+                bodies = Bodies(producer.connection, producer.access.schema, total, pair, TIMEOUT)
+                _add(in_flight, bodies.in_transit(arriving(first)))
             _add(early, _early(member.job, total, pair, between, first))
     return _result(total, parts, in_flight, early, numbers)
 
@@ -193,11 +194,7 @@ def _selects(total: FleetTotal, snapshots: Mapping[str, Snapshot]) -> Iterator[t
 def _compared(job: Job, pair: Pair, snapshots: Snapshots) -> FirstPass:
     """Compare a pair in these snapshots, from the beginning: what the tables add up to began there too."""
     job = replace(job, pairs=(pair,), measures=(), window=Window(grace=job.window.grace))
-    return Pairing(uuid7(), job, pair, snapshots, LocalEngine(job.workers), NoProgress(), Common(job)).compare()
-
-
-def _carried(producer: Snapshot, total: FleetTotal, pair: Pair, ids: Sequence[UUID]) -> Tally:
-    return Bodies(producer.connection, producer.access.schema, total, pair, TIMEOUT).in_transit(ids)
+    return Pairing(uuid7(), job, pair, LocalEngine(job.workers), NoProgress(), snapshots, Common(job)).compare()
 
 
 def _early(job: Job, total: FleetTotal, pair: Pair, snapshots: Snapshots, first: FirstPass) -> Tally:
@@ -234,13 +231,13 @@ def _result(
     keys = {key for tally in (*every.values(), moved, ahead) for key in tally.sums}
     rows = tuple(
         TotalRow(
-            key,
+            label,
             value,
             {name: tally.sums.get(key, zeros)[at] for name, tally in every.items()},
             moved.sums.get(key, zeros)[at],
             ahead.sums.get(key, zeros)[at],
         )
-        for key in sorted(keys, key=lambda key: [(part is None, part or "") for part in key])
+        for key, label in shown(total.by, keys)
         for at, value in enumerate(total.values)
     )
     faults = [*(f"{name}: {text}" for name, tally in every.items() for text in tally.faults)]

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from outbox.database.execute import execute
 from outbox.errors import InvalidSettings
-from outbox.message.model import Counts, uuid7_at
+from outbox.message.ids import uuid7_at
+from outbox.message.model import Counts
 from outbox.reconcile.follow.record import LEASE, ClaimedPass, FollowerRecord, KnownDifference
 from outbox.reconcile.follow.sessions import Sessions
 from outbox.reconcile.follow.state import FollowerState, PendingRange

@@ -22,7 +22,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile.follow.state import counts_as_json
 from outbox.reconcile.job import HEALED, Job, Outcome, Pair
 from outbox.reconcile.record.views import SETTLED
-from outbox.reconcile.record.write import detail_of
+from outbox.reconcile.record.write import FINDINGS, of_findings
 from outbox.reconcile.rows import Finding
 
 #: For so many seconds a pass is left to whoever has claimed it: a worker that dies over it leaves it to another one.
@@ -87,13 +87,6 @@ UPDATE {s}.reconciliation_finding f
   FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[])
        AS n (message, kind, detail, action)
  WHERE f.run_id = %(run)s AND f.message_id = n.message
-"""
-
-_FOUND = """
-INSERT INTO {s}.reconciliation_finding (run_id, message_id, kind, detail, action)
-SELECT %(run)s, n.*
-  FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[]) AS n (message, k, d, a)
- WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = %(run)s AND f.message_id = n.message)
 """
 
 _GONE = f"""
@@ -214,8 +207,8 @@ class FollowerRecord:
                 transaction.rollback()
                 return None
             for start in range(0, len(found), _BATCH):
-                news = self._values(found[start : start + _BATCH])
-                execute(connection, *(self._statement(each, run=run, **news) for each in (_FOUND_AGAIN, _FOUND)))
+                news = of_findings(run, found[start : start + _BATCH], self.job.policy)
+                execute(connection, *(self._statement(each, **news) for each in (_FOUND_AGAIN, FINDINGS)))
             if gone:
                 execute(connection, self._statement(_GONE, run=run, ids=list(gone)))
             if claimed.age < RUN_LASTS:
@@ -224,14 +217,6 @@ class FollowerRecord:
             values |= {"new": new, "plan": json.dumps(plan)}
             execute(connection, self._statement(_SUCCEED, **values), self._statement(_MOVE, run=run, new=new))
             return new
-
-    def _values(self, found: Sequence[Finding]) -> dict[str, object]:
-        return {
-            "ids": [each.id for each in found],
-            "kinds": [each.outcome.label for each in found],
-            "details": [json.dumps(detail_of(each)) for each in found],
-            "actions": [each.outcome.repair(self.job.policy).value for each in found],
-        }
 
     def _statement(self, template: str, **values: object) -> Statement:
         topic, group = self.pair.names

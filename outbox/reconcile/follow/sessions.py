@@ -25,15 +25,7 @@ from outbox.reconcile.judge import Rules
 from outbox.reconcile.pairing import rules_by
 from outbox.reconcile.rows import SCHEMAS
 from outbox.reconcile.run import judged
-from outbox.reconcile.source import (
-    PostgresSide,
-    SessionSettings,
-    Snapshot,
-    Snapshots,
-    engine_of,
-    reaching,
-    snapshot_on,
-)
+from outbox.reconcile.source import PostgresSide, SessionSettings, Snapshot, Snapshots, engine_of, reaching, snapshot_on
 
 #: From so many rows on, COPY by another connection is cheaper.
 _WORTH_COPY = 4_000

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.database.execute import execute
-from outbox.message.model import uuid7_at
+from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import compared
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
 from outbox.reconcile.follow import sql
@@ -151,7 +151,7 @@ class LogSurveyor:
 
     def _rewind(self, before: settled.Mark, now: settled.Mark) -> None:
         """Go back to what is left of a log that fell back, or to where a group reads again."""
-        changed = [id_ for head, id_ in zip(now["heads"], _ids_of(now), strict=True) if head not in before["heads"]]
+        changed = [head[2] for head in now["heads"] if head not in before["heads"]]
         offsets = {int(queue): position for queue, position in now["offsets"].items()}
         fallen = [int(queue) for queue, position in before["offsets"].items() if offsets.get(int(queue), 0) < position]
         producer = self.snapshots.producer
@@ -322,10 +322,6 @@ def _in_order(counts: Counter[Outcome]) -> Counter[Outcome]:
 def ahead_of(table: pa.Table) -> pa.Table:
     """Return what of a table of findings lies ahead of the group."""
     return table.filter(pc.equal(table["outcome"], int(Outcome.UNCONSUMED)))
-
-
-def _ids_of(mark: settled.Mark) -> list[str | None]:
-    return [id_ for _, _, id_ in mark["heads"]]
 
 
 def due_of(rules: Rules, flying: pa.Table) -> Iterator[tuple[UUID, int]]:

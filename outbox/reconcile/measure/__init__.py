@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
+from outbox.message.masking import names_in
+
+if TYPE_CHECKING:
+    from outbox.reconcile.fleet.config import FleetTotal
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"
@@ -95,42 +99,8 @@ class Measure:
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
 
 
-class Sums(Protocol):
-    """What adds up sums of SELECT statements and of bodies: a `Measure`, or a total of many databases."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        """The columns of the key."""
-        ...
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The columns that are added up."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that each SELECT returns."""
-        ...
-
-    @property
-    def in_flight(self) -> Mapping[str, str]:
-        """Where a body has each column."""
-        ...
-
-    @property
-    def selects(self) -> Mapping[str, str]:
-        """The SELECT statements, by what errors call them."""
-        ...
-
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names it."""
-        ...
+#: What adds up sums of SELECT statements and of bodies.
+Sums: TypeAlias = "Measure | FleetTotal"
 
 
 def wrong_columns(sums: Sums) -> Iterator[str]:
@@ -171,7 +141,11 @@ def wrong_paths(sums: Sums) -> Iterator[str]:
     if extra := sorted(sums.in_flight.keys() - set(sums.columns)):
         yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
     for column, path in sums.in_flight.items():
-        if not isinstance(path, str) or not all(path.split(".")):
+        try:
+            is_path = isinstance(path, str) and path and all(names_in(path))
+        except ValueError:
+            is_path = False
+        if not is_path:
             yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
         if path == COUNT and column in sums.by:
             yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"

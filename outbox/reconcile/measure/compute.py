@@ -30,6 +30,7 @@ from outbox.database.execute import (
 from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError, SourceLost
 from outbox.message import content
 from outbox.message.compression import decompress
+from outbox.message.masking import MASK, NAMES, names_in, path_of
 from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, Sums, sql
 from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
@@ -92,9 +93,9 @@ class Bodies:
         self._of_pair = values_of(pair)
         paths = measure.in_flight
         self._described = bool(paths)
-        self._by = [paths[column].split(".") for column in measure.by if paths]
+        self._by = [names_in(paths[column]) for column in measure.by if paths]
         self._values = [
-            None if paths[column] == COUNT else paths[column].split(".") for column in measure.values if paths
+            None if paths[column] == COUNT else names_in(paths[column]) for column in measure.values if paths
         ]
         self._tally = Tally(len(measure.values))
         self._found = self._unreadable = 0
@@ -201,7 +202,7 @@ def _at(body: Any, path: Path) -> Any:
         try:
             body = body[int(step)] if isinstance(body, list) else (body if isinstance(body, dict) else {})[step]
         except (LookupError, ValueError):
-            raise InvalidMessage(f"it has no {'.'.join(path)}") from None
+            raise InvalidMessage(f"it has no {path_of(path)}") from None
     return body
 
 
@@ -219,7 +220,7 @@ def _key(body: Any, path: Path) -> str | None:
         return None
     text = _text(value)
     if text is None or storable(text) != text:
-        raise InvalidMessage(f"its {'.'.join(path)} is no text: {str(value)[:40]!r}")
+        raise InvalidMessage(f"its {path_of(path)} is no text: {_quoted(path, value)}")
     return text
 
 
@@ -227,8 +228,14 @@ def _number(body: Any, path: Path) -> Decimal:
     value = _at(body, path)
     text = None if isinstance(value, bool) else _text(value)
     if text is None or len(text) > sql.NUMBER_CHARS or not re.fullmatch(sql.NUMBER, text):
-        raise InvalidMessage(f"its {'.'.join(path)} is no number: {str(value)[:40]!r}")
+        raise InvalidMessage(f"its {path_of(path)} is no number: {_quoted(path, value)}")
     return Decimal(text)
+
+
+def _quoted(path: Path, value: Any) -> str:
+    """Return a value as an error quotes it: not what may have secrets in it."""
+    text = str(value)
+    return MASK if "{" in text or any(map(NAMES.masks, path)) else repr(text[:40])
 
 
 def _text(value: Any) -> str | None:
@@ -447,8 +454,13 @@ def measure_all(
     return results
 
 
-def _order(key: Key) -> list[tuple[bool, str]]:
-    return [(part is None, part or "") for part in key]
+def shown(by: Sequence[str], keys: Iterable[Key]) -> list[tuple[Key, Key]]:
+    """Return keys, each with how it may be shown, in the order of that: their own would tell of what is masked."""
+    labels = {
+        key: tuple(MASK if part is not None and NAMES.masks(name) else part for name, part in zip(by, key, strict=True))
+        for key in keys
+    }
+    return sorted(labels.items(), key=lambda pair: [(part is None, part or "") for part in pair[1]])
 
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
@@ -456,8 +468,8 @@ def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> Measu
     by_side = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
     zeros = [Decimal()] * len(measure.values)
     rows = tuple(
-        MeasureRow(key, value, *(sums.get(key, zeros)[at] for sums in by_side))
-        for key in sorted({key for sums in by_side for key in sums}, key=_order)
+        MeasureRow(label, value, *(sums.get(key, zeros)[at] for sums in by_side))
+        for key, label in shown(measure.by, {key for sums in by_side for key in sums})
         for at, value in enumerate(measure.values)
     )
     faults = tuple(fault for tally in tallies.values() for fault in tally.faults)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, execute, query, statement
-from outbox.database.sql import audit, finish_bulk_jobs, plan_by_index
+from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
-from outbox.operator.acts import RECONCILE, REPAIR, Declaration
+from outbox.operator.acts import RECONCILE, REPAIR
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.bulk.sql import Settled, settle
-from outbox.operator.changes import check_audited
+from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
-from outbox.operator.model import MAX_IDS, MAX_ITEMS, Actor, BulkJob, as_actor
+from outbox.operator.model import MAX_IDS, MAX_ITEMS, Actor, BulkJob
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted
@@ -243,8 +243,7 @@ class ReconciliationOrders(Reconciliations):
             ActRefused: no living worker has it, it is ordered already, or it follows the log without an end.
             InvalidRequest: there are several of this name.
         """
-        actor = as_actor(by)
-        check_audited(actor, why)
+        actor = checked_actor(RECONCILE, by, why)
         chosen = self._declared(schedule, database, topic, group)
         if chosen.follows is not None:
             raise ActRefused(f"reconciliation {schedule!r} follows the log without an end: there is no run to order")
@@ -256,7 +255,7 @@ class ReconciliationOrders(Reconciliations):
             rows = query(connection, home.schema, _ORDER, **values)
             if not rows:
                 raise ActRefused(f"reconciliation {schedule!r} is ordered already, and waits for a worker")
-            execute(connection, _audited(home, actor, RECONCILE, schedule, why, recorded))
+            execute(connection, record_of(home.schema, RECONCILE.name, actor, why, schedule, recorded))
         return RunOrder(home.name, order_id, schedule, *first, dry_run, actor.name, why.strip(), rows[0][0])
 
     def preview(self, selection: RepairSelection) -> RepairPreview:
@@ -296,10 +295,7 @@ class ReconciliationOrders(Reconciliations):
             BulkJobTooLarge: more than 100,000 findings.
             RunNotFound: no registered database has the run.
         """
-        actor = as_actor(by)
-        if not why.strip():
-            raise InvalidRequest(f"give a reason: the audit must tell why ({REPAIR.name})", field="reason")
-        check_audited(actor, why)
+        actor = checked_actor(REPAIR, by, why)
         check_order(rate, idempotency_key)
         database, run = self._find(selection.run)
         # What follows the log has found it already, though it goes on.
@@ -322,7 +318,7 @@ class ReconciliationOrders(Reconciliations):
             else:
                 self._start(connection, database, run, selection, values | {"origin": _json(actor.origin)}, number)
                 recorded = {"did": "start", "action": REPAIR.name, "run": str(run.id)}
-                execute(connection, _audited(database, actor, None, str(job_id), why, recorded))
+                execute(connection, record_of(database.schema, "bulk", actor, why, job_id, recorded))
         return BulkJobs(self.databases).bulk_job(job_id)
 
     def _start(
@@ -378,13 +374,6 @@ def _values(selection: RepairSelection) -> dict[str, Any]:
 
 def _json(value: Mapping[str, Any]) -> str | None:
     return json.dumps(dict(value)) if value else None
-
-
-def _audited(
-    database: Database, actor: Actor, act: Declaration | None, target: str, why: str, result: Mapping[str, Any]
-) -> Statement:
-    """Return what records an order: a bulk job's under the word of bulk jobs, as theirs are."""
-    return audit(database.schema, actor.name, act.name if act else "bulk", target, why.strip(), result, actor.origin)
 
 
 def _earlier(

@@ -171,8 +171,7 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
     access = snapshots.producer.access
     with reaching(access):
         (here,), heads, ops = execute(
-            snapshots.producer.connection,
-            *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP)),
+            snapshots.producer.connection, *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP))
         )
     *log, snapshot, xmax = here
     filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
@@ -245,7 +244,7 @@ def load(
         with reaching(side.access), in_savepoint(side.connection, 0.0, by_index=True):
             touched |= {bounds[number - 1] for (number,) in execute(side.connection, lookup)[0] if number}
     untouched = [each for each in known if each[0].first not in touched]
-    ranges = [each for each in untouched if _inside(each[0], window)]
+    ranges = [each for each in untouched if each[0].clipped(window) == each[0]]
     # What overlaps the window is given up: the part of it that is inside is going to be in a range of its own.
     outside = tuple(each.first for each, _ in untouched if each.clipped(window) is None)
     return SettledRanges(ranges, version, now, outside, len(known) - len(untouched))
@@ -291,10 +290,6 @@ def written_since(before: Mark, now: Mark) -> dict[str, object]:
     # A queue that is new is looked through from its beginning.
     heads = {queue: 0 for queue, *_ in now["heads"]} | {queue: position for queue, position, _ in before["heads"]}
     return {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
-
-
-def _inside(each: Range, window: Range) -> bool:
-    return each.first >= window.first and (window.end is None or (each.end is not None and each.end <= window.end))
 
 
 def settled_by(ranges: Sequence[SettledRange], excluded: Sequence[UUID]) -> list[SettledRange]:

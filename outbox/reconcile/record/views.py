@@ -10,17 +10,16 @@ import datetime as dt
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.database.execute import execute
 from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
-from outbox.operator.databases import Database, Databases, OverDatabases, Query, is_away
+from outbox.message.masking import MASK, Redactor
+from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.look.redact import MASK, Redactor
 from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
@@ -309,8 +308,7 @@ class Reconciliations(OverDatabases):
             values |= {"state": criteria.state, "at": at, "after": run_id, "limit": limit}
             return Part(self._read_runs(connection, database, _RUNS, **values))
 
-        databases = self.databases.having("consumer", checked(criteria).database)
-        return page_of(databases, ("runs", criteria), page, _NEWEST, read, self.databases.away_for(criteria.database))
+        return page_of(self.databases, "consumer", checked(criteria), page, _NEWEST, read, ("runs", criteria))
 
     def run(self, run_id: UUID) -> RunView:
         """Return a run, and its differences by kind.
@@ -343,7 +341,8 @@ class Reconciliations(OverDatabases):
             rows = _FINDINGS.read(connection, database.schema, **values, limit=limit)
             return Part([FindingRow(**row) for row in rows])
 
-        return page_of([database], ("findings", run_id, criteria), page, _BY_NUMBER, read)
+        one, context = Databases([database]), ("findings", run_id, criteria)
+        return page_of(one, None, None, page, _BY_NUMBER, read, context)
 
     def finding(self, run_id: UUID, message_id: UUID) -> FindingView:
         """Return what a run found of a message, with both sides as they were.
@@ -398,35 +397,34 @@ class Reconciliations(OverDatabases):
         return replace(schedule, last=runs, next_at=last.now + dt.timedelta(seconds=max(0.0, due_in)))
 
     def _find(self, run_id: UUID) -> tuple[Database, Run]:
-        unreached = list(self.databases.away)
-        for database in self.databases.having("consumer"):
-            try:
-                with database.reading() as connection:
-                    for run in self._read_runs(connection, database, _RUN, id=run_id):
-                        return database, run
-            except SQLAlchemyError as error:
-                if not is_away(error):
-                    raise
-                unreached.append(database.name)
-        if unreached:
-            raise DatabaseUnreached(unreached)
-        raise RunNotFound(f"no registered database ({', '.join(self.databases)}) has run {run_id}, or it was pruned")
+        def find(database: Database) -> tuple[Database, Run] | None:
+            with database.reading() as connection:
+                return next(((database, run) for run in self._read_runs(connection, database, _RUN, id=run_id)), None)
+
+        which = f"no registered database ({', '.join(self.databases)})"
+        return self.first_of("consumer", find, RunNotFound(f"{which} has run {run_id}, or it was pruned"))
 
     def _read_runs(self, connection: Connection, database: Database, query: Query, **values: object) -> list[Run]:
         (rows,) = execute(connection, query(database.schema, kinds=_LABELS, **values))
         runs = [Run(database=database.name, **row | {"measures": row["measures"] or []}) for row in query.named(rows)]
-        return [replace(run, measures=[self._masked(each) for each in run.measures]) for run in runs]
+        return [
+            replace(run, error=self.shown(run.error), measures=[self._masked(each) for each in run.measures])
+            for run in runs
+        ]
 
     def _masked(self, measure: Mapping[str, Any]) -> dict[str, Any]:
         """Return a measure with the parts of its keys masked that stand under telling names, as in bodies."""
         names = list(measure.get("by", ()))
 
         def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-            key = [self.redactor.document({name: part})[name] if self.redactor.display != "hidden" else MASK
-                   for name, part in zip(names, row["key"], strict=False)]  # fmt: skip
-            return {**row, "key": key}
+            pairs = zip(names, row["key"], strict=False)
+            hides = self.redactor.hides_header
+            return {**row, "key": [MASK if part is not None and hides(name, part) else part for name, part in pairs]}
 
-        return {**measure, "rows": [shown(row) for row in measure.get("rows", ())]}
+        rows = [shown(row) for row in measure.get("rows", ())]
+        # In the order of the keys, sums would tell which key is the greater one.
+        is_masked = any(MASK in row["key"] for row in rows)
+        return {**measure, "rows": sorted(rows, key=lambda row: Decimal(row["producer"])) if is_masked else rows}
 
 
 def _fact(row: FindingRow, name: str) -> Any:

@@ -7,19 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import Access, Interrupted, Job, Window, hidden
+from outbox.reconcile.job import Interrupted, Job, Outcome, Repair, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import storable, summary_of
+
+if TYPE_CHECKING:
+    from outbox.reconcile.fleet.record import FleetRun
 
 _BATCH = 2_000
 #: Of so many keys of a measure its sums are kept; all totals are.
@@ -54,11 +57,12 @@ _MEASURES = "UPDATE {s}.reconciliation_run SET measures = %(measures)s::jsonb WH
 
 _FAIL = "UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = %(error)s WHERE id = %(id)s"
 
-_FINDINGS = """
+#: Write the findings of a run that it doesn't have yet; with the values of `of_findings`.
+FINDINGS = """
 INSERT INTO {s}.reconciliation_finding (run_id, message_id, kind, detail, action)
-SELECT %(id)s, n.*
+SELECT %(run)s, n.*
   FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(details)s::jsonb[], %(actions)s::text[]) AS n (message, k, d, a)
- WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = %(id)s AND f.message_id = n.message)
+ WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = %(run)s AND f.message_id = n.message)
 """
 
 _ACTED = """
@@ -69,28 +73,8 @@ UPDATE {s}.reconciliation_finding f
 """
 
 
-class Recorded(Protocol):
-    """What has runs in the record: a job, of each of its pairs; a fleet, one of `timetable.FLEET`."""
-
-    @property
-    def names(self) -> Sequence[tuple[str, str]]:
-        """The topic and group of each run."""
-
-    @property
-    def window(self) -> Window:
-        """Which messages are compared."""
-
-    @property
-    def record(self) -> bool:
-        """Is anything written down?"""
-
-    @property
-    def recorder(self) -> Access:
-        """The database that has the record."""
-
-    @property
-    def accesses(self) -> Sequence[Access]:
-        """All databases that it speaks to, whose passwords no error shows."""
+#: What has runs in the record: a job, of each of its pairs; a fleet, one of `timetable.FLEET`.
+Recorded: TypeAlias = "Job | FleetRun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +181,7 @@ class Record(RunRecord):
         """Write the differences of a pair, before anything is done about them."""
         for start in range(0, result.findings.num_rows, _BATCH):
             some = list(to_findings(result.findings.slice(start, _BATCH)))
-            self._write(
-                _FINDINGS,
-                result.run_id,
-                ids=[each.id for each in some],
-                kinds=[each.outcome.label for each in some],
-                details=[json.dumps(detail_of(each)) for each in some],
-                actions=[each.outcome.repair(self._policy).value for each in some],
-            )
+            self._execute(statement(self._schema, FINDINGS, of_findings(result.run_id, some, self._policy)))
 
     def measures(self, run_id: UUID, found: Sequence[MeasureResult]) -> None:
         """Write the sums of a pair's measures: all totals, and first of all the keys that don't add up."""
@@ -226,6 +203,17 @@ class Record(RunRecord):
             "backlog": dict(sorted(result.backlog.items())),
         }
         self.close(result.run_id, counts, plain(result.plan) | outcome | {"seconds": seconds})
+
+
+def of_findings(run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome, Repair]) -> dict[str, object]:
+    """Return what statements bind that write findings of a run."""
+    return {
+        "run": run_id,
+        "ids": [each.id for each in found],
+        "kinds": [each.outcome.label for each in found],
+        "details": [json.dumps(detail_of(each)) for each in found],
+        "actions": [each.outcome.repair(policy).value for each in found],
+    }
 
 
 def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:

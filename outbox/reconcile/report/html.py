@@ -89,8 +89,8 @@ def _seconds(findings: pa.Table) -> np.ndarray[Any, Any]:
     known = pc.max_element_wise(findings["at"].cast(pa.int64()), findings["changed_at"].cast(pa.int64()))
     micros = pc.fill_null(known, int(_NEVER)).to_numpy()
     heads = np.ascontiguousarray(fixed_ids(findings)).view(">u8")[::2]
-    is_uuid7 = (heads >> np.uint64(12)) & np.uint64(0xF) == 7
-    made = np.where(is_uuid7, (heads >> np.uint64(16)).astype(np.int64) // 1000, -1)
+    has_time = np.isin((heads >> np.uint64(12)) & np.uint64(0xF), (7, 8))
+    made = np.where(has_time, (heads >> np.uint64(16)).astype(np.int64) // 1000, -1)
     return np.where(micros == _NEVER, made, micros // 1_000_000)
 
 

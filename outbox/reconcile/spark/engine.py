@@ -89,7 +89,7 @@ class SparkEngine(ExitStack):
         for side in both:
             live = side.live if isinstance(side, UnionSide) else side
             if isinstance(live, PostgresSide):
-                refuse_loopback(opened.master, live.access.url)
+                refuse_loopback(opened.master, live.access.resolved().url)
         by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in both)
         plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)

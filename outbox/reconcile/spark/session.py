@@ -408,7 +408,7 @@ def master_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Mast
         address = remote.partition(";")[0].rstrip("/")
         if not address.startswith("sc://"):
             raise InvalidSettings(
-                f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:port"
+                f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:15002"
             )
         return Master(address)
     arguments = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -148,7 +148,7 @@ def _read(spark: SparkSession, side: PostgresSide, tasks: Sequence[Task]) -> Dat
 
     # A setting of the session: JDBC commits each statement, and a transaction's would be gone before the query.
     settings = f"{rendered(side.settings.statement(local=False))};{PLAN_FOR_ROWS_EVER}"
-    options = jdbc_options(side.access.url) | {"sessionInitStatement": settings}
+    options = jdbc_options(side.access.resolved().url) | {"sessionInitStatement": settings}
     columns = ", ".join(map(_column, SCHEMAS[side.part]))
     parts = []
     for task in tasks:

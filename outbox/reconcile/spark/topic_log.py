@@ -8,7 +8,6 @@ their order, so nothing can appear below the end of a queue.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from outbox.consumer.sql import beginnings, heads
 from outbox.database.execute import Template, execute
 from outbox.errors import InvalidSettings, MessagesPruned, SourceError, SourceLost
 from outbox.message.compression import decompress
-from outbox.message.content import ENCODING_HEADER, check_topic
-from outbox.message.model import behind
+from outbox.message.content import check_topic
+from outbox.message.model import behind, read_headers
 from outbox.reader import option
 from outbox.reconcile.config import Address
 from outbox.reconcile.job import Access, described
@@ -270,8 +269,9 @@ class TopicLog:
                 self.access.schema, topic=self.topic, queue=stretch.queue, after=stretch.after, until=stretch.until
             )
         )
+        access = self.access.resolved()
         try:
-            with adbc_connection(conninfo(self.access.url)) as connection, connection.cursor() as cursor:
+            with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor:
                 cursor.execute(query)
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
@@ -281,7 +281,7 @@ class TopicLog:
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except Exception as error:
-            raise_bare(failure_of(error, self.access))
+            raise_bare(failure_of(error, access))
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch["content_type"].null_count:
@@ -289,16 +289,11 @@ class TopicLog:
             raise SourceError(
                 f"message {torn} of topic {self.topic!r} has no half message: reconcile, which tells more"
             )
-        headers: list[dict[str, str]] = [json.loads(text) if text else {} for text in batch["headers"].to_pylist()]
+        headers, encodings = zip(*map(read_headers, batch["headers"].to_pylist()), strict=True)
         bodies = batch["body"]
-        if any(ENCODING_HEADER in each for each in headers):
-            bodies = pa.array(
-                [
-                    decompress(body, each.pop(ENCODING_HEADER, None), _LARGEST_BODY)
-                    for body, each in zip(bodies.to_pylist(), headers, strict=True)
-                ],
-                pa.binary(),
-            )
+        if any(encodings):
+            packed = zip(bodies.to_pylist(), encodings, strict=True)
+            bodies = pa.array([decompress(body, encoding, _LARGEST_BODY) for body, encoding in packed], pa.binary())
         columns = {name: batch[name] for name in LOG.names} | {
             "headers": pa.array([list(each.items()) for each in headers], LOG.field("headers").type),
             "body": bodies,

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from outbox.database.execute import execute
 from outbox.errors import OutboxError, ReconcileError
 from outbox.reconcile import plan
-from outbox.reconcile.compare import Collected, Engine, compared, timed
-from outbox.reconcile.job import Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.compare import Collected, compared, timed
+from outbox.reconcile.job import Outcome, Part, Range, Tier
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import horizon_of, in_flight, of_group, side_of
+from outbox.reconcile.pairing import AnyPairing, horizon_of, in_flight, of_group, side_of
 from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import ComparisonPlan, PairResult, to_uuids
 from outbox.reconcile.source import (
@@ -56,16 +56,8 @@ _MOST_READINGS = 4
 
 
 @dataclass(slots=True)
-class LakePairing:
-    """One pair, being compared on Spark; ``seconds`` collects durations, ``why`` what was decided."""
-
-    run_id: UUID
-    job: Job
-    pair: Pair
-    engine: Engine
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
-    why: list[str] = field(default_factory=list)
+class LakePairing(AnyPairing):
+    """One pair, being compared on Spark."""
 
     def compare(self) -> PairResult:
         """Compare, take the second look, and return what was found.
@@ -79,11 +71,11 @@ class LakePairing:
             spark = cast("SparkEngine", self.engine)
             secrets = [value for table in self.job.by_spark.values() for value in table.secrets().values()]
             stack.enter_context(_without(secrets))
-            self._because("every row is read: Spark's sources have no digests")
+            self.because("every row is read: Spark's sources have no digests")
             engine, why = plan.choose_engine(self.job)
-            self._because(why)
+            self.because(why)
             for part, table in self.job.by_spark.items():
-                self._because(f"the {part}'s {table} is read as it is at the time, without a snapshot")
+                self.because(f"the {part}'s {table} is read as it is at the time, without a snapshot")
             snapshots = {part: self._snapshot(stack, part) for part in reversed(self.job.databases)}
             rules = self._rules(snapshots)
             begun_at = as_time(rules.consumer_now)
@@ -180,7 +172,7 @@ class LakePairing:
             return self._mapped(spark, part)
         from outbox.reconcile.spark.session import refuse_loopback  # noqa: PLC0415 - an extra
 
-        refuse_loopback(spark.session.master, snapshot.access.url)
+        refuse_loopback(spark.session.master, snapshot.access.resolved().url)
         side = self._side(part, rules, snapshot)
         rows = census(side, snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(part, snapshot)
         whole = self.job.window.range
@@ -244,10 +236,6 @@ class LakePairing:
             tables.append(side.read([_only(each) for each in ids[start : start + _BATCH]]))
             self.progress.done(0)
         return pa.concat_tables([side.schema.empty_table(), *tables])
-
-    def _because(self, sentence: str) -> None:
-        self.why.append(sentence)
-        self.progress.say(f"{self.pair}: {sentence}")
 
 
 @contextmanager

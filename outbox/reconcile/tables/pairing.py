@@ -18,9 +18,9 @@ from outbox.reconcile.compare import Comparison, timed
 from outbox.reconcile.digest import Digested, mixing_of
 from outbox.reconcile.job import Outcome, Part, Range, Tier
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import Backlog, FirstPass, SnapshotPairing, in_flight, rules_of, sources
-from outbox.reconcile.rows import ComparisonPlan, PairResult
-from outbox.reconcile.source import PostgresSide, Snapshot, as_time, reaching
+from outbox.reconcile.pairing import Backlog, FirstPass, SnapshotPairing, rules_of, sources
+from outbox.reconcile.rows import ComparisonPlan
+from outbox.reconcile.source import PostgresSide, Snapshot, reaching
 from outbox.reconcile.sql import Mixing
 from outbox.reconcile.tables import sql
 from outbox.reconcile.tables.side import TableSide, census
@@ -69,29 +69,10 @@ class TablePairing(SnapshotPairing):
             clean, tasks = [], plan.few_tasks(plan.weighed([self.job.window.range], points, size))
         backlog = Backlog(self.job.max_findings)
         collected = self.judged(comparison, tasks, backlog)
-        findings = collected.table
-        result = PairResult(
-            run_id=self.run_id,
-            pair=self.pair,
-            window=self.job.window,
-            begun_at=as_time(self.snapshots.consumer.now),
-            plan=ComparisonPlan(
-                tier=tier,
-                engine=engine,
-                why=tuple(self.why),
-                ranges=sum(len(task.ranges) for task in tasks),
-                buckets=digests.buckets,
-                differing=len(digests.differing),
-                rows_read=collected.rows_read,
-                standby_lag=self.snapshots.lags,
-                foreign=tuple(self.job.tables),
-            ),
-            counts=sum((counts for _, counts in clean), collected.counts),
-            findings=findings,
-            open=in_flight(findings),
-            lag=collected.lag(sampled=False),
-            seconds=self.seconds,
-        )
+        lags, foreign = self.snapshots.lags, tuple(self.job.tables)
+        planned = ComparisonPlan(tier, engine, tuple(self.why), ranges=0, standby_lag=lags, foreign=foreign)
+        result = self.result(planned, tasks, digests, collected, collected.lag(sampled=False))
+        result.counts = sum((counts for _, counts in clean), result.counts)
         return FirstPass(result, backlog, rules, None, ())
 
     def _snapshot(self, part: Part) -> Snapshot:

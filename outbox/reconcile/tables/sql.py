@@ -16,15 +16,7 @@ from outbox.database.execute import Statement
 from outbox.errors import InvalidSettings
 from outbox.reconcile.job import InboxState, Pair, Part, ProducerState, Range
 from outbox.reconcile.sql import Mixing, as_array, last_of
-from outbox.reconcile.tables.columns import (
-    COLUMNS,
-    DIGITS_OF_HASH,
-    HASHED,
-    NAMES,
-    UUID_TEXT,
-    TableColumn,
-    words_of,
-)
+from outbox.reconcile.tables.columns import COLUMNS, DIGITS_OF_HASH, HASHED, NAMES, UUID_TEXT, TableColumn, words_of
 from outbox.reconcile.tables.declare import ForeignTable
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
@@ -271,14 +263,18 @@ def unknown_states(table: KnownTable, pair: Pair, name: str) -> Statement:
 
 _SAMPLE = "SELECT r.id FROM ({rows}) r WHERE {one} %% %(step)s = 0"
 
+_NOW = "statement_timestamp()"
 # What needn't be read: sent, meant for the group and left as it is; taken back; left out by the group.
 _PLAIN: Mapping[Part, Sequence[str]] = {
     "producer": (
-        f"r.state = {_DISPATCHED} AND r.addressed AND NOT r.compensated AND r.torn = 0",
+        f"r.state = {_DISPATCHED} AND r.addressed AND NOT r.compensated AND r.torn = 0 AND r.at <= {_NOW}",
         f"r.state IN {_WITHDRAWN} AND NOT r.compensated AND r.torn = 0",
         f"r.state = {_DISPATCHED} AND NOT r.addressed AND NOT r.compensated AND r.torn = 0",
     ),
-    "consumer": (f"r.status = {_CONSUMED} AND r.effects IN (-1, 1)",),
+    "consumer": (
+        f"r.status = {_CONSUMED} AND r.effects IN (-1, 1)"
+        f" AND coalesce(greatest(r.received_at, r.changed_at) <= {_NOW}, true)",
+    ),
 }
 
 _DIGEST = """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from dataclasses import dataclass
-from uuid import UUID
 
 from outbox.telemetry.event import TelemetryEvent, event
 
@@ -16,8 +16,23 @@ class MessagesSent(TelemetryEvent):
     """A transaction that sent these messages (or prepared these halves) has committed. Told only to hooks."""
 
     topic: str
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     prepared: bool = False
+
+
+@event("half.deciding", "producer", logging.DEBUG, "about to write the op of half message %(half_id)s: %(resolution)s")
+class HalfDeciding(TelemetryEvent):
+    """The producer is about to write the op of a half: it may yet fail. Told only to hooks, before the write."""
+
+    half_id: uuid.UUID
+    resolution: str
+
+
+@event("half.decided", "producer", logging.DEBUG, "half message %(half_id)s is decided: %(resolution)s")
+class HalfDecided(HalfDeciding):
+    """The producer's decision on a half has committed, ``seconds`` after it was told to be due. Told only to hooks."""
+
+    seconds: float
 
 
 @event(
@@ -33,7 +48,7 @@ class DuplicateIgnored(TelemetryEvent):
     """
 
     topic: str
-    message_id: UUID
+    message_id: uuid.UUID
     dedupe: str
 
 
@@ -61,7 +76,7 @@ class SendRefused(TelemetryEvent):
 class RollbackFailed(TelemetryEvent):
     """A ``@two_phase`` function failed, and its half could not be rolled back; the check will decide it."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 @event(
@@ -73,7 +88,7 @@ class RollbackFailed(TelemetryEvent):
 class HalfErrorLost(TelemetryEvent):
     """A ``@two_phase`` function failed, and what it raised could not be stored; its caller got it."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 @event(
@@ -85,7 +100,7 @@ class HalfErrorLost(TelemetryEvent):
 class HeadersRefused(TelemetryEvent):
     """A send hook has added headers that can't be stored; the message goes without them."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     names: tuple[str, ...]
     reason: str
@@ -125,7 +140,7 @@ class EpochBegun(TelemetryEvent):
 class HalfMissing(TelemetryEvent):
     """A committed half is gone from its table, so that it can't become a message."""
 
-    half_id: UUID
+    half_id: uuid.UUID
 
 
 # --- consumer --------------------------------------------------------------------------------------------------------
@@ -146,7 +161,7 @@ class MessagesHandled(TelemetryEvent):
     group: str
     topic: str
     queue: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     attempt: int = 1
 
     @property
@@ -163,7 +178,7 @@ class _Settled(TelemetryEvent):
     topic: str
     queue: int
     position: int
-    message_id: UUID
+    message_id: uuid.UUID
     attempt: int
     reason: str
 
@@ -214,7 +229,7 @@ class MessageExpired(TelemetryEvent):
     topic: str
     queue: int
     position: int
-    message_id: UUID
+    message_id: uuid.UUID
     attempts: int
 
 
@@ -346,4 +361,4 @@ class LogWentBack(TelemetryEvent):
     agreed: int
     position: int
     count: int
-    lost: tuple[UUID, ...]
+    lost: tuple[uuid.UUID, ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from outbox.telemetry.event import TelemetryEvent, event
 
@@ -22,7 +22,7 @@ from outbox.telemetry.event import TelemetryEvent, event
 class HalfChecked(TelemetryEvent):
     """A checker was asked about a half; ``reason`` says what was wrong with its answer, if anything was."""
 
-    half_id: UUID
+    half_id: uuid.UUID
     topic: str
     checks: int
     resolution: str
@@ -69,7 +69,7 @@ class FencesChecked(TelemetryEvent):
 class HalfParked(TelemetryEvent):
     """A half has used up its checks without a verdict; an operator must decide it."""
 
-    half_id: UUID
+    half_id: uuid.UUID
     topic: str
     checks: int
 
@@ -107,7 +107,7 @@ class CheckerHangs(TelemetryEvent):
 class CheckTimedOut(TelemetryEvent):
     """A checker was given up: it took longer than it may."""
 
-    half_id: UUID
+    half_id: uuid.UUID
     topic: str
     timeout: float
 
@@ -121,7 +121,7 @@ class CheckTimedOut(TelemetryEvent):
 class CheckSkipped(TelemetryEvent):
     """No checker could be asked about a half, which costs it no check."""
 
-    half_id: UUID
+    half_id: uuid.UUID
     topic: str
     reason: str
 
@@ -133,9 +133,9 @@ class CheckSkipped(TelemetryEvent):
 class _Compensated(TelemetryEvent):
     """What came of the order to compensate a message."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
-    bulk_job: UUID
+    bulk_job: uuid.UUID
 
 
 @event(
@@ -207,7 +207,7 @@ class DeliveriesConfirmed(TelemetryEvent):
 class CallbackReturned(TelemetryEvent):
     """What the producer does about a message's fate is done, and committed."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     group: str
     callback: str
@@ -223,7 +223,7 @@ class CallbackReturned(TelemetryEvent):
 class MessageResent(TelemetryEvent):
     """Messages that a group has lost were sent again."""
 
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     topic: str
     group: str
 
@@ -237,7 +237,7 @@ class MessageResent(TelemetryEvent):
 class ResendExhausted(TelemetryEvent):
     """A message was sent again as often as the settings say, and the group still doesn't have it."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     group: str
     reason: str
@@ -252,7 +252,7 @@ class ResendExhausted(TelemetryEvent):
 class DeliveryCallbackFailed(TelemetryEvent):
     """What the producer does about a message's fate has failed, and was undone."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     group: str
     callback: str
@@ -286,10 +286,10 @@ class _SagaCommand(TelemetryEvent):
     """Something about a command of a saga: which flow has sent it, for which step, by which message."""
 
     saga: str
-    flow_id: UUID
+    flow_id: uuid.UUID
     step: str
     command: str
-    message_id: UUID
+    message_id: uuid.UUID
 
 
 @event(
@@ -361,7 +361,7 @@ class StepDoneAfterAll(_SagaCommand):
 class DeadLetterAnnounced(TelemetryEvent):
     """What is done about a dead letter is done, and committed; ``group`` is empty for a half message."""
 
-    message_id: UUID
+    message_id: uuid.UUID
     topic: str
     group: str
     callback: str

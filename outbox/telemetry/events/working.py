@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from outbox.telemetry.event import TelemetryEvent, event
 
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 
-@event("worker.started", "worker", logging.INFO, "worker started with %(count)d duties")
+@event(
+    "worker.started",
+    "worker",
+    logging.INFO,
+    "worker started with %(count)d duties: groups %(groups)s, of topics %(topics)s; checkers of %(checkers)s%(lacks)s",
+)
 class WorkerStarted(TelemetryEvent):
-    """A worker runs these duties now."""
+    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of what isn't.
+
+    It may consume, and no consumer is declared.
+    """
 
     count: int
     duties: tuple[str, ...]
+    groups: tuple[str, ...]
+    topics: tuple[str, ...]
+    checkers: tuple[str, ...]
+    lacks: str
+
+    @property
+    def level(self) -> int:
+        """A warning where it lacks something."""
+        return logging.WARNING if self.lacks else self.usual_level
 
 
 @event("worker.stopping", "worker", logging.INFO, "worker is stopping")
@@ -144,10 +161,22 @@ class PassFailed(TelemetryEvent):
     connection_lost: bool
     repeated: bool
 
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each try."""
-        return logging.DEBUG if self.repeated else logging.ERROR
+
+@event(
+    "batch.too_large",
+    "database",
+    logging.WARNING,
+    "%(batch)s failed with %(size)s rows at once, and goes on with fewer: %(reason)s",
+)
+class BatchTooLarge(TelemetryEvent):
+    """A batch failed as a whole, by a time-out of the server's most often; the next ones have fewer rows for a while.
+
+    ``size`` is how many rows it had at most; None: all that there are.
+    """
+
+    batch: str
+    size: int | None
+    reason: str
 
 
 @event("duty.cut_off", "worker", logging.DEBUG, "duty %(duty)s was cut off")
@@ -194,11 +223,6 @@ class ListenerLost(TelemetryEvent):
     reason: str
     repeated: bool
 
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each try."""
-        return logging.DEBUG if self.repeated else logging.WARNING
-
 
 @event("report.sample_failed", "worker", logging.WARNING, "no sample of the statistics could be taken: %(reason)s")
 class SampleFailed(TelemetryEvent):
@@ -206,11 +230,6 @@ class SampleFailed(TelemetryEvent):
 
     reason: str
     repeated: bool
-
-    @property
-    def level(self) -> int:
-        """An outage is one line in the log, not one for each minute."""
-        return logging.DEBUG if self.repeated else logging.WARNING
 
 
 @event("report.statistics", "worker", logging.DEBUG, "statistics, %(age).0f s old")
@@ -305,7 +324,7 @@ class DifferencesFound(_Followed):
 
     kind: str
     number: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     mend: str
 
 
@@ -320,7 +339,7 @@ class DifferencesGone(_Followed):
 
     kind: str
     number: int
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[uuid.UUID, ...]
     left: int
 
 
@@ -353,7 +372,7 @@ class FollowerRewound(_Followed):
 class BulkItemFailed(TelemetryEvent):
     """An item of a bulk job has failed for a reason that is no refusal."""
 
-    bulk_job: UUID
+    bulk_job: uuid.UUID
     item: int
 
 

@@ -15,6 +15,7 @@ from pydantic_client.models import (
     OrderBody,
     PreviewBody,
     Problem,
+    ReasonBody,
     RetryBody,
     SelectorBody,
 )
@@ -34,7 +35,7 @@ def heal(url: str, token: str, group: str) -> dict[str, object]:
         except ApiException as error:
             unchanged = error.status == 304
         masked = messages.payload(first.message_id)
-        body = messages.raw_payload(first.message_id)
+        body = messages.raw_payload(first.message_id, ReasonBody())
 
         acts, because = ActsOnInboxApi(client), RetryBody(reason="the mail server is back")
         try:

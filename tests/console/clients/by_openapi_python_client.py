@@ -28,6 +28,7 @@ from attrs_client.models import (
     Preview,
     PreviewBody,
     Problem,
+    ReasonBody,
     RetryBody,
     SelectorBody,
 )
@@ -45,7 +46,7 @@ def heal(url: str, token: str, group: str) -> dict[str, object]:
         unchanged = message.sync_detailed(first.message_id, client=client, if_none_match=shown.headers["ETag"])
         masked = payload.sync(first.message_id, client=client)
         assert isinstance(masked, Body)
-        body = raw_payload.sync(first.message_id, client=client)
+        body = raw_payload.sync(first.message_id, client=client, body=ReasonBody())
         assert not isinstance(body, Problem | None)
 
         because = RetryBody(reason="the mail server is back")

@@ -55,10 +55,11 @@ def test_the_effect_of_a_failure_is_undone(do: str, status: str, why: str) -> No
     assert points("a") is None
 
 
-def test_a_commit_behind_djangos_back_is_parked_as_what_nobody_knows() -> None:
+def test_a_commit_behind_djangos_back_is_refused() -> None:
     ((status, error),) = handled("end")
-    assert status == "parked"
-    assert "ended the transaction" in str(error)
+    assert status == "failed"
+    assert "the transaction is the worker's" in str(error)
+    assert points("a") is None
 
 
 def test_hooks_are_called_after_the_commit_on_the_usual_connection() -> None:

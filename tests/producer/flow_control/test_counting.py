@@ -300,3 +300,41 @@ def test_producer_beside_a_worker_that_starts_late(new_engine: Callable[..., Eng
             wait_until(lambda: accepted(lambda: attempt(number)), "the producer is accepted")  # noqa: B023
         wait_until(lambda: len(handled) == 60, "all messages are handled")
     assert sorted(handled) == list(range(60))
+
+
+@pytest.mark.parametrize("setting", ["max_undispatched", "max_undecided"])
+@pytest.mark.parametrize(("limit", "passed"), [(1, 1), (5, 5), (20, 20), (40, 41)])
+def test_a_small_limit_means_what_it_says(
+    setting: str, limit: int, passed: int, engine: Engine, counted_once: None
+) -> None:
+    """Also where a process sends faster than it counts by the clock: it counts when there may be no more room."""
+    outbox = limited(engine, setting, limit)
+
+    def act() -> None:
+        with engine.begin() as connection:
+            (outbox.send if setting == "max_undispatched" else outbox.prepare)(connection, "t", {"number": 1})
+
+    assert limit <= sum(accepted(act) for _ in range(60)) <= passed
+    assert accepted(lambda: tell(outbox, engine, 1, topic="other"))
+
+
+def test_a_small_limit_holds_among_threads(engine: Engine, counted_once: None) -> None:
+    """What a transaction writes that is open counts; those that look at the same moment are as many as the threads."""
+    outbox = limited(engine, limit=5)
+    barrier = threading.Barrier(4)
+    sent: list[bool] = []
+
+    def tell_any() -> None:
+        with engine.begin() as connection:
+            outbox.send(connection, "t", {"number": 1})
+
+    def run() -> None:
+        barrier.wait(60)
+        sent.extend(accepted(tell_any) for _ in range(15))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 5 <= sum(sent) <= 5 + 3

@@ -85,14 +85,13 @@ def test_topic_below_its_limit(how: str, setting: str, kind: Kind, url: str, eng
     async def act(databases: Databases) -> None:
         outbox = Outbox(databases.engine_for(kind), settings=Settings(**{setting: 3}))  # type: ignore[arg-type]
         async with opened(kind, databases) as carrier:
-            for number in (1, 2):
-                await write(carrier, number)
-                getattr(outbox, how)(carrier, "t", {"number": number})
-                await settle(carrier.commit())
+            await write(carrier, 1)
+            getattr(outbox, how)(carrier, "t", {"number": 1})
+            await settle(carrier.commit())
 
     drive(url, act)
-    assert changes(engine) == {1, 2}
-    assert len(halves(engine)) == 4
+    assert changes(engine) == {1}
+    assert len(halves(engine)) == 3
 
 
 def test_undecided_halves_refuse_no_sends(engine: Engine, always_counted: None) -> None:
@@ -180,7 +179,7 @@ def test_two_schemas(engine: Engine, always_counted: None) -> None:
 
 def test_engines_that_share_a_pool(engine: Engine, counts: list[int], counted_once: None) -> None:
     """An engine with options of its own leads to the same database: it isn't counted anew for each."""
-    outbox = limited(engine)
+    outbox = limited(engine, limit=10)
     for number in range(5):
         tell(outbox, engine.execution_options(isolation_level="READ COMMITTED"), number)
     assert len(counts) == 1
