@@ -369,7 +369,8 @@ def test_values_in_what_is_no_document(raw: bytes) -> None:
 
 def test_empty_containers_are_no_secrets_within() -> None:
     """They are read once: their text is JSON again, which has nothing in it."""
-    for document in ({"a": {}}, {"a": [{}] * 1000}, {"a": "{}"}, {"a": "[]"}, ["{}", [], {}]):
+    documents: list[Any] = [{"a": {}}, {"a": [{}] * 1000}, {"a": "{}"}, {"a": "[]"}, ["{}", [], {}]]
+    for document in documents:
         assert [
             each for each in MASKED.names.secrets_in(read_json(json.dumps(document))) if each not in {"{}", "[]"}
         ] == []
