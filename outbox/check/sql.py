@@ -78,7 +78,7 @@ SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tri
 
 # What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
 # whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
-# asked once more. A check that is left of a decided half goes: whoever decided it may not have seen the check, in a
+# asked once more. A check that is left of a decided half goes: its decider may not have seen the check, in a
 # snapshot that is older than a rewrite of the table.
 _CLAIM = """
 WITH found AS MATERIALIZED ({due}

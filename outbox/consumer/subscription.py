@@ -422,7 +422,9 @@ def failure_of(answer: Any) -> HandlerFailure | None:
             return _retry(answer.after, answer.reason)
         return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
     except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
-        return HandlerFailure(f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}")
+        mend = "; have its __init__ call that of its base"
+        text = f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}"
+        return HandlerFailure(text + mend)
 
 
 def _retry(after: Any, reason: Any) -> HandlerFailure:

@@ -239,7 +239,7 @@ class Hold:
 
     @property
     def has_ended(self) -> bool:
-        """Has a transaction ended, by whatever call, also by one of a driver that tells nobody of it?"""
+        """Has a transaction ended, by any call, also by one that a driver doesn't tell of?"""
         return self.broken or any(
             not transaction.is_active or (connection in self.used and not in_transaction(driver_of(connection)))
             for connection, transaction, _ in self._taken

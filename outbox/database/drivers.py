@@ -174,12 +174,12 @@ class Raw:
         return self.driver == PSYCOPG and bool(self.connection.pgconn.pipeline_status)
 
     def _cursor(self) -> Any:
-        """Return a cursor of the driver's own kind, whatever cursors, rows and values the connection makes."""
+        """Return a cursor of the driver's own kind, not of the kind that the connection makes."""
         if self.driver == PSYCOPG2:
-            from psycopg2.extensions import cursor  # noqa: PLC0415 - whoever passes its connection has paid for it
+            from psycopg2.extensions import cursor  # noqa: PLC0415 - a caller with a connection has imported the driver
 
             return cursor(self.connection)
-        from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - whoever passes its connection has paid for it
+        from outbox.database.roundtrip import own_cursor  # noqa: PLC0415 - a caller with a connection has imported the driver
 
         return own_cursor(self.connection)
 

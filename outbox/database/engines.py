@@ -288,9 +288,8 @@ def _as_psycopg(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
         found = conninfo_to_dict(make_conninfo(found.pop("conninfo", None) or "", **found))
     except ProgrammingError as error:
         refusal = str(error).strip()
-    if (
-        refusal
-    ):  # not inside of the except, and only what it says of options: else it quotes the string, and its password
+    # Not within the except: what libpq says of anything but options quotes the string, with the password in it.
+    if refusal:
         is_option = refusal.startswith("invalid connection option")
         _refuse(engine, refusal if is_option else "a connection string that libpq can't read")
     return own | found

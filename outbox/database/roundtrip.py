@@ -136,7 +136,7 @@ class _OwnAsyncCursor(AsyncCursor[Any]):
 
 
 def own_cursor(raw: Connection[Any] | AsyncConnection[Any]) -> Any:
-    """Return a cursor of the driver's own kind with our adapters, whatever cursors and rows the connection makes."""
+    """Return a cursor of the driver's own kind with our adapters, not of the kind that the connection makes."""
     kind: Any = _OwnAsyncCursor if isinstance(raw, AsyncConnection) else _OwnCursor
     return kind(raw, row_factory=tuple_row)
 

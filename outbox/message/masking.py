@@ -60,6 +60,7 @@ KEYS = "|".join(
 _LONGEST_NAME = 256
 # What is shorter would be found everywhere in a text, and what is short is found as a word only.
 _SHORTEST, _SHORT = 3, 6
+_NO_SECRETS = frozenset({"true", "false", "null"})
 # Not within the plural of an acronym, as in userSSNs.
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?:[^a-z]|$))[a-z])|[\W_]+")
 _DIGITS = re.compile(r"(?<![\d_])\d+(?=_|$)")
@@ -121,14 +122,10 @@ def _has_word(keys: str, name: str) -> bool:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without secrets that it quotes, as they are or as Python or JSON write them."""
-    forms = (form for each in secrets for form in _forms(each))
+    """Return a text without secrets that it quotes, in any case, as they are or as Python, JSON or a URL write them."""
     folded = text.casefold()
-    quoted = {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded} - {
-        "true",
-        "false",
-        "null",
-    }
+    forms = (form for each in secrets if each.casefold() not in _NO_SECRETS for form in _forms(each))
+    quoted = {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded}
     spelled = [
         re.escape(each) if len(each) > _SHORT else rf"(?<!\w){re.escape(each)}(?!\w)"
         for each in sorted(quoted, key=len, reverse=True)
@@ -137,7 +134,9 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def _forms(secret: str) -> tuple[str, ...]:
-    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], repr(secret.encode())[2:-1], quote(secret, safe="")
+    # JSON may hold one half of a surrogate pair.
+    raw = secret.encode(errors="surrogatepass")
+    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], repr(raw)[2:-1], quote(raw, safe="")
 
 
 def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> Any:
@@ -147,7 +146,9 @@ def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> A
         return dataclasses.replace(value, **cleaned(inner, secrets))
     if isinstance(value, dict):
         return {
-            without(name, secrets) if is_text else name: cleaned(each, secrets, is_text=is_text or name in _TEXTS)
+            without(name, secrets) if is_text and isinstance(name, str) else name: cleaned(
+                each, secrets, is_text=is_text or name in _TEXTS
+            )
             for name, each in value.items()
         }
     if isinstance(value, list):

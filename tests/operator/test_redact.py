@@ -384,3 +384,14 @@ def test_what_is_below_a_masked_name_is_a_part_of_the_value() -> None:
     secrets = {"4539148803436467", "Alice@Example.com"}
     assert "4539" not in json.dumps(cleaned({"returned": 1, "4539148803436467": 1}, secrets, is_text=True))
     assert without("no user alice@example.com", secrets) == f"no user {MASK}"
+
+
+@pytest.mark.parametrize("secret", ["\ud800abcd", "a\0b", "%%%%", "(((", "ß" * 8, "\\" * 4])
+def test_any_text_can_be_taken_out(secret: str) -> None:
+    """JSON holds halves of surrogate pairs and more: code that tells of an error can't fail."""
+    assert without(f"it was {secret} there", [secret]) == f"it was {MASK} there"
+
+
+def test_what_json_has_for_truth_is_no_secret() -> None:
+    """However it is written."""
+    assert without("it is true, not False", ["True", "false"]) == "it is true, not False"
