@@ -40,7 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "database/decision.py",
         "WHERE half_id IN (SELECT half_id FROM decided)",
         "WHERE half_id IN (SELECT half_id FROM decided) AND false",
-        "commit,rollback",
+        "tests/producer/test_decide.py",
     ),
     Mutant(
         "decide within: the same decision made before is refused",
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dispatch/sql.py",
         "_TURN = \"current_setting('outbox.dispatching', true) = 'true'\"",
         '_TURN = "true"',
-        "dispatch,dispatch@committed",
+        "tests/dispatch/test_rivals.py",
     ),
     Mutant(
         "dispatch: a cursor that was read before the lock is still the newest",
@@ -356,7 +356,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "consumer/sql.py",
         '{is_held("c")} IS NOT TRUE\n   FOR UPDATE SKIP LOCKED\n',
         '{is_held("c")} IS NOT TRUE\n',
-        "retry,retry@failed",
+        "tests/consumer/test_rivals.py",
     ),
     Mutant(
         "retry: only what is still failed and due is run",
