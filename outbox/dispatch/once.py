@@ -207,12 +207,13 @@ def release_due_once(
 
 def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
     schema = settings.schema
-    _, begun, paused, (of_due,), (of_held,), _ = _in_turn(
+    # Messages first: a segment is made with the lock of theirs, and then waits for halves and ops, which the next reads.
+    _, begun, (of_due,), paused, (of_held,), _ = _in_turn(
         connection,
         schema,
         sql.begin_epoch_in_turn(schema),
-        sql.hold_due(schema, limit=limit),
         sql.appending(settings, limit, sql.RELEASE_DUE),
+        sql.hold_due(schema, limit=limit),
         sql.appending(settings, limit, sql.RELEASE_HELD),
         sql.end_pauses(schema),
     )
