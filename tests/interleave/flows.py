@@ -197,9 +197,14 @@ def _confirmed_before(world: World) -> None:
 
 
 def set_back(world: World, engine: Engine) -> None:
-    """Set the group's offset back to its beginning, by hand, while all that it has read is there."""
+    """Set the group's offset back to its beginning, by hand, while all that it has read is there.
+
+    It stays registered: a group that isn't known any more is deleted, and no worker may consume for it then.
+    """
     with engine.begin() as connection:
-        connection.execute(text("DELETE FROM outbox.consumer_offset WHERE consumer_group = :group"), {"group": GROUP})
+        connection.execute(
+            text("DELETE FROM outbox.consumer_offset WHERE consumer_group = :group AND position > 0"), {"group": GROUP}
+        )
 
 
 def fall_back(world: World, engine: Engine) -> None:
