@@ -57,9 +57,15 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
+from types import TracebackType
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
 DISTRIBUTION = "outbox-postgres"
@@ -80,6 +86,50 @@ def without_secrets(text: str) -> str:
     for secret in _SECRETS:
         text = secret.sub(r"\1***", text)
     return text
+
+
+class _Passing(AbstractContextManager[T], Generic[T]):
+    """The context manager of a generator that yields once, as `passing` makes it."""
+
+    def __init__(self, steps: Generator[T, None, None]) -> None:
+        self._steps = steps
+
+    def __enter__(self) -> T:
+        return next(self._steps)
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            next(self._steps, None)
+            return False
+        try:
+            self._steps.throw(error)
+        except BaseException as raised:
+            # Python turns a StopIteration that leaves a generator into another error.
+            if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
+                BaseException.with_traceback(error, trace)  # not by assignment: its class may allow none
+                return False
+            if isinstance(raised, StopIteration):
+                return True
+            raise
+        raise RuntimeError("the generator of a context manager yielded more than once")
+
+
+def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """Return what `contextlib.contextmanager` would, through which exceptions pass whatever their classes forbid.
+
+    Python's own assigns a traceback to each, which one of a frozen dataclass refuses with an error in its place.
+    """
+
+    @wraps(function)
+    def manager(*arguments: P.args, **named: P.kwargs) -> AbstractContextManager[T]:
+        return _Passing(cast("Generator[T, None, None]", function(*arguments, **named)))
+
+    return manager
+
+
+def set_own(error: BaseException, name: str, value: Any) -> None:
+    """Set what Python itself writes into an exception, past its class, which may allow no assignment."""
+    BaseException.__dict__[name].__set__(error, value)
 
 
 def pip_install(*extras: str) -> str:
