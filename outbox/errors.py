@@ -61,7 +61,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast
+from typing import ClassVar, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 P = ParamSpec("P")
@@ -72,10 +72,13 @@ DISTRIBUTION = "outbox-postgres"
 
 
 #: Where texts have secrets: between user and host of a URL (up to its last @, since a password may have one, too; where
-#: it was cut before that, to the end; a user may have one where no port follows), among options, in strings and dicts.
+#: it was cut before that, to the end; a user may have one where no port follows), among options, in strings and dicts;
+#: and what those that take the first @ have masked, or call a host.
 _SECRETS = (
     re.compile(r"""(://[^\s:/@'"]*:)(?!\*\*\*)(?:(?:(?!://).)*(?=@)|(?!\d+(?:[/?,'"]|:?(?:\s|$)))[^\s'"]+)"""),
     re.compile(r"""(://[^\s:/'"]*@[^\s:/'"]*:)(?!\*\*\*@|\d+(?:[/?,\s'"]|$))(?:(?!://).)*(?=@)"""),
+    re.compile(r"""(://[^\s:/'"]*:)\*\*\*@(?:(?!://)[^\s?])*(?=@)"""),
+    re.compile(r"""(\bhost(?: name)? ['"])(?!\*\*\*@)[^'"]*(?=@)"""),
     re.compile(r"""((?:pg|ssl)?password\s*=\s*)(?!\*\*\*)(?:'(?:[^'\\]|\\.)*'|[^\s&]+)""", re.IGNORECASE),
     re.compile(r"""(['"](?:ssl)?password['"]\s*:\s*)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.IGNORECASE),
 )
@@ -89,7 +92,7 @@ def without_secrets(text: str) -> str:
 
 
 class _Passing(AbstractContextManager[T], Generic[T]):
-    """The context manager of a generator that yields once, as `passing` makes it."""
+    """The context manager of a generator that yields once."""
 
     def __init__(self, steps: Generator[T, None, None]) -> None:
         self._steps = steps
@@ -98,20 +101,17 @@ class _Passing(AbstractContextManager[T], Generic[T]):
         return next(self._steps)
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is None:
-            next(self._steps, None)
-            return False
         try:
-            self._steps.throw(error)
+            next(self._steps, None) if error is None else self._steps.throw(error)
         except BaseException as raised:
             # Python turns a StopIteration that leaves a generator into another error.
             if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
                 BaseException.with_traceback(error, trace)  # not by assignment: its class may allow none
-                return False
-            if isinstance(raised, StopIteration):
+            elif isinstance(raised, StopIteration):
                 return True
-            raise
-        raise RuntimeError("the generator of a context manager yielded more than once")
+            else:
+                raise
+        return False
 
 
 def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
@@ -125,11 +125,6 @@ def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextMa
         return _Passing(cast("Generator[T, None, None]", function(*arguments, **named)))
 
     return manager
-
-
-def set_own(error: BaseException, name: str, value: Any) -> None:
-    """Set what Python itself writes into an exception, past its class, which may allow no assignment."""
-    BaseException.__dict__[name].__set__(error, value)
 
 
 def pip_install(*extras: str) -> str:

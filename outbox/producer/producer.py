@@ -43,7 +43,7 @@ from outbox.database.session import (
     unscoped,
 )
 from outbox.database.sql import OPS, notify
-from outbox.errors import InvalidMessage, TransactionRequired, passing, set_own
+from outbox.errors import InvalidMessage, TransactionRequired, passing
 from outbox.message import content
 from outbox.message.compression import compress
 from outbox.message.ids import FOLLOWING_VERSION
@@ -367,7 +367,7 @@ def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
         try:
             raise errors[0]
         finally:
-            set_own(errors[0], "__context__", context)
+            BaseException.__dict__["__context__"].__set__(errors[0], context)  # its class may allow no assignment
 
 
 class Producer:

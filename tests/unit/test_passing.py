@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox.errors import passing
-from tests.kit.hostile import HOSTILE, LEAVING, Frozen
+from tests.kit.hostile import HOSTILE, LEAVING
 
 MAKERS: dict[str, Callable[..., Any]] = {"ours": passing, "python's": contextmanager}
 
@@ -63,17 +63,3 @@ def test_every_exception_passes(name: str) -> None:
             trace = trace.tb_next
     assert caught is error
     assert set(lines) == {"test_every_exception_passes"}
-
-
-def test_a_second_yield_is_a_mistake() -> None:
-    """It says so where an exception was to pass."""
-
-    @passing
-    def block() -> Iterator[None]:
-        try:
-            yield
-        except Frozen:
-            yield
-
-    with pytest.raises(RuntimeError, match="more than once"), block():
-        raise Frozen
