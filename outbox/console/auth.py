@@ -164,9 +164,9 @@ class Basic:
             return principal
         context, loop = context_of(request), asyncio.get_running_loop()
         attempt, began = (name[:100], context.client), loop.time()
-        compared = self._compare, hashed, password, attempt, principal is not None
+        compare = partial(self._compare, hashed, password, attempt, is_user=principal is not None)
         async with context.slot.away():
-            is_right, refusal = await loop.run_in_executor(self._comparing, *compared)
+            is_right, refusal = await loop.run_in_executor(self._comparing, compare)
         if not is_right or principal is None:
             # Of the user, but never a name that there isn't: a password may have been typed in its place.
             facts = context.facts
@@ -183,7 +183,7 @@ class Basic:
         return principal
 
     def _compare(
-        self, hashed: PasswordHash, password: str, attempt: tuple[str, str], is_user: bool
+        self, hashed: PasswordHash, password: str, attempt: tuple[str, str], *, is_user: bool
     ) -> tuple[bool, Problem | None]:
         """Tell whether a password is right, and how a wrong one is refused; raise a `Problem` where its name waits."""
         _, address = attempt

@@ -461,7 +461,7 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     schema, pair = work.job.consumer.schema, work.pair
     with transaction(work.consumer) as connection:
         group = take_lock(lock_key("group", schema, pair.group, pair.topic))
-        reached = dict(execute(connection, group, positions(schema, pair)[0])[1])
+        reached: dict[int, int] = dict(execute(connection, group, positions(schema, pair)[0])[1])
         # Counted after the locks: an effect that came before them counts.
         effects = functools.cache(lambda: work.effects(connection, left))
 
