@@ -181,7 +181,12 @@ def duration(seconds: float) -> str:
 
 def database_address(url: URL) -> str:
     """Return which database this is, without user, password and options: ``host:5432/shop``."""
-    return f"{url.host or 'local'}:{url.port or 5432}/{url.database}"
+    return f"{_host(url) or 'local'}:{url.port or 5432}/{url.database}"
+
+
+def _host(url: URL) -> str:
+    """Return the host of a URL; what lies before an @ in it is the tail of a password."""
+    return (url.host or "").rpartition("@")[2]
 
 
 #: Addresses of databases: URLs, ``host:5432/shop``, and what libpq and psycopg say of hosts, ports and users.
@@ -207,7 +212,7 @@ def without_addresses(value: Any) -> Any:
 
 def described(url: URL, schema: str) -> str:
     """Return which database and schema is meant, in words."""
-    return f"database {url.database!r} on {url.host or 'the local socket'}, schema {schema!r}"
+    return f"database {url.database!r} on {_host(url) or 'the local socket'}, schema {schema!r}"
 
 
 def function_name(function: Callable[..., object]) -> str:

@@ -188,11 +188,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     if not text:
         Settings.from_env()  # names a misspelt variable
         raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}")
-    try:
-        url = make_url(text)
-    except Exception:
-        # Whatever SQLAlchemy says may quote the password.
-        raise Failure(f"the URL {text!r} can't be read; it must look like {_EXAMPLE}", Code.CONFIG) from None
+    url = engines.parsed_url(text, f"the URL {text!r}")
     backend, _, driver = url.drivername.partition("+")
     if backend not in {"postgresql", "postgres"}:
         raise Failure(f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {_EXAMPLE}", Code.CONFIG)

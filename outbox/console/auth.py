@@ -10,6 +10,7 @@ key, in the audit of each database. The token is typed into a page, so it never 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -23,7 +24,8 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +33,7 @@ from typing import Any, TypeVar
 from fastapi import Depends, Request
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 
 from outbox.console.context import (
     SAFE_METHODS,
@@ -58,8 +61,9 @@ _LONGEST_COOKIE = 1000
 _ENDED = Template(f"SELECT EXISTS (SELECT FROM {{s}}.audit WHERE target = %(session)s AND action = '{LOG_OUT}')")
 _REALM = 'Basic realm="outbox console", charset="UTF-8"'
 _REMEMBERED = 256
-#: After so many wrong passwords from one address, for whatever names, it has to wait.
-_SPRAYED = 20
+#: After so many wrong passwords from one address, for whatever names, only those of users are compared, and what is
+#: wrong is told after so many seconds.
+_SPRAYED, _DELAY = 20, 1.0
 #: How many passwords are tried at once: each takes 16 MB and a processor.
 _TRIES = 2
 #: scrypt's cost (a power of two), block size and parallelism: 16 MB and a fifth of a second, as OWASP has it.
@@ -117,9 +121,11 @@ class Basic:
     """Names and passwords, for which the browser has a dialog (HTTP Basic).
 
     ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
-    address. Where many names are tried from one address, one password of it is compared at a time, and a right one lets
-    in all the same. A password that was right is recognised by a keyed digest for as long as the process runs, since
-    scrypt is slow on purpose and browsers send the password each time.
+    address. Where many names are tried from one address, a right password lets in all the same: names that there aren't
+    cost no comparison there, and each wrong answer takes a second, in which it
+    keeps no other request waiting. A password that was right
+    is recognised by a keyed digest for as long as the process runs, since scrypt is slow on purpose and browsers send
+    the password each time.
 
     Raises:
         InvalidSettings: a hash or role that isn't one.
@@ -138,11 +144,10 @@ class Basic:
         self._decoy = replace(costs, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._lock, self._tries = threading.Lock(), threading.BoundedSemaphore(_TRIES)
-        #: The addresses from which many names were tried, and one password of which is compared now.
-        self._sprayed: set[str] = set()
+        # Threads of their own, so that a flood of passwords takes none of those that answer requests.
+        self._comparing = ThreadPoolExecutor(_TRIES, "outbox-passwords")
 
-    def __call__(self, request: Request) -> Principal | None:
+    async def __call__(self, request: Request) -> Principal | None:
         """Return the user whose name came with the right password; raise a `Problem` (429) if too many have failed."""
         if (sent := _credentials(request, "basic")) is None:
             return None
@@ -154,40 +159,45 @@ class Basic:
             return None
         hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
-        with self._lock:
-            # Whoever is in stays in, whatever others try from the same address.
-            if digest in self._right:
-                return principal
-        context = context_of(request)
-        attempt = (name[:100], context.client)
-        self._throttle.check(attempt)
-        refusal = self._throttle.refusal(context.client, free=_SPRAYED)
-        with self._lock:
-            if refusal and context.client in self._sprayed:
-                raise refusal
-            self._sprayed |= {context.client} if refusal else set()
-        try:
-            with self._tries:
-                is_right = hashed.matches(password)
-        finally:
-            self._sprayed -= {context.client} if refusal else set()
+        # Whoever is in stays in, whatever others try from the same address.
+        if digest in self._right:
+            return principal
+        context, loop = context_of(request), asyncio.get_running_loop()
+        attempt, began = (name[:100], context.client), loop.time()
+        compare = partial(self._compare, hashed, password, attempt, is_user=principal is not None)
+        async with context.slot.away():
+            is_right, refusal = await loop.run_in_executor(self._comparing, compare)
         if not is_right or principal is None:
-            self._throttle.failed(attempt)
-            self._throttle.failed(context.client)
             # Of the user, but never a name that there isn't: a password may have been typed in its place.
             facts = context.facts
             facts["principal"] = principal.id if principal else None
-            emit(LoginFailed(**facts))
+            await run_in_threadpool(emit, LoginFailed(**facts))
             if refusal:
+                async with context.slot.away():
+                    await asyncio.sleep(began + _DELAY - loop.time())
                 raise refusal
             return None
-        # Those of the address stay: a spray could have one right password in it.
-        self._throttle.succeeded(attempt)
-        with self._lock:
-            self._right[digest] = None
-            while len(self._right) > _REMEMBERED:
-                self._right.popitem(last=False)
+        self._right[digest] = None
+        while len(self._right) > _REMEMBERED:
+            self._right.popitem(last=False)
         return principal
+
+    def _compare(
+        self, hashed: PasswordHash, password: str, attempt: tuple[str, str], *, is_user: bool
+    ) -> tuple[bool, Problem | None]:
+        """Tell whether a password is right, and how a wrong one is refused; raise a `Problem` where its name waits."""
+        _, address = attempt
+        # Here, when its turn has come: of a flood all would have come before the first has failed.
+        self._throttle.check(attempt)
+        refusal = self._throttle.refusal(address, free=_SPRAYED)
+        is_right = (is_user or refusal is None) and hashed.matches(password) and is_user
+        if is_right:
+            # Those of the address stay: a spray could have one right password in it.
+            self._throttle.succeeded(attempt)
+        else:
+            self._throttle.failed(attempt)
+            self._throttle.failed(address)
+        return is_right, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +425,7 @@ class TrustedHeader:
 class AnyOf:
     """Lets in whom any of some authorizers lets in, tried in turn; each is one of this module."""
 
-    def __init__(self, *authorizers: Callable[[Request], Principal | None]) -> None:
+    def __init__(self, *authorizers: Callable[[Request], Principal | Awaitable[Principal | None] | None]) -> None:
         if not authorizers:
             raise InvalidSettings("AnyOf needs at least one authorizer")
         self._authorizers = authorizers
@@ -427,9 +437,13 @@ class AnyOf:
         self.sessions: Bearer | None = next((one for one in authorizers if isinstance(one, Bearer)), None)
         self.needs_proxies: bool = any(getattr(one, "needs_proxies", False) for one in authorizers)
 
-    def __call__(self, request: Request) -> Principal | None:
+    async def __call__(self, request: Request) -> Principal | None:
         """Return the first principal that one of them knows; raise a `Problem` (429) if too many have failed."""
-        return next((principal for one in self._authorizers if (principal := one(request)) is not None), None)
+        for one in self._authorizers:
+            found = await run_in_threadpool(one, request)
+            if (principal := await found if isinstance(found, Awaitable) else found) is not None:
+                return principal
+        return None
 
 
 def _credentials(request: Request, scheme: str) -> str | None:

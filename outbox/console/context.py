@@ -239,7 +239,10 @@ class RequestContext(Caller):
     request came from, ``by_proxy`` whether a trusted proxy handed it on, ``host`` the name (and port) it was sent to.
     ``secure`` is whether the browser speaks TLS. ``identity`` is None until the authorizer has found the principal.
     ``acts`` says whether it changes something, or reveals a body: then the log tells of it. ``gone``: its client has.
+    ``slot`` is its place among the requests that are worked on.
     """
+
+    slot: Slot
 
     def __init__(self, console: Console, scope: Scope) -> None:
         trust, headers = console.trust, Headers(scope=scope)
@@ -476,6 +479,7 @@ class Guard:
             return
         context = scope[SCOPE_KEY] = RequestContext(self.console, scope)
         status, slot = 0, self._slot(export=context.is_export)
+        context.slot = slot
         caller = CALLER.set(context)
 
         async def sending(message: Message) -> None:

@@ -86,9 +86,14 @@ def url_of(bind: Bind) -> URL:
 
 def parsed_url(text: str | URL, what: str = "the URL of a database", error: type[OutboxError] = InvalidSettings) -> URL:
     """Return a URL, or raise: nothing behind the error repeats any of the text, as SQLAlchemy's do."""
+    url = None
     with suppress(ArgumentError, ValueError):
-        return make_url(text)
-    raise error(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
+        url = make_url(text)
+    if url is None:
+        raise error(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
+    if "@" in (url.host or ""):  # the tail of a password, which each error about the host would tell
+        raise error(f"{what} has an @ too many: in a user's name or a password it is written %40")
+    return url
 
 
 def check_database(what: str, value: object) -> None:

@@ -337,10 +337,12 @@ def _send(
 
 
 def _run(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+    from outbox.database.roundtrip import rows_of  # noqa: PLC0415 - as `_send`
+
     rows: list[list[Row]] = []
     for cursor, sql, values in before:
         cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
-        rows.append(cursor.fetchall() if cursor.description else [])
+        rows.append(rows_of(cursor))
     if trip is not None and trip.statements:
         with raw.lock:
             rows += raw.wait(trip.run(committed=bool(before)))
@@ -348,10 +350,12 @@ def _run(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | Non
 
 
 async def _run_async(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: RoundTrip | None) -> list[list[Row]]:
+    from outbox.database.roundtrip import rows_of  # noqa: PLC0415 - as `_send`
+
     rows: list[list[Row]] = []
     for cursor, sql, values in before:
         await cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
-        rows.append(await cursor.fetchall() if cursor.description else [])
+        rows.append(rows_of(cursor))
     if trip is not None and trip.statements:
         async with raw.lock:
             rows += await raw.wait(trip.run(committed=bool(before)))

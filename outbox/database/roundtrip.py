@@ -16,6 +16,7 @@ Sources: libpq documentation, "Pipeline Mode"; psycopg documentation, "Prepared 
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, errors, ge
 from psycopg.adapt import AdaptersMap, Dumper, PyFormat, Transformer
 from psycopg.rows import tuple_row
 from psycopg.types.array import ListBinaryDumper, register_all_arrays
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from outbox.database.execute import COMMITS, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
 from outbox.telemetry.events import AfterCommitFailed
@@ -141,6 +143,11 @@ def own_cursor(raw: Connection[Any] | AsyncConnection[Any]) -> Any:
     return kind(raw, row_factory=tuple_row)
 
 
+def rows_of(cursor: Any) -> list[Row]:
+    """Return the rows of what a cursor of ours has executed."""
+    return loaded(cursor.pgresult, Transformer(cursor)) if cursor.description else []
+
+
 # --- one round trip --------------------------------------------------------------------------------------------------
 
 
@@ -165,8 +172,31 @@ class _Sending:
     def rows(self, transformer: TransformerType) -> list[Row]:
         if self.result is None or self.result.status != pq.ExecStatus.TUPLES_OK:
             return []
-        transformer.set_pgresult(self.result, format=pq.Format.BINARY)
-        return transformer.load_rows(0, self.result.ntuples, tuple)
+        return loaded(self.result, transformer)
+
+
+class _NearTimes(TimestamptzBinaryLoader):
+    """Loads a time that Python doesn't have, infinity among them, as the first or the last that it has."""
+
+    def load(self, data: Any) -> dt.datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            ends = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
+            return ends[int.from_bytes(data, signed=True) > 0]
+
+
+def loaded(result: PGresult, transformer: TransformerType) -> list[Row]:
+    """Return the rows of an answer; all of them can be shown, whatever was written into a table by hand."""
+    transformer.set_pgresult(result, format=pq.Format.BINARY)
+    try:
+        return transformer.load_rows(0, result.ntuples, tuple)
+    except psycopg.DataError:
+        adapters = AdaptersMap(own_adapters())
+        adapters.register_loader("timestamptz", _NearTimes)
+        near = Transformer(SimpleNamespace(adapters=adapters, connection=transformer.connection))
+        near.set_pgresult(result, format=pq.Format.BINARY)
+        return near.load_rows(0, result.ntuples, tuple)
 
 
 class RoundTrip:

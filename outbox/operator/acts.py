@@ -660,7 +660,6 @@ def acts_for(noun: Noun) -> tuple[Act, ...]:
 
 def act_named(name: str) -> Act:
     """Return an act by its name; raise InvalidRequest if there is none."""
-    try:
-        return ACTS[name]
-    except KeyError:
-        raise InvalidRequest(f"action {name!r} must be one of: {', '.join(ACTS)}", field="action") from None
+    if not isinstance(name, str) or name not in ACTS:
+        raise InvalidRequest(f"action {name!r} must be one of: {', '.join(ACTS)}", field="action")
+    return ACTS[name]

@@ -22,8 +22,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, sqlstate, statement
-from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, wait_at_most
+from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, lock_key, sqlstate, statement
+from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, take_lock, wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
@@ -32,6 +32,7 @@ from outbox.operator.changes import ActRequest, ActRun, apply, lock, resend
 from outbox.operator.model import Target
 from outbox.reconcile.job import DONE, HEALED, InboxState, Job, Outcome, Pair, Repair
 from outbox.reconcile.rows import Finding, Repaired
+from outbox.reconcile.sql import positions
 from outbox.text import summary_of
 
 BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
@@ -414,6 +415,8 @@ def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 # --- the inbox contradicts what is known: write the truth into it ------------------------------------------
 
+_SENDS = "SELECT half_id, queue, position FROM {s}.message WHERE half_id = ANY (%(ids)s::uuid[])"
+
 _INSERT_INBOX = """
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
                                   last_error)
@@ -445,15 +448,27 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
       twice.
     - A parked row, or a quarantine: no consumer runs it. An operator's retry waits for our lock, and finds that it
       isn't parked any more.
+
+    What the group has yet to read, or would read when it is created again, gets no row as consumed: it would never be
+    handled. The group is neither deleted nor created while its rows are written.
     """
     results = _compensated_since(work, batch)
     left = [finding for finding in batch if finding.id not in results]
+    sends: dict[UUID, list[tuple[int, int]]] = {finding.id: [] for finding in left}
+    with transaction(work.producer) as connection:
+        for half_id, queue, position in execute(connection, work.at_producer(_SENDS, left))[0]:
+            sends[half_id].append((queue, position))
+    schema, pair = work.job.consumer.schema, work.pair
     with transaction(work.consumer) as connection:
+        group = take_lock(lock_key("group", schema, pair.group, pair.topic))
+        reached: dict[int, int] = dict(execute(connection, group, positions(schema, pair)[0])[1])
         # Counted after the locks: an effect that came before them counts.
         effects = functools.cache(lambda: work.effects(connection, left))
-        results |= with_locked(
-            work, connection, left, lambda each, row: _result_of_sync(each, row, effects().get(each.id))
-        )
+
+        def result(each: Finding, row: LockedRow | None) -> str:
+            return _result_of_sync(each, row, effects().get(each.id), _unread(sends[each.id], reached))
+
+        results |= with_locked(work, connection, left, result)
         for truth in (Status.CONSUMED, Status.QUARANTINED):
             chosen = [finding for finding in left if results[finding.id] == DONE and truth_of(finding) is truth]
             results |= _write(work, connection, truth, chosen)
@@ -476,8 +491,11 @@ def _compensated_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     return dict.fromkeys((half_id for (half_id,) in rows), "refused: it was compensated")
 
 
-def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None) -> str:
-    """Decide what is to be done about a message; ``effects`` is None where no business table is named."""
+def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None, unread: str) -> str:
+    """Decide what is to be done about a message; ``effects`` is None where no business table is named.
+
+    ``unread`` is why it may get no row as consumed, or `DONE`.
+    """
     truth = truth_of(finding)
     if row is not None and row.status is truth:
         return HEALED
@@ -489,7 +507,15 @@ def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None
         return "refused: it took effect"
     if row is not None:
         return row.result(finding)
-    return DONE if not finding.status else "refused: its inbox row is gone"
+    expected = unread if truth is Status.CONSUMED else DONE
+    return "refused: its inbox row is gone" if finding.status else expected
+
+
+def _unread(sends: Sequence[tuple[int, int]], reached: Mapping[int, int]) -> str:
+    """Return `DONE` if a group has read one of the sends of a message, or it has none yet; else why it gets no row."""
+    if any(position <= reached.get(queue, -1) for queue, position in sends) or (reached and not sends):
+        return DONE
+    return "refused: the group has no offset at or beyond it: it would come to it later, and never handle it"
 
 
 def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[Finding]) -> dict[UUID, str]:

@@ -20,6 +20,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Part, ProducerState, Repair, Tier, Window
 
@@ -95,6 +96,23 @@ FINDING = pa.schema(
 
 #: The digests of bodies, which nothing has that is shown or kept: who knows one of a short body finds the body by it.
 DIGESTS = frozenset({"producer_digest", "consumer_digest"})
+
+
+#: The first and the last microsecond that Python has, of the years 1 and 9999; and what ADBC makes of -infinity.
+_FIRST, _LAST, _ENDLESS = -62135596800_000_000, 253402300799_999_999, -(2**63) + 946684800_000_000
+#: Before the first day that PostgreSQL has: ADBC adds thirty years to each time, and those of the end wrap round.
+_WRAPPED = -210866803200_000_000
+
+
+def within_calendar(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times with those that Python doesn't have, infinity among them, as the first or the last that it has."""
+    micros = times.cast(pa.int64())
+    ends = pc.min_max(micros).as_py()
+    if ends["min"] is None or (ends["min"] >= _FIRST and ends["max"] <= _LAST):
+        return times
+    wrapped = pc.and_(pc.less(micros, _WRAPPED), pc.not_equal(micros, _ENDLESS))
+    within = pc.min_element_wise(pc.max_element_wise(micros, _FIRST, skip_nulls=False), _LAST, skip_nulls=False)
+    return pc.if_else(wrapped, pa.scalar(_LAST, pa.int64()), within).cast(times.type)
 
 
 def fixed_ids(table: pa.Table) -> np.ndarray[Any, Any]:

@@ -31,7 +31,7 @@ from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.measure.sql import limits
-from outbox.reconcile.rows import SCHEMAS, fixed_ids
+from outbox.reconcile.rows import SCHEMAS, fixed_ids, within_calendar
 from outbox.text import class_name, summary_of
 
 T = TypeVar("T")
@@ -484,7 +484,8 @@ def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column = table[field.name]
         if isinstance(column.type, pa.BaseExtensionType):
             column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-        columns.append(column.cast(field.type))
+        column = column.cast(field.type)
+        columns.append(within_calendar(column) if pa.types.is_timestamp(field.type) else column)
     result = pa.Table.from_arrays(columns, schema=schema)
     ids = fixed_ids(result)
     return result if (ids[:-1] <= ids[1:]).all() else result.sort_by("id")

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
-from outbox.errors import pip_install
+from outbox.errors import passing, pip_install
 from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
@@ -154,7 +153,7 @@ class _Instrumentation:
         began = now - int(seconds * 1e9)
         self._tracer.start_span(name, within, attributes=attributes, start_time=began).end(now)
 
-    @contextmanager
+    @passing
     def around(self, activity: Activity) -> Iterator[None]:
         """Make a span around a call of a handler, a checker, a compensation or a callback."""
         match activity:
@@ -195,7 +194,7 @@ class _Instrumentation:
             case _:
                 yield
 
-    @contextmanager
+    @passing
     def _handling(self, call: Handling) -> Iterator[None]:
         labels = {**_messaging("process", "process", call.topic), _GROUP: call.group}
         attributes = {**labels, _QUEUE: str(call.queue)}
@@ -220,7 +219,7 @@ class _Instrumentation:
         finally:
             self._processing.record(time.perf_counter() - began, {**labels, **failed})
 
-    @contextmanager
+    @passing
     def _child(self, name: str, attributes: Mapping[str, Any], message: Message) -> Iterator[Span]:
         """Make a span whose parent is the context in a message's headers; the rest of that (baggage) is current too."""
         attributes = {**attributes, _ID: str(message.id), "outbox.attempt": message.attempt}
@@ -231,7 +230,7 @@ class _Instrumentation:
         finally:
             context.detach(token)
 
-    @contextmanager
+    @passing
     def _current(
         self,
         name: str,

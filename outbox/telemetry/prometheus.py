@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.errors import pip_install
+from outbox.errors import passing, pip_install
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     CallbackReturned,
@@ -202,7 +201,7 @@ class Meter:
                 self._set_gauges(event.statistics)
                 self._sample_age.set(event.age)
 
-    @contextmanager
+    @passing
     def observe(self, activity: Activity) -> Iterator[None]:
         """Time a handler, and count what it has in hand."""
         if not isinstance(activity, Handling):

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, Header, HTTPException
 
-from outbox.console import AllowAll, AnyOf, Basic, Bearer, Principal, Role, TrustedHeader, hash_password, hash_token
+from outbox.console import (
+    AllowAll,
+    AnyOf,
+    Basic,
+    Bearer,
+    Principal,
+    Role,
+    TrustedHeader,
+    auth,
+    hash_password,
+    hash_token,
+)
 from outbox.console.auth import PasswordHash, Throttle
 from outbox.console.context import CANCEL, PERMISSIONS, ROLES, VIEW, Authorizer
 from outbox.console.problems import Problem
@@ -97,8 +111,9 @@ def test_guessing_is_slowed_down(door: Callable[..., Http]) -> None:
     assert far.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
 
 
-def test_names_that_are_sprayed_are_slowed_down(door: Callable[..., Http]) -> None:
+def test_names_that_are_sprayed_are_slowed_down(door: Callable[..., Http], monkeypatch: pytest.MonkeyPatch) -> None:
     """One password for many names, from one address: no more is told of wrong ones, and a right one lets in."""
+    monkeypatch.setattr(auth, "_DELAY", 0.0)
     basics = Basic({"otto": (HASH, "operator"), "vera": (HASH, "viewer")}, throttle=Throttle(clock=lambda: 0.0))
     near, far = door(basics), door(basics, client="192.0.2.7")
     assert near.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
@@ -110,29 +125,87 @@ def test_names_that_are_sprayed_are_slowed_down(door: Callable[..., Http]) -> No
     assert far.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 200
 
 
-def test_a_flood_of_wrong_passwords_takes_no_threads(museum: Shop, ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an address that has tried many names, one password is compared at a time; other addresses get in."""
-    comparing, go_on, original = threading.Semaphore(0), threading.Event(), PasswordHash.matches
+def test_a_wrong_password_of_a_sprayed_address_takes_its_time(
+    door: Callable[..., Http], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long for a user as for a name that there isn't, whose password isn't compared; a right one doesn't wait."""
+    waits: list[float] = []
+    compared: list[str] = []
+    original = PasswordHash.matches
 
-    def slow(hashed: PasswordHash, password: str) -> bool:
-        if password == "slow":  # noqa: S105 - of a test
-            comparing.release()
-            assert go_on.wait(60)
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    def matches(hashed: PasswordHash, password: str) -> bool:
+        compared.append(password)
         return original(hashed, password)
 
-    monkeypatch.setattr(PasswordHash, "matches", slow)
-    basics = Basic({"vera": (HASH, "viewer")}, throttle=Throttle(clock=lambda: 0.0))
+    monkeypatch.setattr(auth, "asyncio", SimpleNamespace(get_running_loop=asyncio.get_running_loop, sleep=wait))
+    monkeypatch.setattr(PasswordHash, "matches", matches)
+    near = door(Basic({"vera": (HASH, "viewer")}, throttle=Throttle(clock=lambda: 0.0)))
+    for number in range(20):
+        assert near.ask("GET", META, headers=basic(f"user{number}", "x")).status_code == 401
+    assert (len(compared), waits) == (20, [])
+    for name in ("vera", "nobody"):
+        assert near.ask("GET", META, headers=basic(name, f"of {name}")).status_code == 429
+    assert near.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 200
+    assert compared[20:] == ["of vera", "open sesame"]
+    assert len(waits) == 2
+    assert all(0 < each <= 1 for each in waits)
+
+
+def test_a_flood_from_an_address_keeps_no_user_of_it_out(
+    museum: Shop, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While invented names are tried from a proxy or an office, right users of the same address, and others, get in."""
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    async def wait(seconds: float) -> None:
+        asked.release()
+        async with asyncio.timeout(60):
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(auth, "asyncio", SimpleNamespace(get_running_loop=asyncio.get_running_loop, sleep=wait))
+    users = {"vera": (HASH, Role.VIEWER), "otto": (HASH, Role.OPERATOR)}
+    basics = Basic(users, throttle=Throttle(clock=lambda: 0.0))
     near, far = (ask(console_of(museum.outbox, authorizer=basics), client=at) for at in ("127.0.0.1", "192.0.2.7"))
     for number in range(20):
         assert near.ask("GET", META, headers=basic(f"user{number}", "x")).status_code == 401
     with ThreadPoolExecutor(20) as threads:
-        flood = [threads.submit(near.ask, "GET", META, headers=basic(f"name{n}", "slow")) for n in range(20)]
+        flood = [threads.submit(near.ask, "GET", META, headers=basic(f"name{n}", "x")) for n in range(20)]
         try:
-            assert comparing.acquire(timeout=60)
-            assert far.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 200
+            for _ in flood:
+                assert asked.acquire(timeout=60)
+            assert near.ask("GET", META, headers=basic("vera", "open sesame")).status_code == 200
+            assert far.ask("GET", META, headers=basic("otto", "open sesame")).status_code == 200
         finally:
             go_on.set()
         assert {each.result().status_code for each in flood} == {429}
+
+
+def test_a_flood_of_guesses_is_counted_one_by_one(museum: Shop, ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once are no more than one after the other: a name's first few are compared, two at a time."""
+    compared: list[str] = []
+    go_on, first = threading.Event(), threading.Semaphore(0)
+
+    def matches(_: PasswordHash, password: str) -> bool:
+        compared.append(password)
+        first.release()
+        return not go_on.wait(60)
+
+    monkeypatch.setattr(PasswordHash, "matches", matches)
+    basics = Basic({"vera": (HASH, "viewer")}, throttle=Throttle(clock=lambda: 0.0))
+    http = ask(console_of(museum.outbox, authorizer=basics))
+    with ThreadPoolExecutor(20) as threads:
+        flood = [threads.submit(http.ask, "GET", META, headers=basic("vera", f"guess{n}")) for n in range(20)]
+        try:
+            assert first.acquire(timeout=60)
+        finally:
+            go_on.set()
+        codes = Counter(each.result().status_code for each in flood)
+    assert len(compared) <= 6
+    assert codes == {401: len(compared), 429: 20 - len(compared)}
 
 
 def test_the_throttle_forgets_and_is_bounded() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from types import FrameType
+from typing import Any
 
 import pytest
 
 from outbox.console.context import Role
 from outbox.errors import InvalidRequest
 from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
-from outbox.operator.model import Target
+from outbox.operator.model import Selector, Target
 from outbox.operator.operator import Operator
 from tests.operator.acting import ANN, Desk
 
@@ -47,6 +49,19 @@ def test_every_act_is_of_one_noun() -> None:
     assert [act.name for noun in ("message", "half", "inbox") for act in acts_for(noun)] == list(ACTS)
     with pytest.raises(InvalidRequest, match="action 'abort' must be one of: resend, "):
         act_named("abort")
+
+
+@pytest.mark.parametrize("name", ["purge", "", None, [], 7])
+def test_an_act_that_there_is_not(desk: Desk, name: Any) -> None:
+    """By whichever way it is asked for: the error names it, and those that there are."""
+    operator, selector = desk.operator, Selector(targets=(Target(desk.half("undecided")),))
+    for ask in (
+        lambda: operator.act(name, Target(desk.half("undecided")), by=ANN),
+        lambda: operator.preview(name, selector),
+        lambda: operator.start(name, selector, by=ANN, why="so"),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(f"{name!r} must be one of: resend, recall")):
+            ask()
 
 
 def test_the_audit_has_the_words_of_the_table(desk: Desk) -> None:

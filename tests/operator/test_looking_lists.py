@@ -273,3 +273,21 @@ def test_tokens_of_other_lists(world: World, look: str) -> None:
         if other != look:
             with pytest.raises(InvalidRequest):
                 getattr(operator, other)(wanted, PageRequest(1, token))
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "0044-03-15 BC", "20000-01-01"])
+def test_times_that_python_does_not_have(server: ServerLike, template: str, time: str) -> None:
+    """What was written into a table by hand can be listed, as the first or the last moment that there is."""
+    with open_databases(server, template, "north") as engines:
+        put(engines["north"], "undecided", [half(1)])
+        put(engines["north"], "recalled", [half(2)])
+        insert(engines["north"], "audit", [{"acted_at": time, "actor": "ann", "action": "check", "target": "x"}])
+        with engines["north"].begin() as connection:
+            connection.execute(text(f"UPDATE outbox.half_check SET next_check_at = '{time}'"))
+            connection.execute(text(f"UPDATE outbox.scheduled_message SET deliver_at = '{time}'"))
+        world = World(engines, registered(engines))
+        ends = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
+        for _ in range(2):  # the driver runs the first by itself
+            assert [row.next_check_at for row in world.halves()] == [ends[time[0] in "i2"]]
+            assert [row.acted_at for row in world.audit()] == [ends[time[0] in "i2"]]
+            assert len(Operator(world.databases).scheduled(ScheduledFilter(recalled=True), ALL).items) == 1

@@ -24,6 +24,7 @@ from tests.consumer.test_reread import reset
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120
+GONE = "refused: the group has no offset at or beyond it: it would come to it later, and never handle it"
 
 
 @pytest.fixture
@@ -294,6 +295,50 @@ def test_unrecorded_and_undispatched(night: Night) -> None:
     night.settle()
     assert night.found() == []
     assert night.ledger() == ["early"]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_group_that_is_gone_gets_no_rows(night: Night, when: str) -> None:
+    """It would read the messages when it is created again, and never handle them."""
+    *ids, undispatched = [*night.consumed(1, 2), *night.passed("early")]
+    night.run("INSERT INTO ledger (message_id, body) VALUES (:id, 'early')", id=undispatched)
+    night.forget(*ids, ledger=False)
+    findings = night.found()
+
+    def delete() -> None:
+        for table in ("consumer_offset", "consumer_start"):
+            night.run(f"DELETE FROM outbox.{table} WHERE consumer_group = 'g'")
+
+    delete()
+    assert night.repair(None if when == "before" else findings) == dict.fromkeys([*ids, undispatched], GONE)
+    assert night.inbox() == {}
+    assert night.acts(Repair.SYNC_STATUS) == []
+
+
+def test_what_a_group_has_yet_to_read_gets_no_row(night: Night) -> None:
+    """A group that was created again behind it, or moved back, reads it as any other, and handles it."""
+    first, second = ids = night.consumed(1, 2)
+    night.forget(*ids, ledger=False)
+    findings = night.found()
+    night.run(
+        """DELETE FROM outbox.consumer_offset
+            WHERE consumer_group = 'g' AND position >= (SELECT position FROM outbox.consumer_offset
+                                                         WHERE consumer_group = 'g' ORDER BY position DESC LIMIT 1)"""
+    )
+    queue, position = night.rows_at_producer(
+        "SELECT queue, position FROM outbox.message WHERE half_id = :id", id=first
+    )[0]
+    night.run(
+        """INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+           VALUES ('g', 't', :queue, :position, 0) ON CONFLICT DO NOTHING""",
+        queue=queue,
+        position=position,
+    )
+    assert night.repair(findings) == {
+        first: "done",
+        second: GONE,
+    }
+    assert night.status(*ids) == ["consumed", None]
 
 
 @pytest.mark.parametrize("status", ["failed", "parked", "quarantined"])

@@ -261,6 +261,34 @@ def test_times_that_cant_be(village: Town, tier: Tier, local: str, status: Inbox
     assert not result.in_sync
 
 
+#: What PostgreSQL has and Python doesn't, and whether it is to come.
+STRANGE = {
+    "infinity": True,
+    "294276-12-31": True,
+    "20000-01-01": True,
+    "0044-03-15 BC": False,
+    "4713-01-02 BC": False,
+    "-infinity": False,
+}
+
+
+@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+@pytest.mark.parametrize("time", STRANGE)
+def test_times_that_python_does_not_have(village: Town, tier: Tier, time: str) -> None:
+    """What is to come is told as ahead of its clock; what is long ago is old; in foreign tables and in ours."""
+    sent, known = village.plant([fate(status=InboxState.NONE), fate(status=InboxState.FAILED)])
+    village.run(f"UPDATE outbox.message SET visible_at = '{time}' WHERE half_id = :id", id=sent)
+    village.run(f"UPDATE outbox.consumer_message SET received_at = '{time}', changed_at = '{time}'")
+    tell(village)
+    expected = (
+        {sent: "ahead_of_clock", known: "ahead_of_clock"} if STRANGE[time] else {sent: "missing", known: "failed"}
+    )
+    for parts in (("producer", "consumer"), ()):
+        result = reconcile(foreign_job(village, *parts, tier=tier)).pairs[0]
+        assert {id_: kind.label for id_, kind in kinds(result).items()} == expected
+        assert all(detail_of(finding) for finding in to_findings(result.findings))
+
+
 def test_ids_that_are_twice_on_both_sides_are_no_less_wrong(village: Town) -> None:
     """Of which an exclusive or of hashes would tell nothing."""
     village.plant([fate()])

@@ -164,5 +164,7 @@ def _column(field: pa.Field) -> str:
     if pa.types.is_fixed_size_binary(field.type):
         return f'uuid_send(r."{field.name}") AS "{field.name}"'
     if pa.types.is_timestamp(field.type):
-        return f'(extract(epoch FROM r."{field.name}") * 1000000)::int8 AS "{field.name}"'
+        own = f'r."{field.name}"'
+        near = f"least(greatest({own}, '0001-01-01 00:00Z'), '9999-12-31 23:59:59.999999Z')"  # as `within_calendar`
+        return f'CASE WHEN {own} IS NOT NULL THEN (extract(epoch FROM {near}) * 1000000)::int8 END AS "{field.name}"'
     return f'r."{field.name}"'

@@ -25,6 +25,7 @@ from outbox.message.model import behind, read_headers
 from outbox.reader import option
 from outbox.reconcile.config import Address
 from outbox.reconcile.job import Access, described
+from outbox.reconcile.rows import within_calendar
 from outbox.reconcile.source import (
     MOST_TRIES,
     adbc_connection,
@@ -297,6 +298,7 @@ class TopicLog:
         columns = {name: batch[name] for name in LOG.names} | {
             "headers": pa.array([list(each.items()) for each in headers], LOG.field("headers").type),
             "body": bodies,
+            **{name: within_calendar(batch[name]) for name in ("born_at", "visible_at")},
         }
         return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in LOG], schema=LOG)
 

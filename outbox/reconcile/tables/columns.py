@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings
 from outbox.reconcile.job import InboxState, Part, ProducerState
-from outbox.reconcile.rows import CONSUMER, FOREIGN_ID, PRODUCER, SCHEMAS, fixed_ids
+from outbox.reconcile.rows import CONSUMER, FOREIGN_ID, PRODUCER, SCHEMAS, fixed_ids, within_calendar
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _IDS = ("string", "binary", *INTEGERS)
@@ -166,6 +166,8 @@ def shown(table: pa.Table, row: int) -> str:
 def _values(values: pa.ChunkedArray, column: TableColumn, called: str) -> pa.ChunkedArray:
     if values.null_count and column.required:
         raise InvalidSettings(f"{column.name} is null in {called}; leave such rows out, or give them a value")
+    if pa.types.is_timestamp(column.arrow):
+        return within_calendar(values)
     return values if column.default is None else pc.fill_null(values, column.default)
 
 
