@@ -231,6 +231,7 @@ class MaskedOperator(Operator):
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first."""
         self._refuse_masked(criteria)
+        self.masking = None if self.redactor.display == "full" else self.redactor.names
         return super().messages(criteria, page)
 
     def preview(self, name: str, selector: Selector, **details: Any) -> model.Preview:
