@@ -330,9 +330,9 @@ def test_errors_are_searched_as_they_are_shown(till: Till, ask: Asker) -> None:
 
     till.outbox.consumer("unreached", group="reaching", retry_delays=(3600.0,), transactional=False)(call)
     drain(till.outbox)
-    for role, text, found in (
+    for role, words, found in (
         ("viewer", "db7", 0), ("viewer", "5432", 0), ("viewer", "failed: refused", 1), ("admin", "db7", 1),
     ):  # fmt: skip
         http = ask(console_of(till.outbox), role)
-        rows = http.get("/inbox", params={"group": "reaching", "error": text, "status": "failed"}).json()["items"]
-        assert len(rows) == found, (role, text)
+        rows = http.get("/inbox", params={"group": "reaching", "error": words, "status": "failed"}).json()["items"]
+        assert len(rows) == found, (role, words)
