@@ -72,7 +72,7 @@ _NAME, _PATH = re.compile(rf"(?:^|\.)({_ANY_NAME})"), re.compile(rf"(?:{_ANY_NAM
 #: The fields of views that may quote a message.
 _TEXTS = frozenset({"detail", "error", "last_error", "next", "reason", "result"})
 _OPENING = frozenset("{[")
-Place: TypeAlias = tuple[str | int, ...]
+Steps: TypeAlias = tuple[str | int, ...]
 
 #: What `read_json` returns for what is no JSON.
 NO_JSON = object()
@@ -101,12 +101,12 @@ class SecretNames:
             if inner := _inside(value):
                 yield from self.secrets_in(inner, named=True, masked=is_masked)
 
-    def first_masked(self, path: Place, described: Collection[Place] = ()) -> int | None:
+    def first_masked(self, path: Steps, described: Collection[Steps] = ()) -> int | None:
         """Return at which step of a path the first value is that is masked, with all below it; None if none is."""
-        steps = (number for number, name in enumerate(path, 1) if isinstance(name, str))
-        return next((n for n in steps if self.masks(str(path[n - 1])) or is_described(path[:n], described)), None)
+        numbers = (number for number, name in enumerate(path, 1) if isinstance(name, str))
+        return next((n for n in numbers if self.masks(str(path[n - 1])) or is_described(path[:n], described)), None)
 
-    def described(self, document: Any) -> frozenset[Place]:
+    def described(self, document: Any) -> frozenset[Steps]:
         """Return the objects of a document that have a masked name as a value: ``{"name": "card", "value": "41…"}``."""
         return frozenset(
             path[:-1]
@@ -115,7 +115,7 @@ class SecretNames:
         )
 
 
-def is_described(path: Place, described: Collection[Place]) -> bool:
+def is_described(path: Steps, described: Collection[Steps]) -> bool:
     """Tell whether this is the place of a value whose name is the value beside it, in an object of `described`."""
     return bool(described) and path[:-1] in described and bool(_DESCRIBED.fullmatch(str(path[-1]).lower()))
 
@@ -139,8 +139,8 @@ NAMES: SecretNames = SecretNames()
 @lru_cache(10_000)
 def _has_word(keys: str, name: str) -> bool:
     # Characters without a form of their own would part a word that reads as one; so would marks, which change letters.
-    ways = [name] if name.isascii() else [_letters(name, "NFKC", {"Cf"}), _letters(name, "NFKD", {"Cf", "Mn"})]
-    words = [_WORDS.sub("_", way).casefold() for way in ways]
+    spellings = [name] if name.isascii() else [_letters(name, "NFKC", {"Cf"}), _letters(name, "NFKD", {"Cf", "Mn"})]
+    words = [_WORDS.sub("_", spelling).casefold() for spelling in spellings]
     # Compiled, and kept, at the first use: not when the package is imported.
     found = dict.fromkeys([*words, *(_DIGITS.sub("", each) for each in words)])
     return any(re.search(keys, each, re.IGNORECASE) for each in found)
@@ -194,9 +194,9 @@ def _inside(text: str) -> list[Any]:
     return [each for each in found if each is not NO_JSON and each]
 
 
-def leaves(document: Any) -> Iterator[tuple[Place, str]]:
+def leaves(document: Any) -> Iterator[tuple[Steps, str]]:
     """Yield the place and the value, as a text, of all that is no container in a document, and of empty containers."""
-    found: list[tuple[Place, Any]] = [((), document)]
+    found: list[tuple[Steps, Any]] = [((), document)]
     while found:
         path, value = found.pop()
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -245,15 +245,15 @@ def has_at(raw: bytes, path: str, value: str, masking: SecretNames | None = None
     value doesn't count whose name is another value of the document, and is masked.
     """
     document = found = read_json(raw)
-    place: Place = ()
+    steps: Steps = ()
     for name in names_in(path):
         if isinstance(found, dict) and name in found:
-            place, found = (*place, name), found[name]
+            steps, found = (*steps, name), found[name]
         elif isinstance(found, list) and name.isascii() and name.isdecimal() and int(name) < len(found):
-            place, found = (*place, int(name)), found[int(name)]
+            steps, found = (*steps, int(name)), found[int(name)]
         else:
             return False
-    if masking and masking.first_masked(place, masking.described(document)):
+    if masking and masking.first_masked(steps, masking.described(document)):
         return False
     return _JSON_TEXT_WORDS.get(found, found) == value if isinstance(found, str | bool | None) else False
 
@@ -335,7 +335,7 @@ class Redactor:
         """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
         return name in self.withheld or self._hides((name,), value)
 
-    def _hides(self, path: Place, value: str) -> bool:
+    def _hides(self, path: Steps, value: str) -> bool:
         if self.display != "masked":
             return self.display == "hidden"
         is_named = any(isinstance(name, str) for name in path)
@@ -414,7 +414,7 @@ class Redactor:
             return None
         old, new = (dict(leaves(document)) for document in documents)
         different = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-        described = frozenset[Place]().union(*map(self.names.described, documents))
+        described = frozenset[Steps]().union(*map(self.names.described, documents))
         ends = [(path, self.names.first_masked(path, described)) for path in different[:CHANGES]]
         # What is below a masked name is a part of the value.
         return [
@@ -437,7 +437,7 @@ class Redactor:
 
     def _written(self, text: str, document: Any, *, full: bool, most: float = math.inf) -> tuple[str, list[str]]:
         """Return JSON, one member a line, to a little beyond ``most`` characters; and the paths of what is masked."""
-        described = frozenset[Place]() if full else self.names.described(document)
+        described = frozenset[Steps]() if full else self.names.described(document)
         pieces: list[str] = []
         masked: list[str] = []
         # The latest member of each object and array around the token: its name (None before it) or number.
@@ -474,11 +474,11 @@ class Redactor:
                 break
         return "".join(pieces), masked
 
-    def _masked(self, path: Sequence[str | int | None], token: str, described: Collection[Place]) -> bool:
+    def _masked(self, path: Sequence[str | int | None], token: str, described: Collection[Steps]) -> bool:
         name = path[-1] if path else None
         if isinstance(name, str):
-            place = tuple(each for each in path if each is not None) if described else ()
-            is_masked = self.names.masks(name) or (bool(place) and is_described(place, described))
+            steps = tuple(each for each in path if each is not None) if described else ()
+            is_masked = self.names.masks(name) or (bool(steps) and is_described(steps, described))
         else:
             is_masked = token not in _SHOWN and not any(isinstance(each, str) for each in path)
         return is_masked or (token[0] == '"' and self._holds(json.loads(token)))
