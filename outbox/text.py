@@ -11,19 +11,26 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote, quote_plus
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from sqlalchemy import URL
 
+#: What is put where a value was masked.
+MASK = "***"
+
 _SUMMARY_CHARS = 1000
+# Of a text so much is searched for secrets: of the rest nothing is shown.
+_SEARCHED_CHARS = 64 * 1024
 _TRACE_CHARS = 4000
 _KIND_CHARS = 200
 _SHOWN = 10
@@ -43,6 +50,11 @@ def storable(value: object) -> str:
     return str(value).replace("\0", "").encode("utf-8", "backslashreplace").decode()
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; an ellipsis tells that there was more."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def process_name() -> str:
     """Return what tells this process from others, in lists and histories; in ASCII, which all databases can store."""
     return f"{socket.gethostname()}:{os.getpid()}".encode("ascii", "backslashreplace").decode()
@@ -58,7 +70,7 @@ def shown(value: object) -> str:
     """Return a value and its type as errors show it, cut; never raise, whatever the value's own code does."""
     kind = "" if value is None else f" ({class_name(value)})"
     try:
-        return storable(repr(value))[:_VALUE_CHARS] + kind
+        return cut(storable(repr(value)), _VALUE_CHARS) + kind
     except BaseException:  # as `traceback` does
         return f"a value that can't be shown{kind}"
 
@@ -76,12 +88,13 @@ def named(error: BaseException) -> str:
     return f"{class_name(error)}: {message_of(error)}"
 
 
-def summary_of(error: BaseException) -> str:
-    """Return an exception's type and message, without rejected values, cut to a length that is fit to be shown.
+def summary_of(error: BaseException, secrets: Collection[str] = ()) -> str:
+    """Return an exception's type and message, without rejected values and secrets, cut to what is fit to be shown.
 
     Never raise, here and wherever an exception is described, whatever its class does with the attributes of exceptions.
     """
-    return _formatted(error, traceback.format_exception_only).strip()[:_SUMMARY_CHARS]
+    text = _formatted(error, traceback.format_exception_only).strip()
+    return cut(without(text[:_SEARCHED_CHARS], secrets), _SUMMARY_CHARS)
 
 
 def why_invalid(error: BaseException) -> str:
@@ -190,7 +203,7 @@ def _host(url: URL) -> str:
 
 
 #: Addresses of databases: URLs, ``host:5432/shop``, and what libpq and psycopg say of hosts, ports and users.
-_ADDRESS = re.compile(
+ADDRESS = re.compile(
     r"""'?[\w+]+://\S+|[\w.\[\]:-]+:\d+/[\w%-]+"""
     r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? (?:"[^"]*"|'[^']*'|\d+)(?: \([^)]*\))?"""
 )
@@ -199,7 +212,7 @@ _ADDRESS = re.compile(
 def without_addresses(value: Any) -> Any:
     """Return a value with the addresses masked that are in its texts, also in lists, mappings and dataclasses."""
     if type(value) is str:  # no enum
-        return _ADDRESS.sub(lambda match: f"{match[1]} ***" if match[1] else "***", value)
+        return ADDRESS.sub(lambda match: f"{match[1]} ***" if match[1] else "***", value)
     if isinstance(value, Mapping):
         return {name: without_addresses(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -241,9 +254,102 @@ def trace_of(error: BaseException) -> str:
     return _formatted(error, traceback.format_exception)
 
 
-def error_text(error: BaseException) -> str:
-    """Return an exception's summary, an empty line, and the end of its traceback."""
-    return f"{summary_of(error)}\n\n{trace_of(error)[-_TRACE_CHARS:]}"
+def error_text(error: BaseException, secrets: Collection[str] = ()) -> str:
+    """Return an exception's summary, an empty line, and the end of its traceback, without secrets that they quote."""
+    # Before it is cut: of a secret that is cut in two, neither part would be found.
+    trace = without(trace_of(error)[-_SEARCHED_CHARS:], secrets)
+    return f"{summary_of(error, secrets)}\n\n{trace[-_TRACE_CHARS:]}"
+
+
+# --- secrets that a text quotes ---------------------------------------------------------------------------------------
+
+# What is shorter would be found everywhere in a text, and what is short is found as a word only. Of a secret that was
+# cut, so much counts as a part of it.
+_SHORTEST, _SHORT = 3, 6
+_LONGEST_NUMBER = 40
+_NO_SECRETS = frozenset({"true", "false", "null"})
+_BETWEEN = r"[\W_]"
+#: Where PostgreSQL, SQLAlchemy, Python or this package left out a part of a value.
+_ELLIPSIS = r"""['"]?[ \[(]?(?:\.{3}|…)[ \])]?['"]?"""
+_Writer: TypeAlias = "Callable[[str], str]"
+# Python, JSON and URLs, which leave some characters as they are, some clients others.
+_WRITERS: tuple[_Writer, ...] = (
+    lambda text: repr(text)[1:-1],
+    lambda text: repr(_raw(text))[2:-1],
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: quote(_raw(text), safe=""),
+    lambda text: quote(_raw(text), safe="!#$%&'()*+,/:;=?@[]~"),
+    lambda text: quote(_raw(text)),
+    lambda text: quote_plus(_raw(text)),
+)
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without secrets that it quotes: in any case, as they are, grouped, or as `_WRITERS` write them.
+
+    Where a part of a value was left out, or the text was cut, a beginning or end of a secret is taken out, too.
+    """
+    known = [each for each in secrets if each.casefold() not in _NO_SECRETS]
+    if not known:
+        return text
+    folded, quoted = text.casefold(), set[str]()
+    for secret in known:
+        # Nothing writes letters and digits of ASCII otherwise: mostly, this tells that it isn't there.
+        if max(re.findall("[A-Za-z0-9]+", secret), key=len, default="").lower() in folded:
+            forms = _written(secret)
+            forms |= {write(form) for form in forms if not form.isalnum() for write in _WRITERS}
+            quoted |= {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded}
+    spelled = [
+        re.escape(each) if len(each) > _SHORT else rf"(?<!\w){re.escape(each)}(?!\w)"
+        for each in sorted(quoted, key=len, reverse=True)
+    ]
+    spelled = [*_grouped(folded, known), *spelled]
+    text = re.sub("|".join(spelled), MASK, text, flags=re.IGNORECASE) if spelled else text
+    return _without_parts(text, known)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # JSON may hold one half of a surrogate pair
+
+
+def _written(secret: str) -> set[str]:
+    return {secret} if secret.isascii() and secret.isalnum() else {secret, *(write(secret) for write in _WRITERS)}
+
+
+def _grouped(folded: str, secrets: Iterable[str]) -> Iterator[str]:
+    """Yield patterns of the numbers of cards, accounts and phones that a text has, grouped as people write them."""
+    squeezed = re.sub(f"{_BETWEEN}+", "", folded)
+    for secret in secrets:
+        bare = re.sub(_BETWEEN, "", secret).casefold() if len(secret) <= _LONGEST_NUMBER else ""
+        if sum(map(str.isdecimal, bare)) >= _SHORT and bare in squeezed:
+            yield rf"(?<![^\W_]){f'{_BETWEEN}?'.join(map(re.escape, bare))}(?![^\W_])"
+
+
+def _without_parts(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without the parts of secrets that stand before or after an ellipsis, or where it may be cut."""
+    pieces = re.split(f"({_ELLIPSIS})", text)
+    is_cut = len(text) >= _SUMMARY_CHARS
+    if len(pieces) == 1 and not is_cut:
+        return text
+    begun, ended = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for form in (form.lower() for secret in secrets for form in _written(secret)):
+        begun[form[:_SHORT]].append(form)
+        ended[form[: -_SHORT - 1 : -1]].append(form[::-1])
+    for number in range(0, len(pieces), 2):
+        if number < len(pieces) - 1 or is_cut:
+            pieces[number] = _without_end(pieces[number], begun)
+        if number:
+            pieces[number] = _without_end(pieces[number][::-1], ended)[::-1]
+    return "".join(pieces)
+
+
+def _without_end(piece: str, begun: Mapping[str, list[str]]) -> str:
+    lower = piece.lower() if len(piece.lower()) == len(piece) else piece
+    for at in range(len(piece) - _SHORT + 1):
+        if any(form.startswith(lower[at:]) for form in begun.get(lower[at : at + _SHORT], ())):
+            return piece[:at] + MASK
+    return piece
 
 
 def csv_cell(value: object) -> str:

@@ -24,12 +24,11 @@ from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import JoinedSession, commit, wait_for
 from outbox.database.sql import limits
 from outbox.message.answer import CHECKER
-from outbox.message.masking import without
 from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
 from outbox.telemetry.hooks import Checking, emit, observed
-from outbox.text import error_text, summary_of
+from outbox.text import error_text, summary_of, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -137,8 +136,9 @@ class Interview:
 
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
-        if self.orphan is not None and answer.error is not None:
-            answer = replace(answer, error=without(answer.error, self.orphan.secrets))
+        if (orphan := self.orphan) is not None and (error := answer.error) is not None:
+            text = without(error, orphan.secrets) if answer.cause is None else error_text(answer.cause, orphan.secrets)
+            answer = replace(answer, error=text)
         unknown = sql.unknown(
             self.settings.schema,
             half_id=self.half_id,

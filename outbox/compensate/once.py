@@ -25,7 +25,6 @@ from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.database.time_limit import LimitedRunners
-from outbox.message.masking import without
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings
 from outbox.telemetry.events import (
@@ -222,7 +221,7 @@ class _CompensationPass:
         return self._failed(run, error, lost=run.error is None)
 
     def _failed(self, run: CompensationRun, error: BaseException, *, lost: bool) -> str:
-        item, failure = run.item, without(summary_of(error), run.message.secrets if run.message else ())
+        item, failure = run.item, summary_of(error, run.message.secrets if run.message else ())
         most = self._settings.compensation_attempts
         emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=most, error=error))
         if item.attempts >= most:

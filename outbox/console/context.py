@@ -302,10 +302,15 @@ class RequestContext(Caller):
             self.gone = message.result()["type"] == "http.disconnect"
 
     @property
+    def addresses(self) -> bool:
+        """May its sender see at which addresses databases are? If not, it can't search by them either."""
+        return self.identity is not None and self.identity.may(ADDRESSES)
+
+    @property
     def operator(self) -> Operator:
         """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
         everything = self.console.source()
-        addresses = self.identity is not None and self.identity.may(ADDRESSES)
+        addresses = self.addresses
         # By what is masked its sender can't search.
         kind = Operator if addresses and self.may(REVEAL) else MaskedOperator
         redactor = everything.redactor if addresses else everything.redactor.without_addresses()

@@ -32,7 +32,6 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
-from outbox.message.masking import without
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
@@ -46,6 +45,7 @@ from outbox.text import (
     message_of,
     storable,
     summary_of,
+    without,
 )
 
 if TYPE_CHECKING:
@@ -436,10 +436,14 @@ def _retry(after: Any, reason: Any) -> HandlerFailure:
     return HandlerFailure(storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
 
 
-def failure_from(error: BaseException) -> HandlerFailure:
-    """Return what an exception says. A body that can't be read won't be readable later: it is parked at once."""
+def failure_from(error: BaseException, entries: Sequence[Entry]) -> HandlerFailure:
+    """Return what an exception says, without secrets of these, one of which it is about.
+
+    A body that can't be read won't be readable later: it is parked at once.
+    """
+    secrets = {secret for entry in entries if entry.message for secret in entry.message.secrets}
     status = Status.PARKED if issubclass(type(error), InvalidMessage) else Status.FAILED
-    return HandlerFailure(error_text(error), status, kind=kind_of_error(error))
+    return HandlerFailure(error_text(error, secrets), status, kind=kind_of_error(error))
 
 
 def raise_refused(connection: Connection, error: Exception, entries: Sequence[Entry], attempt: int) -> NoReturn:
@@ -454,7 +458,7 @@ def raise_refused(connection: Connection, error: Exception, entries: Sequence[En
         raise error
     if sql.ENDED in message_of(error):
         raise TransactionEnded(entries, attempt) from error
-    raise AttemptFailed(entries[0], attempt, failure_from(error), len(entries)) from error
+    raise AttemptFailed(entries[0], attempt, failure_from(error, entries), len(entries)) from error
 
 
 def settle(
@@ -619,7 +623,7 @@ def run_handler(
             raise
         if joined.ended:
             raise TransactionEnded(_until(entries, entry, subscription), attempt) from error
-        raise AttemptFailed(entry, attempt, failure_from(error), len(entries), pipelined=pipelined) from error
+        raise AttemptFailed(entry, attempt, failure_from(error, entries), len(entries), pipelined=pipelined) from error
     finally:
         meter.in_flight = 0
         joined.close()

@@ -22,14 +22,12 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, get_args
-from urllib.parse import quote
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from urllib.parse import unquote_plus
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.message.content import SENDER_HEADER, Codecs, is_json
-
-#: What is put where a value was masked.
-MASK = "***"
+from outbox.text import MASK, without
 
 #: Of a word, its beginning; and what a number is called.
 _ANY, _NO = r"[^\W_]*", "_?(numbers?|nums?|nos?|nrs?)"
@@ -39,36 +37,42 @@ _ANY, _NO = r"[^\W_]*", "_?(numbers?|nums?|nos?|nrs?)"
 KEYS = "|".join(
     (
         # Passwords, keys and other means of access.
-        rf"{_ANY}pass_?wor[dt]s?|{_ANY}passwds?|{_ANY}pass_?phrases?|pass_?codes?|(db|user|admin|login|smtp)_?pass|pwds?",
+        rf"{_ANY}pass_?wor[dt]s?|{_ANY}passwds?|{_ANY}pass_?phrases?|pass_?codes?|(db|user|admin|login|smtp)_?pass|pass(?!.)|pwds?|pw",
         rf"{_ANY}secrets?|{_ANY}tokens?|jwts?|bearers?|authori[sz]ations?|auth|{_ANY}credentials?|creds?|{_ANY}cookies?",
         r"(aes|api|access|account|auth|client|deploy|encryption|hmac|license|master|private|session|shared|signature|"
         r"secret|signing|ssh|storage|subscription|symmetric|webhook)_?keys?|connection_?strings?|dsns?",
         rf"{_ANY}signatures?|sigs?|hmacs?|[mt]?pins?|pin({_NO}|_?codes?|_?blocks?)|t?otps?|otp_?codes?|one_?time_?pass",
+        rf"[im]?tans?({_NO}|_?codes?)?",
         r"(2?fa|mfa|auth|two_?factor|one_?time|verification|confirmation|recovery|backup|access|sms|security)_?codes?",
         # Cards and accounts.
-        rf"((credit|debit|bank|payment)_?)?cards?({_NO}|_?holders?(_?names?)?)?|ccn|cc{_NO}|pans?",
+        rf"((credit|debit|bank|payment)_?)?cards?({_NO}|_?holders?(_?names?)?)?|ccn|cc{_NO}|pans?|track_?[123](_?data)?|track_?data",
         r"(cvv|cvc|cvn|csc)(_?(codes?|numbers?|values?))?|ibans?|bics?|swift(_?(bic|codes?))?|sort_?codes?|bsb",
         rf"(bank_?)?(accounts?|acct|acc){_NO}|bank_?accounts?|(routing|aba){_NO}",
         # Persons.
-        rf"{_ANY}e_?mails?|mails?|{_ANY}birth_?(days?|dates?|places?|years?)|births?|date_?of_?birth|dobs?",
+        rf"{_ANY}e_?mails?(_?addr(ess(es)?)?)?|mails?|{_ANY}birth_?(days?|dates?|places?|years?)|births?|date_?of_?birth|dobs?",
         rf"((tele|mobile|cell|home|work|user|customer|contact)_?)?phones?({_NO})?|(mobile|cell){_NO}|(tel|fax)({_NO})?",
         rf"msisdns?|ssns?|social_?security({_NO})?|national_?ids?|national_?insurance({_NO})?|nino|aadhaar",
-        rf"passports?({_NO})?|tax_?(payer_?)?ids?|tax{_NO}|(?<!.)tins?(?!.)|driv(ers?|ing)_?licen[cs]es?",
+        rf"passports?({_NO})?|tax_?(payer_?)?ids?|(tax|vat){_NO}|(vat|ust)_?ids?|(?<!.)tins?(?!.)|driv(ers?|ing)_?licen[cs]es?",
     )
 )
 
 _LONGEST_NAME = 256
-# What is shorter would be found everywhere in a text, and what is short is found as a word only.
-_SHORTEST, _SHORT = 3, 6
-_NO_SECRETS = frozenset({"true", "false", "null"})
 # Not within the plural of an acronym, as in userSSNs.
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?:[^a-z]|$))[a-z])|[\W_]+")
 _DIGITS = re.compile(r"(?<![\d_])\d+(?=_|$)")
+# The name and the value of a pair that is an object.
+_NAMING = frozenset({"name", "key", "field", "k", "property", "attribute", "parameter", "header", "label", "path"})
+_DESCRIBED = re.compile(r".*val(ue)?s?|v|text|content|data|old|new|before|after|from|to|value[a-z]+")
+# A form, the query of a URL, a cookie, a connection string: their names, and their values, quoted or not.
+_FORM = re.compile(r"""([\w.%+$\[\]-]{1,100})=("[^"]*"|'[^']*'|[^\s&;="']+=*)""")
+_BOM = "\ufeff"
+_BLANK = f"{_BOM} \t\r\n"
 _ANY_NAME = r'"(?:[^"\\]|\\.)*"|[^."]*'
 _NAME, _PATH = re.compile(rf"(?:^|\.)({_ANY_NAME})"), re.compile(rf"(?:{_ANY_NAME})(?:\.(?:{_ANY_NAME}))*")
 #: The fields of views that may quote a message.
 _TEXTS = frozenset({"detail", "error", "last_error", "next", "reason", "result"})
 _OPENING = frozenset("{[")
+Steps: TypeAlias = tuple[str | int, ...]
 
 #: What `read_json` returns for what is no JSON.
 NO_JSON = object()
@@ -78,20 +82,42 @@ class SecretNames:
     """Tells names of secrets and of personal data from others; ``keys`` is a regular expression as `KEYS` is one."""
 
     def __init__(self, keys: str = KEYS) -> None:
-        self._keys = rf"(?:^|_)(?:{keys})(?:_|$)"
+        self._keys = unicodedata.normalize("NFC", rf"(?:^|_)(?:{keys})(?:_|$)")
 
     def masks(self, name: str) -> bool:
         """Tell whether values of this name are masked; those of a name that is too long to be one always are."""
         return len(name) > _LONGEST_NAME or _has_word(self._keys, name)
 
-    def secrets_in(self, document: Any, *, named: bool = False) -> Iterator[str]:
-        """Yield the values, as texts, of a document of `read_json` that are masked; ``named``: its place has a name."""
+    def secrets_in(self, document: Any, *, named: bool = False, masked: bool = False) -> Iterator[str]:
+        """Yield the values, as texts, of a document of `read_json` that are masked.
+
+        ``named``: its place has a name; ``masked``: it is one that is masked, with all that is in it.
+        """
+        described = self.described(document)
         for path, value in leaves(document):
-            names = [name for name in path if isinstance(name, str)]
-            if not (names or named) or any(map(self.masks, names)):
+            is_masked = masked or self.first_masked(path, described) is not None
+            if is_masked or not (named or any(isinstance(name, str) for name in path)):
                 yield value
-            elif (inner := read_container(value)) is not NO_JSON and inner:  # else it is its own text again
-                yield from self.secrets_in(inner, named=True)
+            if inner := _inside(value):
+                yield from self.secrets_in(inner, named=True, masked=is_masked)
+
+    def first_masked(self, path: Steps, described: Collection[Steps] = ()) -> int | None:
+        """Return at which step of a path the first value is that is masked, with all below it; None if none is."""
+        numbers = (number for number, name in enumerate(path, 1) if isinstance(name, str))
+        return next((n for n in numbers if self.masks(str(path[n - 1])) or is_described(path[:n], described)), None)
+
+    def described(self, document: Any) -> frozenset[Steps]:
+        """Return the objects of a document that have a masked name as a value: ``{"name": "card", "value": "41…"}``."""
+        return frozenset(
+            path[:-1]
+            for path, value in leaves(document)
+            if path and str(path[-1]).lower() in _NAMING and len(value) <= _LONGEST_NAME and self.masks(value)
+        )
+
+
+def is_described(path: Steps, described: Collection[Steps]) -> bool:
+    """Tell whether this is the place of a value whose name is the value beside it, in an object of `described`."""
+    return bool(described) and path[:-1] in described and bool(_DESCRIBED.fullmatch(str(path[-1]).lower()))
 
 
 def secrets_of(
@@ -112,31 +138,16 @@ NAMES: SecretNames = SecretNames()
 
 @lru_cache(10_000)
 def _has_word(keys: str, name: str) -> bool:
-    if not name.isascii():
-        # Characters without a form of their own would part a word that reads as one.
-        name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    words = _WORDS.sub("_", name).casefold()
-    bare = _DIGITS.sub("", words)
+    # Characters without a form of their own would part a word that reads as one; so would marks, which change letters.
+    spellings = [name] if name.isascii() else [_letters(name, "NFKC", {"Cf"}), _letters(name, "NFKD", {"Cf", "Mn"})]
+    words = [_WORDS.sub("_", spelling).casefold() for spelling in spellings]
     # Compiled, and kept, at the first use: not when the package is imported.
-    return any(re.search(keys, each, re.IGNORECASE) for each in dict.fromkeys((words, bare)))
+    found = dict.fromkeys([*words, *(_DIGITS.sub("", each) for each in words)])
+    return any(re.search(keys, each, re.IGNORECASE) for each in found)
 
 
-def without(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without secrets that it quotes, in any case, as they are or as Python, JSON or a URL write them."""
-    folded = text.casefold()
-    forms = (form for each in secrets if each.casefold() not in _NO_SECRETS for form in _forms(each))
-    quoted = {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded}
-    spelled = [
-        re.escape(each) if len(each) > _SHORT else rf"(?<!\w){re.escape(each)}(?!\w)"
-        for each in sorted(quoted, key=len, reverse=True)
-    ]
-    return re.sub("|".join(spelled), MASK, text, flags=re.IGNORECASE) if spelled else text
-
-
-def _forms(secret: str) -> tuple[str, ...]:
-    # JSON may hold one half of a surrogate pair.
-    raw = secret.encode(errors="surrogatepass")
-    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], repr(raw)[2:-1], quote(raw, safe="")
+def _letters(name: str, form: Literal["NFKC", "NFKD"], left_out: Collection[str]) -> str:
+    return "".join(c for c in unicodedata.normalize(form, name) if unicodedata.category(c) not in left_out)
 
 
 def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> Any:
@@ -161,6 +172,7 @@ def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> A
 def read_json(text: str | bytes) -> Any:
     """Return a JSON document, each number as the text it is written with; `NO_JSON` if it can't be read."""
     try:
+        text = text.lstrip(_BOM) if isinstance(text, str) else text
         return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
         return NO_JSON
@@ -168,12 +180,23 @@ def read_json(text: str | bytes) -> Any:
 
 def read_container(text: str) -> Any:
     """Return the JSON object or array that a text is; `NO_JSON` if it is none."""
-    return read_json(text) if text.lstrip()[:1] in _OPENING else NO_JSON
+    return read_json(text) if text.lstrip(_BLANK)[:1] in _OPENING else NO_JSON
 
 
-def leaves(document: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _inside(text: str) -> list[Any]:
+    """Return the JSON that a text is, or that of its lines, and what it says as a form; nothing that has no parts."""
+    found = [read_container(text)]
+    if found[0] is NO_JSON and "\n" in text:
+        found = [read_container(line) for line in text.splitlines()]
+    if found[0] is NO_JSON and "=" in text:
+        found += [{unquote_plus(name): unquote_plus(value.strip("\"'"))} for name, value in _FORM.findall(text)]
+    # What is empty is its own text again.
+    return [each for each in found if each is not NO_JSON and each]
+
+
+def leaves(document: Any) -> Iterator[tuple[Steps, str]]:
     """Yield the place and the value, as a text, of all that is no container in a document, and of empty containers."""
-    found: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    found: list[tuple[Steps, Any]] = [((), document)]
     while found:
         path, value = found.pop()
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -215,19 +238,23 @@ _INDENT = "  "
 _BEFORE_FIRST = -1
 
 
-def has_at(raw: bytes, path: str, value: str) -> bool:
+def has_at(raw: bytes, path: str, value: str, masking: SecretNames | None = None) -> bool:
     """Tell whether a JSON document has a value, written so, at a path (`outbox.message.masking`).
 
-    ``value`` is a text, or a number, ``true``, ``false`` or ``null`` as the document spells it.
+    ``value`` is a text, or a number, ``true``, ``false`` or ``null`` as the document spells it. With ``masking`` a
+    value doesn't count whose name is another value of the document, and is masked.
     """
-    found = read_json(raw)
+    document = found = read_json(raw)
+    steps: Steps = ()
     for name in names_in(path):
         if isinstance(found, dict) and name in found:
-            found = found[name]
+            steps, found = (*steps, name), found[name]
         elif isinstance(found, list) and name.isascii() and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+            steps, found = (*steps, int(name)), found[int(name)]
         else:
             return False
+    if masking and masking.first_masked(steps, masking.described(document)):
+        return False
     return _JSON_TEXT_WORDS.get(found, found) == value if isinstance(found, str | bool | None) else False
 
 
@@ -286,6 +313,8 @@ class Redactor:
         self.names: SecretNames = SecretNames(pattern if display != "hidden" else ".*")
         self.display = display
         self.limit = limit
+        #: Does it mask more than workers take out of what they write down?
+        self.has_own_names: bool = display == "hidden" or (display == "masked" and pattern != KEYS)
         #: The headers that are masked however the rest is shown.
         self.withheld: frozenset[str] = frozenset()
 
@@ -298,19 +327,19 @@ class Redactor:
     def hides_in_body(self, path: str, value: str) -> bool:
         """Tell whether a body is shown without the value at this path: who finds it by a filter has read it."""
         try:
-            return self._hides([int(name) if name.isdecimal() else name for name in names_in(path)], value)
+            return self._hides(tuple(int(name) if name.isdecimal() else name for name in names_in(path)), value)
         except ValueError:  # nobody knows which place it names
             return True
 
     def hides_header(self, name: str, value: str) -> bool:
         """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
-        return name in self.withheld or self._hides([name], value)
+        return name in self.withheld or self._hides((name,), value)
 
-    def _hides(self, path: Sequence[str | int], value: str) -> bool:
+    def _hides(self, path: Steps, value: str) -> bool:
         if self.display != "masked":
             return self.display == "hidden"
-        names = [name for name in path if isinstance(name, str)]
-        return not names or any(map(self.names.masks, names)) or self._holds(value)
+        is_named = any(isinstance(name, str) for name in path)
+        return not is_named or self.names.first_masked(path) is not None or self._holds(value)
 
     def body(self, content_type: str, raw: bytes, *, reveal: bool = False, codecs: Codecs | None = None) -> Body:
         """Return a body as it may be shown, JSON in lines of its own; with ``reveal`` nothing of it is masked.
@@ -324,8 +353,9 @@ class Redactor:
             decoded = _decoded(content_type, raw, codecs)
             known = _text(content_type, raw) if decoded is None else decoded
             written = decoded is not None or is_json(content_type)
-            if known and written and (read_json if full else read_container)(known) is not NO_JSON:
-                text, masked = self._written(known, full=full, most=self.limit)
+            document = (read_json if full else read_container)(known) if known and written else NO_JSON
+            if known and document is not NO_JSON:
+                text, masked = self._written(known.lstrip(_BOM), document, full=full, most=self.limit)
             elif full:
                 text = known
         shown = None if text is None else text.encode()[: self.limit].decode(errors="ignore")
@@ -338,7 +368,7 @@ class Redactor:
         """Return headers as they may be shown."""
         full = reveal or self.display == "full"
         return {
-            name: MASK if name in self.withheld or (not full and self._hides([name], value)) else value
+            name: MASK if name in self.withheld or (not full and self._hides((name,), value)) else value
             for name, value in (headers or {}).items()
         }
 
@@ -348,7 +378,7 @@ class Redactor:
             return value
         if self.display == "hidden":
             return MASK
-        text, _ = self._written(json.dumps(value), full=False)
+        text, _ = self._written(json.dumps(value), value, full=False)
         return json.loads(text)
 
     def audited(self, result: Any, *, reveal: bool = False) -> Any:
@@ -384,28 +414,30 @@ class Redactor:
             return None
         old, new = (dict(leaves(document)) for document in documents)
         different = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+        described = frozenset[Steps]().union(*map(self.names.described, documents))
+        ends = [(path, self.names.first_masked(path, described)) for path in different[:CHANGES]]
+        # What is below a masked name is a part of the value.
         return [
-            self._change(path_of(self._shown_path(path)), old.get(path), new.get(path)) for path in different[:CHANGES]
+            self._change(path_of(path[:end]), old.get(path), new.get(path), masked=bool(end) and self.display != "full")
+            for path, end in ends
         ]
 
-    def _shown_path(self, path: Sequence[str | int]) -> Sequence[str | int]:
-        """Return a path to the first of its names that is masked: those below are a part of the value."""
-        ends = (n for n, name in enumerate(path, 1) if isinstance(name, str) and self.names.masks(name))
-        return path[: next(ends, len(path))]
-
-    def _change(self, path: str, before: str | None, after: str | None) -> dict[str, str | None]:
+    def _change(
+        self, path: str, before: str | None, after: str | None, *, masked: bool = False
+    ) -> dict[str, str | None]:
         old, new = (
-            MASK if value is not None and self.hides_in_body(path, value) else value for value in (before, after)
+            MASK if value is not None and (masked or self.hides_in_body(path, value)) else value
+            for value in (before, after)
         )
         return {"path": path, "from": old, "to": new}
 
     def _holds(self, text: str) -> bool:
-        """Tell whether a text is JSON itself, with a value in it that would be masked."""
-        inner = read_container(text)
-        return inner is not NO_JSON and any(True for _ in self.names.secrets_in(inner, named=True))
+        """Tell whether a text is JSON itself, or a form, with a value in it that would be masked."""
+        return any(True for _ in self.names.secrets_in(_inside(text), named=True))
 
-    def _written(self, text: str, *, full: bool, most: float = math.inf) -> tuple[str, list[str]]:
+    def _written(self, text: str, document: Any, *, full: bool, most: float = math.inf) -> tuple[str, list[str]]:
         """Return JSON, one member a line, to a little beyond ``most`` characters; and the paths of what is masked."""
+        described = frozenset[Steps]() if full else self.names.described(document)
         pieces: list[str] = []
         masked: list[str] = []
         # The latest member of each object and array around the token: its name (None before it) or number.
@@ -430,7 +462,7 @@ class Redactor:
                 before = ""
                 if isinstance(inside, int):
                     path[-1], before = inside + 1, line
-                if not full and self._masked(path, piece):
+                if not full and self._masked(path, piece, described):
                     masked.append(path_of(each for each in path if each is not None))
                     skipped, piece = int(piece in _OPENING), f'"{MASK}"'
                 elif piece in _OPENING:
@@ -442,10 +474,11 @@ class Redactor:
                 break
         return "".join(pieces), masked
 
-    def _masked(self, path: Sequence[str | int | None], token: str) -> bool:
+    def _masked(self, path: Sequence[str | int | None], token: str, described: Collection[Steps]) -> bool:
         name = path[-1] if path else None
         if isinstance(name, str):
-            is_masked = self.names.masks(name)
+            steps = tuple(each for each in path if each is not None) if described else ()
+            is_masked = self.names.masks(name) or (bool(steps) and is_described(steps, described))
         else:
             is_masked = token not in _SHOWN and not any(isinstance(each, str) for each in path)
         return is_masked or (token[0] == '"' and self._holds(json.loads(token)))

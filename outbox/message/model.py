@@ -33,9 +33,9 @@ from outbox.message.content import (
     check_topic,
     encode_json,
 )
-from outbox.message.masking import NAMES, read_json, secrets_of, without
+from outbox.message.masking import NAMES, read_json, secrets_of
 from outbox.message.topic import Topic
-from outbox.text import storable
+from outbox.text import storable, without
 
 #: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
 T_co = TypeVar("T_co", covariant=True, default=Any)

@@ -42,6 +42,11 @@ PATIENCE = 10.0
 class Caller:
     """The client that something is read for. The request of a console is one with limits; others have none."""
 
+    @property
+    def addresses(self) -> bool:
+        """May it see at which addresses databases are? If not, it can't search by them either."""
+        return True
+
     def check(self) -> None:
         """Raise if the client has gone: then nothing more is read for it."""
 

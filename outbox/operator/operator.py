@@ -22,7 +22,7 @@ from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import Redactor
+from outbox.message.masking import Redactor, SecretNames
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.acts import ACTS, Act, act_named
@@ -231,6 +231,7 @@ class MaskedOperator(Operator):
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first."""
         self._refuse_masked(criteria)
+        self.masking: SecretNames | None = None if self.redactor.display == "full" else self.redactor.names
         return super().messages(criteria, page)
 
     def preview(self, name: str, selector: Selector, **details: Any) -> model.Preview:

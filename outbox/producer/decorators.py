@@ -25,7 +25,6 @@ from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing, passing
 from outbox.message.answer import finished
-from outbox.message.masking import without
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
@@ -371,7 +370,7 @@ class _HalfOfCall:
                 emit(HalfErrorLost(half_id=self._half_id, error=failure))
 
     def _stored_error(self, error: BaseException) -> Statement:
-        kind, text = kind_of_error(error), without(error_text(error), self._message.secrets)
+        kind, text = kind_of_error(error), error_text(error, self._message.secrets)
         return store_error(self._producer.schema, half_id=self._half_id, kind=kind, error=text)
 
     def _learn(self, error: Exception) -> bool:

@@ -297,6 +297,10 @@ def test_custom_names_are_masked_in_what_is_shown_of_a_message(
         answer = http.ask("GET", path).text
         assert "too much: ***" in answer
         assert "123456-canary" not in answer
+        # Where bodies aren't read, the whole error is masked.
+        conversation = http.ask("GET", f"{path}/conversation")
+        assert conversation.status_code == 200
+        assert "too much" not in conversation.text
     found = till.outbox.operator.messages(MessageFilter(topic="salaries"), PageRequest())
     assert [row.id for row in found.items] == [message_id]
 
@@ -315,3 +319,20 @@ def test_where_a_message_was_sent_is_an_address(till: Till, ask: Asker) -> None:
         assert http.get("/messages", params=search).status_code == (200 if sees else 422), role
     revealed = ask(consoles["revealing"], "revealing").ask("POST", f"{path}/reveal")
     assert (revealed.status_code, SECRET in revealed.text, sender in revealed.text) == (200, True, False)
+
+
+def test_errors_are_searched_as_they_are_shown(till: Till, ask: Asker) -> None:
+    """By a host that is masked for a viewer it finds nothing; by the rest of the error it does."""
+    till.send("unreached")
+
+    def call(message: Message) -> None:
+        raise ConnectionError('connection to server at "db7.corp.example", port 5432 failed: refused')
+
+    till.outbox.consumer("unreached", group="reaching", retry_delays=(3600.0,), transactional=False)(call)
+    drain(till.outbox)
+    for role, words, found in (
+        ("viewer", "db7", 0), ("viewer", "5432", 0), ("viewer", "failed: refused", 1), ("admin", "db7", 1),
+    ):  # fmt: skip
+        http = ask(console_of(till.outbox), role)
+        rows = http.get("/inbox", params={"group": "reaching", "error": words, "status": "failed"}).json()["items"]
+        assert len(rows) == found, (role, words)

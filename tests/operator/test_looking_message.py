@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.errors import MessageNotFound
-from outbox.message.masking import MASK
 from outbox.message.model import uuid7
 from outbox.operator.acts import ACTS
 from outbox.operator.databases import Database, Databases
@@ -23,6 +22,7 @@ from outbox.operator.look.message import _at as at
 from outbox.operator.look.message import gather
 from outbox.operator.model import Actor, MessageView
 from outbox.operator.operator import Operator
+from outbox.text import MASK
 from tests.operator.looking import born, half, id_of, insert, open_databases, put, registered, row
 
 ANN = Actor("ann", {"via": "console", "ip": "192.0.2.7"})

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.message.masking import KEYS, MASK, Redactor, cleaned, has_at, leaves, names_in, path_of, read_json, without
+from outbox.message.content import Codecs
+from outbox.message.masking import KEYS, Redactor, cleaned, has_at, leaves, names_in, path_of, read_json, secrets_of
+from outbox.text import MASK, without
 
 JSON = "application/json"
 MASKED = Redactor()
@@ -45,7 +47,8 @@ bankAccountNumber routingNumber routing_number routing_no aba_number bsb
 ssn SSN userSSN SSNs socialSecurityNumber social_security_no nationalId national_insurance_number nino taxId tax_id
 taxID taxid tax_ids taxNumber tax_no taxpayerId tin passportNumber passport passport_no driversLicense driving_licence
 credentials email eMail e-mail emailAddress EMAIL_ADDRESS emails mail mails mailAddress customerEmail customeremail
-email1
+email1 emailaddress useremailaddr email_addr pw pass userPass tan mTAN tans iTAN track1 track2 track1Data track_2 vatId
+vat_number p\u00e1ssword pa\u0301ssword p\u0308in
 birthday birthDate birth_date birthdate dateOfBirth date_of_birth dateofbirth dob DOB birth birthPlace userBirthdate
 yearOfBirth
 phone phoneNumber phonenumber phone_no mobilePhone telephone telephoneNumber phones cellphone mobileNumber mobile_no
@@ -61,8 +64,9 @@ publicKey idempotency_key order_key cacheKey monkey turkey
 account account_type accountType accounts account_id accountStatus accounting signed assigned design signal authority
 authored authentic company panel span expand japan
 mailbox mailer rebirthing ship_to hotpot option optional tint tin_foil bicycle biceps cellar mobile cell cc telegram
+tracking track4 trackingNumber tangent titan
 television hotel routing tax taxes taxi tax_rate vat discount passenger compass passed bypass surpass pass_count
-number no num
+number no num tracking track4 trackingNumber tangent titan
 cookiecutter smsText code country_code postcode zip discount_code currency error_code tokenized bornAt born_at aba
 shaba transaction_id session session_id microphone headphones hash digest checksum status state name address city
 """
@@ -395,3 +399,82 @@ def test_any_text_can_be_taken_out(secret: str) -> None:
 def test_what_json_has_for_truth_is_no_secret() -> None:
     """However it is written."""
     assert without("it is true, not False", ["True", "false"]) == "it is true, not False"
+
+
+CARD = "4111111111111111"
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "expected"),
+    [
+        (CARD, "no 4111 1111 1111 1111, 4111-1111-1111-1111", "no ***, ***"),
+        ("+49 30 1234567", "+49301234567", "+***"),
+        ("a b&c/d", "q=a+b%26c%2Fd or a%20b%26c/d", "q=*** or ***"), ("a b/c", "a%2520b%252Fc", MASK),
+        ('say "hi"', json.dumps(json.dumps({"a": 'say "hi"'})), r'"{\"a\": \"***\"}"'),
+        ("größe", json.dumps(json.dumps("größe")), r'"\"***\""'), ("größe", repr(json.dumps("größe")), "'\"***\"'"),
+        (CARD, "got '411111111…", "got '***…"), (CARD, "LINE 1: ...1111111' x", "LINE 1: ...***' x"),
+        (CARD, f"'{CARD[:9]} ... (7 truncated) ... {CARD[-9:]}'", "'*** ... (7 truncated) ... ***'"),
+        (CARD, "9" * 990 + f" {CARD[:9]}", "9" * 990 + " ***"), (CARD, "a411111 b...", "a411111 b..."),
+    ],
+)  # fmt: skip
+def test_other_writings_and_parts_of_secrets(secret: str, text: str, expected: str) -> None:
+    """Grouped, written twice, and what is left of a value that was cut."""
+    assert without(text, [secret]) == expected
+
+
+def test_many_secrets_cost_little() -> None:
+    """Also of a text with ellipses, and of what repeats itself: no more than a second's work, by far."""
+    secrets = {f"customer {number}@corp.example" for number in range(3000)} | {"a" * 50_000}
+    assert without("aaaaaa… " * 3000, secrets).count(MASK) == 3000
+
+
+#: Bodies, what of them is shown, and the secrets that an error may not quote.
+PACKED: list[tuple[str, Any]] = [
+    (json.dumps({"note": f"amount=5&card={CARD}"}), {"note": MASK}),
+    (json.dumps({"url": f"https://corp.example/pay?x=1&token={CARD}"}), {"url": MASK}),
+    (json.dumps({"log": f'{{"a": 1}}\n{{"pin": "{CARD}"}}'}), {"log": MASK}),
+    (json.dumps({"text": f'\ufeff{{"pin": "{CARD}"}}'}), {"text": MASK}),
+    (json.dumps({"cards": json.dumps({"first": CARD})}), {"cards": MASK}),
+    ("\ufeff" + json.dumps({"n": 1, "pin": CARD}), {"n": 1, "pin": MASK}),
+    (json.dumps([{"name": "cardNumber", "value": CARD}]), [{"name": "cardNumber", "value": MASK}]),
+    (json.dumps([{"Value": {"no": CARD}, "Key": "card"}]), [{"Value": MASK, "Key": "card"}]),
+    (json.dumps({"path": "/user/email", "old": CARD}), {"path": "/user/email", "old": MASK}),
+    (
+        json.dumps({"a": [{"name": "size", "value": 7}], "u": "a?b=c"}),
+        {"a": [{"name": "size", "value": 7}], "u": "a?b=c"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "expected"), PACKED)
+def test_names_that_are_packed(document: str, expected: Any) -> None:
+    """In a form, in lines, behind a BOM, beside the value: masked where the body is shown, and taken out of errors."""
+    assert shown(document) == expected
+    secrets = set(secrets_of(MASKED.names, {}, JSON, document.encode(), Codecs()))
+    assert without(f"declined: {CARD}", secrets) == f"declined: {MASK if CARD in document else CARD}"
+    changes = MASKED.changes(document.encode(), b"{}")
+    assert CARD not in json.dumps(changes)
+
+
+@pytest.mark.parametrize(
+    "raw", [f"amount=5&card={CARD}", f'{{"a": 1}}\n{{"pin": "{CARD}"}}\n', f"see https://x/?pin={CARD}"]
+)
+def test_bodies_without_names_of_json(raw: str) -> None:
+    """Nothing of them is shown; what they say by names is taken out of errors, too."""
+    for content_type in (JSON, "text/plain", "application/x-ndjson", "application/x-www-form-urlencoded"):
+        assert MASKED.body(content_type, raw.encode()).text is None
+        secrets = set(secrets_of(MASKED.names, {}, content_type, raw.encode(), Codecs()))
+        assert without(f"no {CARD} here", secrets) == "no *** here"
+
+
+def test_nothing_is_found_by_a_value_that_is_named_by_another() -> None:
+    """A search by what isn't shown would tell it."""
+    raw = json.dumps({"a": [{"name": "card", "value": CARD}], "b": {"value": "x"}}).encode()
+    assert has_at(raw, "a.0.value", CARD)
+    assert not has_at(raw, "a.0.value", CARD, MASKED.names)
+    assert has_at(raw, "b.value", "x", MASKED.names)
+
+
+def test_a_form_in_a_form_has_an_end() -> None:
+    """However it is written."""
+    assert list(MASKED.names.secrets_in({"a": "a=" * 50_000})) == []

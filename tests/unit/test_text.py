@@ -122,3 +122,17 @@ def test_an_error_that_goes_in_a_circle_is_told() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
     assert summary_of(first) == "ValueError: a"
+
+
+def test_secrets_are_taken_out_before_a_text_is_cut() -> None:
+    """Of one that was cut in two, neither part would be found: in the summary's end, and at the trace's beginning."""
+    secret = "secret-" + "0123456789" * 3
+    for before in range(950, 1000):
+        error = _caught(_say, "x" * before + secret + "y" * 3950)
+        assert "secret-" not in error_text(error, {secret})
+        assert "0123" not in error_text(error, {secret})
+        assert len(summary_of(error, {secret})) == 1000
+
+
+def _say(text: str) -> None:
+    raise ValueError(text)

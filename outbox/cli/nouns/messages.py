@@ -26,9 +26,10 @@ from outbox.cli.options import (
 )
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
 from outbox.errors import MessageNotFound
-from outbox.message.masking import MASK, Body
+from outbox.message.masking import Body
 from outbox.operator import model
 from outbox.operator.acts import EDIT
+from outbox.text import MASK
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator

@@ -100,7 +100,7 @@ class Call:
             except BaseException as raised:  # the answer's own code
                 error = raised
         if error is not None:
-            self.error, self.failure = error, failure_from(error)
+            self.error, self.failure = error, failure_from(error, [self.entry])
         self.failure = self.failure and self.failure.about(self.entry)
 
 

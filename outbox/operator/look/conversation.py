@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -16,9 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import query
 from outbox.errors import OutboxError
+from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, OverDatabases, is_away
 from outbox.operator.look.message_sql import CONVERSATION, CONVERSATION_OF, RECEIPTS
 from outbox.operator.model import Conversation, ConversationMessage, Receipt
+from outbox.text import MASK
 
 #: The most messages of a conversation that are shown.
 MOST_MESSAGES = 500
@@ -35,6 +37,8 @@ class _Facts:
 
 class ConversationViews(OverDatabases):
     """What an operator sees of the conversation that a message belongs to."""
+
+    redactor: Redactor
 
     def conversation(self, message_id: UUID) -> Conversation:
         """Return the conversation of a message, its first or any other one: `MOST_MESSAGES` of it at most.
@@ -69,6 +73,10 @@ class ConversationViews(OverDatabases):
             raise errors[0] if errors else self.not_found(message_id)
         for database in self.databases.having("consumer"):
             read(database, lambda each: _add_receipts(facts, each))
+        if self.redactor.has_own_names:
+            # Bodies aren't read here, and workers know other names: the page of the message has its error.
+            for receipts in facts.receipts.values():
+                receipts[:] = [replace(each, error=each.error and MASK) for each in receipts]
         return Conversation(conversation_id, _in_order(facts), facts.complete, unseen)
 
 

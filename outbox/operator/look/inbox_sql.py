@@ -19,6 +19,7 @@ from outbox.database.sql import ALONE, GROUP_QUEUES, OPEN, SETTLED
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
+from outbox.text import ADDRESS
 
 #: How many rows one search looks at; and where it looks into errors, which are long.
 WINDOW = 10_000
@@ -46,6 +47,7 @@ _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 
 # Only ASCII letters are alike in both cases: by the rules of a language it would take five times as long.
 _HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
+_SHOWN_ERROR = r"regexp_replace(m.last_error, %(hidden)s, '\1 ***', 'g')"
 
 # The first message of the key, as it is now: the one before it may wait itself.
 _WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN {OPEN} AND m.discarded_at IS NULL THEN (
@@ -149,9 +151,11 @@ class InboxQuery(InboxFilter):
     """A checked filter for one database: its fingerprint is replaced by the group, topic and error that it stands for.
 
     ``error_kind`` is that of rows which are parked and not discarded, `UNCLASSIFIED` where they have none.
+    Without ``addresses`` an error is searched as it is shown: by the address in it nothing is found.
     """
 
     error_kind: str | None = None
+    addresses: bool = True
 
 
 def first_id(since: dt.datetime) -> UUID:
@@ -187,6 +191,9 @@ def where(criteria: InboxQuery) -> tuple[str, dict[str, Any]]:
     Statuses are written out: the planner takes a partial index only where it sees that the condition implies its own.
     """
     condition, values = fitting(criteria, _FITS)
+    if criteria.error is not None and not criteria.addresses:
+        condition = condition.replace(_HOLDS, _HOLDS.replace("m.last_error", _SHOWN_ERROR))
+        values["hidden"] = ADDRESS.pattern.replace(r"\b", r"\y")
     if criteria.status:
         words = ", ".join(f"'{Status(status).value}'" for status in sorted(set(criteria.status)))
         condition += f" AND m.status IN ({words})"

@@ -10,8 +10,9 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
-from outbox.message.masking import Redactor, has_at, names_in
+from outbox.message.masking import Redactor, SecretNames, has_at, names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import ACTS
@@ -59,6 +60,8 @@ class Lists(OverDatabases):
     """What an operator sees in lists; ``redactor`` masks what acts came to, as bodies are masked."""
 
     redactor: Redactor
+    #: What searches mustn't find by, as it isn't shown.
+    masking: SecretNames | None = None
 
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
@@ -70,13 +73,13 @@ class Lists(OverDatabases):
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.MessageRow]:
-            return _messages(connection, database, criteria, after[0] if after else None, limit, len(producers))
+            return _messages(connection, database, criteria, after[0] if after else None, limit, search)
 
         if check_messages(criteria).header is not None or criteria.body is not None:
             CALLER.get().search()
         if criteria.group is not None:
             return unconsumed(self.databases, criteria, page)
-        producers = self.databases.having("producer", criteria.database)
+        search = partial(BodySearch, len(self.databases.having("producer", criteria.database)), self.masking)
         return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
@@ -170,7 +173,8 @@ class BodySearch:
     Its rows are read before, and their connection is given back: inflating and comparing keep none from others.
     """
 
-    def __init__(self, databases: int) -> None:
+    def __init__(self, databases: int, masking: SecretNames | None = None) -> None:
+        self.masking: SecretNames | None = masking
         self._left: int = max(INFLATED_BYTES // databases, LARGEST_BODY)
         self._until: float = time.monotonic() + SEARCH_SECONDS / databases
 
@@ -234,7 +238,7 @@ def _messages(
     criteria: model.MessageFilter,
     after: UUID | None,
     limit: int,
-    databases: int,
+    search: Callable[[], BodySearch],
 ) -> Part[model.MessageRow]:
     schema = database.schema
     by_key = _finds_by_key(connection, schema, criteria, after)
@@ -255,7 +259,7 @@ def _messages(
         searched, end = len(found), found[-1][0]
 
     def compare() -> Part[model.MessageRow]:
-        fitting, compared = _with_value(found, *condition, limit, BodySearch(databases))
+        fitting, compared = _with_value(found, *condition, limit, search())
         if compared < len(found):
             return shown(fitting, compared, found[compared - 1][0])
         return shown(fitting, searched, end)
@@ -273,7 +277,7 @@ def _with_value(found: Sequence[Row], path: str, value: str, limit: int, search:
             raw = search.opened(row[_COLUMNS], row[_COLUMNS + 1])
         except InvalidMessage:  # the next page begins with this one
             return fitting, number
-        if raw is not None and has_at(raw, path, value):
+        if raw is not None and has_at(raw, path, value, search.masking):
             fitting.append(row)
     return fitting, len(found)
 
@@ -348,7 +352,7 @@ def query_in(connection: Connection, database: Database, criteria: model.InboxFi
     The fingerprint becomes the group, topic and kind of error that it stands for; ``discarded`` asks for what is
     parked.
     """
-    query = InboxQuery(**asdict(criteria))
+    query = InboxQuery(**asdict(criteria), addresses=CALLER.get().addresses)
     statuses = set(query.status)
     if query.discarded or query.fingerprint is not None:
         if statuses and Status.PARKED not in statuses:

@@ -164,7 +164,7 @@ def _taken(fleet: Fleet, total: FleetTotal, addition: _Addition, step: Callable[
         for name in addition.databases:
             taking = snapshot_of(fleet.databases[name], addition.parts(name), waiting=step, settings=settings)
             snapshots[name] = stack.enter_context(taking)
-        parts = {name: Tally(len(total.values)) for name in addition.databases}
+        parts = {name: Tally(total.by, len(total.values)) for name in addition.databases}
         numbers: set[int] = set()
         for name, select in _selects(total, snapshots):
             step()
@@ -172,7 +172,7 @@ def _taken(fleet: Fleet, total: FleetTotal, addition: _Addition, step: Callable[
                 numeric = select.check()
                 numbers |= {at for at, column in enumerate(total.by) if column in numeric}
                 _add(parts[name], select.tally())
-        in_flight, early = Tally(len(total.values)), Tally(len(total.values))
+        in_flight, early = Tally(total.by, len(total.values)), Tally(total.by, len(total.values))
         for member, pair in addition.moving:
             step()
             between = Snapshots(snapshots[member.consumer], snapshots[member.producer])
@@ -207,7 +207,7 @@ def _early(job: Job, total: FleetTotal, pair: Pair, snapshots: Snapshots, first:
     taken = pc.or_(pc.equal(found["status"], int(InboxState.CONSUMED)), pc.greater(found["effects"], 0))
     ids = to_uuids(found.filter(pc.and_(pc.fill_null(unknown, True), pc.fill_null(taken, False))))
     if not ids:
-        return Tally(len(total.values))
+        return Tally(total.by, len(total.values))
     with reaching(job.consumer):
         of_group = {"group": pair.group, "ids": ids}
         effects = execute(snapshots.consumer.connection, statement(job.consumer.schema, _EFFECTS, of_group))[0]

@@ -30,13 +30,13 @@ from outbox.database.execute import (
 from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError, SourceLost
 from outbox.message import content
 from outbox.message.compression import decompress
-from outbox.message.masking import MASK, NAMES, names_in, path_of
+from outbox.message.masking import NAMES, names_in, path_of
 from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, Sums, sql
 from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import last_of, values_of
-from outbox.text import storable
+from outbox.text import MASK, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -56,8 +56,12 @@ _EXAMPLES = 3
 
 @dataclass(slots=True)
 class Tally:
-    """Sums by key, one for each value of a measure. ``faults`` are sentences about what couldn't be added."""
+    """Sums by key, one for each value of a measure. ``faults`` are sentences about what couldn't be added.
 
+    ``by`` names the parts of the keys, ``width`` is the number of values.
+    """
+
+    by: Sequence[str]
     width: int
     faults: list[str] = field(default_factory=list)
     sums: dict[Key, list[Decimal]] = field(default_factory=dict)
@@ -72,11 +76,12 @@ class Tally:
             if value.is_finite():
                 sums[at] = EXACT.add(sums[at], value)
             else:
-                self.faults.append(f"{value} under the key {key!r} can't be added up; mend the row that has it")
+                ((_, label),) = shown(self.by, [key])
+                self.faults.append(f"{value} under the key {label!r} can't be added up; mend the row that has it")
 
     def with_numbers(self, at: Collection[int]) -> Tally:
         """Return it with those parts of its keys (by place) as numbers that are some: 7.00, 7 and 07 are one key."""
-        tally = Tally(self.width, self.faults)
+        tally = Tally(self.by, self.width, self.faults)
         for key, values in self.sums.items():
             tally.add(tuple(_number_text(part) if number in at else part for number, part in enumerate(key)), values)
         return tally
@@ -97,7 +102,7 @@ class Bodies:
         self._values = [
             None if paths[column] == COUNT else names_in(paths[column]) for column in measure.values if paths
         ]
-        self._tally = Tally(len(measure.values))
+        self._tally = Tally(measure.by, len(measure.values))
         self._found = self._unreadable = 0
         self._examples: list[str] = []
 
@@ -295,7 +300,7 @@ class Select:
             lambda why: ReconcileError(str(measure.refused(why))),
             lambda result: result.all(),
         )
-        tally = Tally(len(measure.values))
+        tally = Tally(measure.by, len(measure.values))
         for row in rows:
             tally.add(tuple(row[: len(measure.by)]), row[len(measure.by) :])
         tally.faults = [f"{self.side}: {fault}" for fault in tally.faults]
@@ -464,7 +469,7 @@ def shown(by: Sequence[str], keys: Iterable[Key]) -> list[tuple[Key, Key]]:
 
 
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
-    nothing = Tally(len(measure.values))
+    nothing = Tally(measure.by, len(measure.values))
     by_side = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
     zeros = [Decimal()] * len(measure.values)
     rows = tuple(

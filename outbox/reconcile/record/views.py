@@ -16,7 +16,7 @@ from uuid import UUID
 
 from outbox.database.execute import execute
 from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
-from outbox.message.masking import MASK, Redactor
+from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -24,6 +24,7 @@ from outbox.operator.model import LONGEST, Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
 from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, compared, last_scheduled
+from outbox.text import MASK, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -414,17 +415,23 @@ class Reconciliations(OverDatabases):
 
     def _masked(self, measure: Mapping[str, Any]) -> dict[str, Any]:
         """Return a measure with the parts of its keys masked that stand under telling names, as in bodies."""
-        names = list(measure.get("by", ()))
+        names, secrets = list(measure.get("by", ())), set[str]()
+        hides = self.redactor.hides_header
 
         def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-            pairs = zip(names, row["key"], strict=False)
-            hides = self.redactor.hides_header
+            pairs = list(zip(names, row["key"], strict=False))
+            secrets.update(part for name, part in pairs if part is not None and hides(name, part))
             return {**row, "key": [MASK if part is not None and hides(name, part) else part for name, part in pairs]}
 
         rows = [shown(row) for row in measure.get("rows", ())]
         # In the order of the keys, sums would tell which key is the greater one.
         is_masked = any(MASK in row["key"] for row in rows)
-        return {**measure, "rows": sorted(rows, key=lambda row: Decimal(row["producer"])) if is_masked else rows}
+        faults = [without(fault, secrets) for fault in measure.get("faults", ())]
+        return {
+            **measure,
+            "faults": faults,
+            "rows": sorted(rows, key=lambda row: Decimal(row["producer"])) if is_masked else rows,
+        }
 
 
 def _fact(row: FindingRow, name: str) -> Any:
