@@ -207,7 +207,7 @@ def release_due_once(
 
 def _release(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts:
     schema = settings.schema
-    # Messages first: a segment is made with the lock of theirs, and then waits for halves and ops, which the next reads.
+    # Messages first: a segment is made with their lock, and then waits for halves and ops, which the next one reads.
     _, begun, (of_due,), paused, (of_held,), _ = _in_turn(
         connection,
         schema,
