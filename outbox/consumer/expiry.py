@@ -51,7 +51,7 @@ def expiry_of(entry: Entry, attempts: int) -> InboxUpdate:
 
 
 def event_of_expiry(queue: GroupQueue, entry: Entry, attempts: int) -> MessageExpired:
-    """Return what is told of that message."""
+    """Return the event that tells of that message."""
     group, topic, number = queue.values
     return MessageExpired(
         group=group, topic=topic, queue=number, position=entry.position, message_id=entry.id, attempts=attempts

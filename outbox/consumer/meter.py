@@ -1,6 +1,6 @@
 """What the handlers of a group do: how often, how long, with what result, and how far behind the group is.
 
-A consuming thread only adds to the totals of its `HandlerMeter`. A worker reports what was added in the last minutes
+A consuming thread only adds to the totals of its `HandlerMeter`. A worker reports the sums of the last minutes
 (`HandlerReport`), and the operator adds up what all workers report.
 """
 

@@ -11,7 +11,7 @@ SELECT paused_at IS NOT NULL, rate, opened_at IS NOT NULL,
   FROM {s}.group_control WHERE consumer_group = %s AND topic = %s
 """)
 
-# The end of the last grant is up to when messages are spoken for; a bit of what was left unused since is made up. A
+# The end of the last grant is up to when messages are spoken for; a bit of the time left unused since is made up. A
 # grant that ends later than any can at this rate is one of a slower rate, or of a clock that went back.
 #: Append a grant of ``messages`` if its turn has come; to be called under the lock of the rate. Rows: one,
 #: ``(granted, seconds until its turn)``.

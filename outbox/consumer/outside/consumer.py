@@ -82,8 +82,8 @@ class OutsideConsumer(Consumer):
         self._claimed: dict[int, ClaimedQueue] = {}
         # Until when not to ask for the claim of a queue that another worker has.
         self._refused: dict[int, float] = {}
-        # Set when there may be new messages. Else, when to look for them, and for what is due again, by the clock that
-        # only goes forward.
+        # Set when there may be new messages. Else, when to look for them, and for retries that are due, by the clock
+        # that only goes forward.
         self._news = threading.Event()
         self._next_read = 0.0
         self._next_retries = 0.0 if retries else math.inf
@@ -92,7 +92,7 @@ class OutsideConsumer(Consumer):
         self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
-        # What is tried while the group's breaker is open: nothing else is begun as long as it runs.
+        # The call that is tried while the group's breaker is open: nothing else is begun as long as it runs.
         self._probe: Call | None = None
         #: Called now and then while a pass runs, when it has written to the database.
         self.on_progress: Callable[[], None] = lambda: None
@@ -113,7 +113,7 @@ class OutsideConsumer(Consumer):
         self._calls.end()
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
-        """Handle what is there, until nothing runs and nothing can be begun.
+        """Handle the messages that are there, until nothing runs and nothing can be begun.
 
         Raises:
             MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
@@ -121,7 +121,7 @@ class OutsideConsumer(Consumer):
         return self._work(connection, source, _RETRIES)
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
-        """Begin what is due to be retried, at most ``limit`` messages at a time, and go on like `consume_once`."""
+        """Begin the retries that are due, at most ``limit`` messages at a time, and go on like `consume_once`."""
         self._next_retries = 0.0
         return self._work(connection, source, limit)
 
@@ -247,7 +247,7 @@ class OutsideConsumer(Consumer):
         self, connection: Connection, source: Connection, number: int, *, end: int | None, reads: bool = True
     ) -> bool:
         """Claim a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
-        # What is read may have been begun, as far as others know: so not much more than runs at once.
+        # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
         window = min(self._settings.read_ahead, 2 * self.subscription.concurrency)
         settings = replace(self._settings, read_ahead=window)
         reader = QueueConsumer(self.subscription, settings, number, self.meter, self.gate)
@@ -258,7 +258,7 @@ class OutsideConsumer(Consumer):
             return True
         return False
 
-    # --- what is begun --------------------------------------------------------------------------------------
+    # --- beginning ------------------------------------------------------------------------------------------
 
     def _begin(self, connection: Connection, source: Connection, retries: int) -> None:
         if self._probe is not None and not any(self._probe.entry.id in each.running for each in self._claimed.values()):
@@ -307,7 +307,7 @@ class OutsideConsumer(Consumer):
         return [*self._unclaimed, *(queue.waiting_since for queue in self._claimed.values())]
 
     def _begin_read(self, connection: Connection) -> None:
-        """Begin what was read and may be begun."""
+        """Begin the messages that were read and may be begun."""
         for queue in self._claimed.values():
             # What workers share is asked for only where there is a message.
             while (
