@@ -112,7 +112,7 @@ class Worker:
         """Stop, while the loop goes on turning for the handlers; a cancel cuts them off."""
         if starting is not None:
             await asyncio.wait([starting])
-            starting.exception()  # the cancel is what is raised
+            starting.exception()  # the cancel is raised instead
         stopping = asyncio.ensure_future(asyncio.to_thread(self._stop, None))
         try:
             await asyncio.shield(stopping)
