@@ -109,7 +109,7 @@ def _is_session_type(annotation: Any) -> bool:
 
 def _has_session(args: tuple[Any, ...]) -> bool:
     """Is the first of these arguments a session, rather than the function's own first argument?"""
-    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - whoever calls it needs a session
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - its callers need a session
 
     return bool(args) and (isinstance(args[0], Session | scoped_session) or hasattr(args[0], "sync_session"))
 

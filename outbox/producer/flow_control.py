@@ -63,7 +63,7 @@ class _Limit:
 
 @dataclass(slots=True)
 class _Gauge:
-    """What was counted last in one database, and how long that is believed (by `time.monotonic`).
+    """The last count in one database, and how long that is believed (by `time.monotonic`).
 
     ``waiting`` has the topics with `least` messages, ``let`` how many were let through since.
     """
@@ -80,11 +80,11 @@ class _Gauge:
         return 1 if self.limit.value <= _SMALL else self.limit.value // 2
 
     def of(self, arrivals: Iterable[Arrival]) -> Counter[str]:
-        """Return how many messages of each topic add to what is limited."""
+        """Return how many messages of each topic add to the limited number."""
         return Counter(topic for topic, prepared in arrivals if prepared is self.limit.of_prepared)
 
     def is_due(self, topics: Iterable[str], now: float) -> bool:
-        """Tell whether the count is old, or one of the topics may be full by what was let through since."""
+        """Tell whether the count is old, or one of the topics may be full by the messages let through since."""
         limit, unread = self.limit.value, self.least - 1
         return now >= self.until or any(
             self.let[each] >= max(limit - self.waiting.get(each, unread), limit // _SMALL, 1) for each in topics
@@ -146,7 +146,7 @@ class FlowControl:
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
-            # One counts; those who come meanwhile go by the last count.
+            # One thread counts; others go by the last count meanwhile.
             gauge.until = now + INTERVAL
         counted_from = [gauge.let.copy() for gauge in gauges]
         counts = (
