@@ -56,7 +56,8 @@ DRIVER_NAME = "postgresql+psycopg"
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"
-#: What is between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
+#: The separators between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL
+#: isn't.
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
@@ -491,7 +492,7 @@ class LoopRunner:
 class Backoff:
     """Waits in seconds that double from ``first`` to ``cap``, each shortened by up to half at random.
 
-    The randomness keeps all who wait for the same database from coming back in the same moment. Not thread-safe.
+    The randomness keeps all that wait for the same database from coming back in the same moment. Not thread-safe.
     """
 
     def __init__(self, first: float, cap: float) -> None:

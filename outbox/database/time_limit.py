@@ -57,7 +57,7 @@ class TimeLimit:
 
         A thread can't be ended from outside. What takes longer loses its connection, so that all it did is rolled back
         and it can commit nothing any more; its thread is left behind. A commit that was under way at that moment may
-        succeed: whoever tries again has to find that.
+        succeed: the worker that tries again has to find that.
 
         Raises:
             FunctionTimedOut: it took longer; ``runner`` can't be used any more.
