@@ -42,7 +42,7 @@ _LONGEST_REFUSAL = 500
 
 @dataclass(frozen=True, slots=True)
 class FlowFilter:
-    """Which flows; what isn't given fits all. ``overdue``: a participant hasn't answered in time, nor has it since."""
+    """Which flows; a field left out fits all. ``overdue``: a participant hasn't answered in time, nor has it since."""
 
     database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
     saga: str | None = option(None, "Only of this saga.", most=LONGEST, metavar="NAME")
