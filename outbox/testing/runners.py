@@ -45,7 +45,7 @@ class TransactionRunner:
         return run_on(self.loop, self._spawn(one_pass))
 
     def _run(self, one_pass: Pass) -> Counts:
-        # What is waiting for a COMMIT, which will never come.
+        # The writes that wait for a COMMIT, which will never come.
         write_now(self.connection)
         try:
             return one_pass(self.connection, self.connection)
