@@ -1,4 +1,4 @@
-"""Events of what is settled afterwards: halves are checked, messages compensated, deliveries confirmed, and so on."""
+"""Events of settling: halves are checked, messages compensated, deliveries confirmed, and so on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.telemetry.event import TelemetryEvent, event
     "check %(checks)d of half message %(half_id)s of topic %(topic)r: %(resolution)s%(because)s",
 )
 class HalfChecked(TelemetryEvent):
-    """A checker was asked about a half; ``reason`` says what was wrong with its answer, if anything was."""
+    """A checker was asked about a half; ``reason`` tells the fault of its answer, if it had one."""
 
     half_id: uuid.UUID
     topic: str
@@ -116,7 +116,7 @@ class CheckTimedOut(TelemetryEvent):
     "check.not_asked",
     "check",
     logging.WARNING,
-    "nobody could be asked about half message %(half_id)s of topic %(topic)r: %(reason)s",
+    "no checker could be asked about half message %(half_id)s of topic %(topic)r: %(reason)s",
 )
 class CheckSkipped(TelemetryEvent):
     """No checker could be asked about a half, which costs it no check."""
@@ -359,7 +359,7 @@ class StepDoneAfterAll(_SagaCommand):
     "%(callback)s was called for %(message_id)s of topic %(topic)r, which is parked%(where)s",
 )
 class DeadLetterAnnounced(TelemetryEvent):
-    """What is done about a dead letter is done, and committed; ``group`` is empty for a half message."""
+    """A function of `Outbox.on_parked` was called, and that is committed; ``group`` is empty for a half message."""
 
     message_id: uuid.UUID
     topic: str
@@ -378,4 +378,4 @@ class DeadLetterAnnounced(TelemetryEvent):
     "%(callback)s failed for %(message_id)s of topic %(topic)r, which is parked%(where)s, and will be called again",
 )
 class DeadLetterCallbackFailed(DeadLetterAnnounced):
-    """What is done about a dead letter has failed, and was undone."""
+    """A function of `Outbox.on_parked` has failed, and its call was undone."""

@@ -20,7 +20,7 @@ from outbox.telemetry.event import TelemetryEvent, event
     "worker started with %(count)d duties: groups %(groups)s, of topics %(topics)s; checkers of %(checkers)s%(lacks)s",
 )
 class WorkerStarted(TelemetryEvent):
-    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of what isn't.
+    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of gaps.
 
     It may consume, and no consumer is declared.
     """
@@ -236,7 +236,7 @@ class SampleFailed(TelemetryEvent):
 class StatisticsRead(TelemetryEvent):
     """The newest statistics, as a minute's sample has them, ``age`` seconds old. Told only to hooks, with each report.
 
-    ``statistics`` has ``topics`` by name, and ``groups`` by topic and name; without what is zero or isn't known.
+    ``statistics`` has ``topics`` by name, and ``groups`` by topic and name; without values that are zero or unknown.
     """
 
     age: float
