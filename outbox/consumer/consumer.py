@@ -110,7 +110,7 @@ class QueueConsumer:
         self._next: list[Entry] = []  # whose rows the transaction has looked up that began with the last COMMIT
         self._goes_on = False
         self._reading = FIRST_READING
-        self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
+        self._earlier: frozenset[UUID] = frozenset()  # messages of this step that are handled again
         self._waiting: list[Entry] = []
         #: How far the group may read, if its topic got more queues.
         self.reach: growth.Reach = growth.UNBOUNDED

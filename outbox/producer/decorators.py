@@ -1,7 +1,7 @@
 """Decorators on service functions: send what the function returns, or prepare, run and decide.
 
 They keep the function's types, docstring and return value. The function takes its session in its first parameter,
-which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller who passes a session, by
+which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller that passes a session, by
 ``within`` or in that parameter, keeps its transaction.
 """
 
