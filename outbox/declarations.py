@@ -235,8 +235,8 @@ class Declarations(DeliveryDeclarations):
         An operator orders it; with ``when="parked"`` also a worker, for what a group that is known (`known_group`, or
         one that consumes the topic by this Outbox in its own database) has parked ``after`` (timedelta or seconds) ago.
 
-        What takes longer than ``timeout`` (by default the setting ``compensation_timeout``) has failed: it loses its
-        connection, and with that all that it did.
+        A call that takes longer than ``timeout`` (by default the setting ``compensation_timeout``) has failed: it loses
+        its connection, and with that all that it did.
 
         Raises:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.

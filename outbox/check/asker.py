@@ -313,7 +313,7 @@ class Asker:
             soonest = min(self._running, key=lambda interview: interview.deadline)
             left = soonest.deadline - time.monotonic()
             try:
-                # Before anything is given up: what has ended may have waited for this look.
+                # Before anything is given up: a question that has ended may have waited for this look.
                 interview, error = self._ended.get(wait and left > 0, max(left, 0))
             except Empty:
                 if left <= 0 and self._give_up(soonest):

@@ -15,9 +15,10 @@ start had no end; from then on messages run one by one, each with its own claim,
 known, and parked. Workers that race for a queue leave claims there as well: so no worker parks a message beside a claim
 of its own, nor while the newest one may be that of a worker which goes on.
 
-What fails is written down; `outbox.consumer.retry` tries it again when its queue has left it behind. An unordered group
-leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key wait
-(`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is parked.
+A failure is written down; `outbox.consumer.retry` tries the message again when its queue has left it behind. An
+unordered group leaves a message behind when it fails, and so does one that is ordered by key, in which later messages
+of the key wait (`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is
+parked.
 """
 
 from __future__ import annotations
@@ -483,7 +484,7 @@ class QueueConsumer:
             if reading != self._reading.number:
                 self._reading = reading_of(connection, self._queue, reading)
             blocked = subscription.blocks_queue and row.status == Status.FAILED
-            # What waits had no part in the failure, and is passed with it.
+            # Messages that wait had no part in the failure, and are passed with it.
             waiting = [each for each in self._waiting if position < each.position < entry.position]
             at_commit(connection, *key_order.wait(self._queue, waiting, reading, self._earlier))
             at_commit(connection, *sql.settle_failure(self._queue, row, reading, process_name()))
@@ -558,7 +559,7 @@ class Consumer:
         self._woken_for.add(queue)
 
     def end(self) -> None:
-        """Do nothing: what runs, runs in a pass."""
+        """Do nothing: handlers run in a pass."""
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
         """Consume the messages that are there, queue by queue; ``more`` if a pass right after this one would find more.

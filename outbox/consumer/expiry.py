@@ -1,7 +1,7 @@
 """Messages that are too old when a group comes to them: no handler gets them, and the inbox says so.
 
-What counts is the clock of the consumer's database: in the transaction in which the handler would run, or when it is
-about to be called outside of one. Where no message can expire (`Entry.can_expire`), nothing is asked.
+The clock of the consumer's database counts: in the transaction in which the handler would run, or when it is about to
+be called outside of one. Where no message can expire (`Entry.can_expire`), nothing is asked.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def keys_of(entries: Sequence[Entry]) -> list[str]:
 def release(connection: Connection, subscription: Subscription, schema: str) -> None:
     """Make each message due that waits and is the first of its key now, in a transaction of its own.
 
-    Where a parked message takes its whole sequence with it, what waits for one is parked. A group that isn't ordered by
-    key any more releases the messages that wait from the time when it was.
+    Where a parked message takes its whole sequence with it, messages that wait for one are parked. A group that isn't
+    ordered by key any more releases the messages that wait from the time when it was.
     """
     of_group: dict[str, Any] = {"group": subscription.group, "topic": subscription.topic}
     parked: list[Row] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: So many seconds are reported.
 WINDOW = 300.0
 #: The upper ends (seconds) of the buckets of times, each a quarter above the one before: from 0.1 ms to more than an
-#: hour. What takes longer is in one more.
+#: hour. Longer ones are in one more.
 BOUNDS: Sequence[float] = tuple(0.0001 * 1.25**number for number in range(80))
 
 

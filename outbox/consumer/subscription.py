@@ -276,7 +276,7 @@ class Entry:
 
 
 class Filter(Protocol):
-    """What takes some of a topic's messages only."""
+    """A filter that takes some of a topic's messages only."""
 
     @property
     def tags(self) -> Collection[str] | None:

@@ -2,7 +2,7 @@
 
 There is one way to open a connection: the application's engine, with all that it has. Passes and acts need psycopg,
 inside of an event loop or outside. Where that isn't what the engine has, another one is derived from it, which asks it
-for its connect arguments each time, and calls its listeners. What can't be carried over is refused.
+for its connect arguments each time, and calls its listeners. An engine that can't be carried over is refused.
 
 A checker or a compensation runs on a connection of its own, so that it can be taken away from a function that doesn't
 end.

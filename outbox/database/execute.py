@@ -277,7 +277,7 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
 
 
 def commit_now(connection: Connection) -> None:
-    """Commit, at the moment in which SQLAlchemy is about to, so that what waits for the COMMIT knows of its success.
+    """Commit, at the moment in which SQLAlchemy is about to, so that functions that wait for the COMMIT learn of it.
 
     After an `execute` with ``then_commit`` through psycopg 3, it has been committed already.
 

@@ -240,7 +240,7 @@ class JoinedSession:
         return cursor
 
     def _close_cursors(self) -> None:
-        """Close the cursors: a function that still has one would write into what runs on the connection next."""
+        """Close the cursors: a function that still has one would write into the next transaction on the connection."""
         while self._cursors:
             closing = self._cursors.pop().close()
             if self._is_async:

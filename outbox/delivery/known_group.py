@@ -178,7 +178,7 @@ class DeliveryDeclarations:
         next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
         `known_group`.
 
-        What takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
+        A call that takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
         connection, and with that all that it did.
 
         Raises:

@@ -372,7 +372,7 @@ WITH batch AS MATERIALIZED (
 ){_UNSEEN}{_TOPICS}{_APPEND}"""
 
 # The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
-# transactions that were in flight. What has a schedule is the release's to make.
+# transactions that were in flight. Messages with a schedule are the release's to make.
 #: Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
 #: Without a ``cursor``, dispatch has passed none.
 lock_undispatched: Template = Template("""

@@ -498,7 +498,7 @@ class _Advance:
         flow = self.flow
         undoes = kind is CommandKind.COMPENSATION
         topic = step.compensate if undoes else step.topic
-        assert topic is not None  # noqa: S101 - only what can be undone is
+        assert topic is not None  # noqa: S101 - only steps with a command to undo them are undone
         # Of the flow's state, not of the message that moves it: an owner's database that was restored may come to a
         # command in another way, and its participant has it once all the same.
         earlier = sum(each.step == step.name and each.kind is kind for each in flow.commands)

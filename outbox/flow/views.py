@@ -156,8 +156,8 @@ class Sagas(OverDatabases):
         """Answer the command of a message for its participant, which doesn't; return a sentence.
 
         ``done`` with what it should have replied as ``result`` (JSON in a text), for steps that need it; or
-        ``refused``. To undo can't be refused. The saga takes it like a participant's: what comes first counts, but a
-        step that is done after a no is undone.
+        ``refused``. To undo can't be refused. The saga takes it like a participant's: the first one counts, but a step
+        that is done after a no is undone.
 
         Raises:
             FlowNotFound: no registered database has sent such a command.

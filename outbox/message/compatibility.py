@@ -2,7 +2,7 @@
 
 A log holds messages of all releases, and a rollout runs two at once. So within a version of a topic each release must
 read what every other has written (Confluent calls it FULL_TRANSITIVE): optional fields may come and go. What is more
-than that needs a new version and an upcaster. What can't be judged counts as incompatible.
+than that needs a new version and an upcaster. A schema that can't be judged counts as incompatible.
 """
 
 from __future__ import annotations

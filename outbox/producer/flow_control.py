@@ -1,7 +1,7 @@
 """Flow control: producers of a topic are refused while too much of it waits (RocketMQ: SYSTEM_BUSY).
 
-What waits is counted once a second in a process (for each pool of connections), in a transaction that is about to
-commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
+Waiting messages are counted once a second in a process (for each pool of connections), in a transaction that is about
+to commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
 I/O, and where that says that the topic is full, a send is refused on the spot. It is counted earlier where the process
 has let so many messages through since that the topic may be full: a small limit holds, and one over `_SMALL` is
 exceeded by a twentieth rather than counted for each message.
@@ -127,7 +127,7 @@ class FlowControl:
                 gauge.refuse([(topic, prepared)])
 
     def admit(self, connection: Connection, arrivals: Collection[Arrival]) -> None:
-        """Count what waits if that is due, and let messages be written by the caller's transaction, or not.
+        """Count the waiting messages if that is due, and let messages be written by the caller's transaction, or not.
 
         Raises:
             OutboxBusy: one of the topics is full.

@@ -3,8 +3,7 @@
 An inbox row may go when it is settled and old, and the producer doesn't have its half any more. A segment holds rows of
 all groups and topics, whose producers are known to the passes of these pairs alone. So each of them asks its producer
 which halves of an old segment it still has, and writes that down (``segment_hold``): those rows stay, and so do all
-rows of a pair that hasn't said anything. When what stays is little, the segment is emptied, by whichever worker comes
-next.
+rows of a pair that hasn't said anything. When few rows stay, the segment is emptied, by whichever worker comes next.
 
 What the producer doesn't have any more doesn't come back. A half that it didn't have yet (of a transaction that was
 open for days) is consumed after it was asked: such rows stay, until it is asked again.

@@ -8,7 +8,7 @@ It is one round trip, in a transaction that waits for the table's lock for `WAIT
 meanwhile waits, and then sees the rows put back: a statement takes its snapshot after its locks. Only a transaction in
 REPEATABLE READ with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A
 caller's may decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and
-doesn't count what waits (`outbox.producer.sql`).
+doesn't count waiting messages (`outbox.producer.sql`).
 """
 
 from __future__ import annotations

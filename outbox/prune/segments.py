@@ -157,7 +157,7 @@ class SegmentedSide:
     def prune_rows(
         self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
     ) -> int:
-        """Delete row by row what can go of a segment that can't be emptied; return how many rows counted went."""
+        """Delete row by row the settled rows of a segment that can't be emptied; return how many rows counted went."""
         raise NotImplementedError
 
     def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
@@ -368,7 +368,7 @@ def empty_segment(
 ) -> int:
     """Delete settled rows of a segment that are older than the retention; return how many halves, or inbox rows, went.
 
-    With ``by_row``, what can't be deleted as a whole goes row by row.
+    With ``by_row``, a segment that can't be emptied is deleted row by row.
     """
     schema = settings.schema
     with connection.begin():
@@ -472,9 +472,9 @@ def drop_segment(
 def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUID, stopping: Callable[[], bool]) -> int:
     """Delete settled halves of a range of ids, row by row; return how many went. A short transaction a batch.
 
-    Goes on from id to id until it comes to halves that are too young, so that what can't go yet (a message that waits
-    for its time) never hides what comes after it. Rows that were written about halves that had just gone (a delivery
-    whose transaction was still open) go, too. ``stopping`` is asked between batches.
+    Goes on from id to id until it comes to halves that are too young, so that a half that can't go yet (a message that
+    waits for its time) never hides later ones. Rows that were written about halves that had just gone (a delivery whose
+    transaction was still open) go, too. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}

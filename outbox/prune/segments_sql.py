@@ -95,7 +95,7 @@ def _delete_settled(old: str, last: str) -> Template:
     return Template(_DELETE_SETTLED.replace("{old}", old).replace("{last}", last))
 
 
-# Ids begin with the client's time, which only bounds the scan; what decides is the database's own time of the decision.
+# Ids begin with the client's time, which only bounds the scan; the database's own time of the decision decides.
 #: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
 #: Those stay that are younger than ``undelivered`` seconds, and that a known group has yet to consume.
 #: Rows: ``(looked at, deleted, all of them are too young, last id looked at)``.

@@ -198,7 +198,7 @@ def changed_since(schema: str, leaf: str, since: str) -> Statement:
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
-#: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
+#: Delete the findings of the reconciliation's runs that began ``retention`` seconds ago. Rows: one for each.
 old_findings: Template = _deleting(
     "reconciliation_finding",
     "id",

@@ -204,7 +204,7 @@ class Meter:
 
     @contextmanager
     def observe(self, activity: Activity) -> Iterator[None]:
-        """Time a handler, and count what it has in hand."""
+        """Time a handler, and count the messages that it has in hand."""
         if not isinstance(activity, Handling):
             yield
             return

@@ -46,7 +46,7 @@ async def amake_due(
 
 
 def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
-    """Let so much time (timedelta or seconds) have passed for what waits: delayed, failed, and undecided halves.
+    """Let so much time (timedelta or seconds) have passed for all that waits: delayed, failed, and undecided halves.
 
     Checkers are told that much more of the age of a half. Sent messages are dispatched before. On a sync engine; await
     `aadvance` for an AsyncEngine.

@@ -63,7 +63,7 @@ class TransactionRunner:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Wait in this thread for what runs on an event loop, in another one."""
+    """Wait in this thread for a coroutine on an event loop, in another one."""
     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 

@@ -243,7 +243,7 @@ class OwnRunner:
             self._close_driver(driver)
 
     def cut(self) -> None:
-        """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
+        """Take the connections away from a pass that runs on: its open transactions are rolled back."""
         for driver in self._drivers:
             cut(driver)
 
@@ -384,6 +384,6 @@ class Runners:
         return runner
 
     def end(self) -> None:
-        """End those that are open: what runs on is cut off, and rolled back."""
+        """End those that are open: passes that run on are cut off, and rolled back."""
         for runner in list(self._open):
             runner.end()

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 #: Folders and modules of ``outbox/`` that are written so. One that is missing here is yet to be rewritten.
 DONE = (
+    "__init__.py",
+    "__init__.pyi",
     "app.py",
     "asgi.py",
     "check",
@@ -25,15 +27,19 @@ DONE = (
     "declarations.py",
     "delivery",
     "dispatch",
+    "django",
     "embedded",
     "errors.py",
     "flow",
     "message",
     "producer",
     "prune",
+    "pytest_plugin.py",
+    "reader.py",
     "settings.py",
     "telemetry",
     "testing",
+    "text.py",
     "worker",
 )
 

@@ -1,7 +1,7 @@
 """Whether a consuming thread may handle messages now, and how many: a group can be paused, slowed down, or broken.
 
 What holds a group back are rows of its database, which each thread looks at every `READ_EVERY` seconds, between two
-transactions: what runs goes on to its end. A message on its way writes none of them.
+transactions: a handler that runs goes on to its end. A message on its way writes none of them.
 
 **Rate.** Threads share a group's rate by grants, which are appended one behind the other in time: a thread that has one
 may handle so many messages at once, the next grant begins when they would have taken their time. A grant is for as

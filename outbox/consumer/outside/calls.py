@@ -184,7 +184,7 @@ class Calls:
             self._starter.expire(call, seconds)
 
     def give_up(self, calls: Iterable[Call]) -> None:
-        """Cancel calls; what comes of them is of no interest any more."""
+        """Cancel calls; their results are of no interest any more."""
         for call in calls:
             if call in self._running:
                 self._running.remove(call)

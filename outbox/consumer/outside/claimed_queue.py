@@ -524,7 +524,7 @@ class ClaimedQueue:
         return settle(self._subscription, entry, call.attempt, call.failure, self._settings.retry_jitter)
 
     def _mark(self, updates: Sequence[tuple[Call, InboxUpdate]]) -> bool:
-        """Mark what needs nothing more in the queue; True if an ordered group is to wait for a retry."""
+        """Mark messages that need nothing more in the queue; True if an ordered group is to wait for a retry."""
         blocked = False
         for call, update in updates:
             slot = None if call.retries else self._slots.get(call.entry.position)

@@ -105,7 +105,7 @@ class OutsideConsumer(Consumer):
         self._calls.wake()
 
     def end(self) -> None:
-        """Give up what runs, since the worker ends; from any thread.
+        """Give up the calls that run, since the worker ends; from any thread.
 
         What came of it is never written: another worker handles it again.
         """
@@ -147,7 +147,7 @@ class OutsideConsumer(Consumer):
                     except Exception as error:
                         if is_lost(connection):
                             raise
-                        failure = error  # what runs has nothing to do with it
+                        failure = error  # calls that run have nothing to do with it
                 if not self._in_flight():
                     if not any(queue.has_news for queue in self._claimed.values()):
                         break
@@ -159,7 +159,8 @@ class OutsideConsumer(Consumer):
                 return counts
             self._leave(connection, list(self._claimed.values()))
         except Exception:
-            # The next pass goes on with what runs. If it comes too late, another worker may have the queues by then.
+            # The next pass goes on with the calls that run. If it comes too late, another worker may have the queues by
+            # then.
             for queue in self._claimed.values():
                 self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
             raise
@@ -180,7 +181,7 @@ class OutsideConsumer(Consumer):
         self._tell_hanging()
 
     def _resume(self, connection: Connection) -> None:
-        """Go on with what runs since a pass that failed, in those queues that no other worker has taken over."""
+        """Go on with the calls of a pass that failed, in those queues that no other worker has taken over."""
         for queue in list(self._claimed.values()):
             with self._unless_lost(queue):
                 queue.renew(connection)
@@ -273,7 +274,7 @@ class OutsideConsumer(Consumer):
             return
         if time.monotonic() < self._next_read and not self._news.is_set():
             return
-        # Before what there is is read: what comes after that sets it again.
+        # Before the messages are read: a notification after that sets it again.
         self._news.clear()
         self._next_read = time.monotonic() + min(_REFUSED, self._settings.idle_wait)
         waiting = self.waiting_queues(connection, source)

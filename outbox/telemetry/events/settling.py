@@ -318,7 +318,7 @@ class SagaOverdue(_SagaCommand):
     " the command is sent again",
 )
 class UndoRefused(_SagaCommand):
-    """A participant refuses to undo what it has done; the command is sent again, for ever."""
+    """A participant refuses to undo its step; the command is sent again, for ever."""
 
     reason: str
 
@@ -331,7 +331,7 @@ class UndoRefused(_SagaCommand):
     " have the group try it again",
 )
 class UndoUndeliverable(_SagaCommand):
-    """A participant has parked the command to undo what it has done, or has lost it."""
+    """A participant has parked the command to undo its step, or has lost it."""
 
     reason: str
 

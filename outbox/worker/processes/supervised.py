@@ -1,4 +1,4 @@
-"""One of several worker processes, as it is seen from inside: what it says to its supervisor, and what it is told.
+"""One of several worker processes, as seen from inside: its reports to the supervisor, and the orders that it gets.
 
 Both talk through one pipe, which is also how a process learns that its supervisor has died: the pipe ends. Orders never
 count as signals, so that a Ctrl-C, which the terminal sends to all of them, and the order that follows it are one.

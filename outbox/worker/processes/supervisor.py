@@ -217,7 +217,7 @@ class Supervisor:
         child.reading.start()
         return child
 
-    # --- what comes in -------------------------------------------------------------------------------------------
+    # --- hearing -------------------------------------------------------------------------------------------------
 
     def _wait(self, signals: socket.socket) -> None:
         """Wait for signals, for what the processes say and for their ends, a moment at most; take note of it."""
