@@ -439,8 +439,7 @@ class Declarations(DeliveryDeclarations):
 
         Or without an end: ``follows=True`` compares messages that are new, due or touched every 20 seconds (or so many
         seconds), and tells each difference when it is found, and when it is gone; ``report`` gets each
-        `outbox.reconcile.follow.follower.PassResult`. A row falsified after it was compared is found by another one by
-        night.
+        `outbox.reconcile.follow.follower.PassResult`. A later falsification is found by another one by night.
 
         Raises:
             InvalidHandler: there is one of this name.

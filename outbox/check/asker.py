@@ -114,8 +114,7 @@ class Interview:
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
         with connection.begin():
-            # A connection that was lost while it lay idle fails here, and no checker is asked whose answer couldn't be
-            # recorded.
+            # A connection that was lost while it lay idle fails here, before a checker is asked in vain.
             execute(connection, self._limits())
         with self._guard:
             if self.abandoned:

@@ -20,8 +20,7 @@ WITH RECURSIVE known AS (
       FROM known k WHERE k.topic IS NOT NULL
 )"""
 
-#: Read which topics have halves due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves
-#: due.
+#: Read which topics are due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
 due: Template = Template(
     KNOWN_TOPICS
     + """

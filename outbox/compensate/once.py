@@ -8,9 +8,8 @@ No transaction spans two databases, and a worker may die between any two steps. 
   compensate.
 - Compensation, its record and the end of the item are one transaction. The record's primary key is the message, so a
   second worker waits for the first, and finds it done.
-- A worker that finds that the message must not be compensated (it was consumed, the bulk job was cancelled) first
-  writes that down, which excludes that another one ends the item as done; then releases the quarantines; then ends the
-  item.
+- A worker that must not compensate the message (it was consumed, the bulk job was cancelled) first writes that down,
+  which excludes that another one ends the item as done; then releases the quarantines; then ends the item.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ start had no end; from then on messages run one by one, each with its own claim,
 known, and parked. Workers that race for a queue leave claims there as well: so no worker parks a message beside a claim
 of its own, nor while the newest one may be that of a worker which goes on.
 
-A failure is written down; `outbox.consumer.retry` tries the message again when its queue has left it behind. An
-unordered group leaves a message behind when it fails, and so does one that is ordered by key, in which later messages
-of the key wait (`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is
-parked.
+Failures are written down; `outbox.consumer.retry` retries a message when its queue has left it behind. An unordered
+group leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key
+wait (`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is parked.
 """
 
 from __future__ import annotations
@@ -685,9 +684,8 @@ class Consumer:
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
         """Retry the messages that are due, at most ``limit`` messages.
 
-        Ordered groups retry in place, in `consume_once`; here they only retry parked messages that an operator gave
-        another try. Of a group that is ordered by key, the messages that waited for one that is settled now follow, in
-        their order.
+        Ordered groups retry in place, in `consume_once`; here they only retry parked messages, at an operator's order.
+        Of a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
         """
         counts = Counts()
         key_order.release(connection, self.subscription, self._settings.schema)

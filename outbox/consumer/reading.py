@@ -4,8 +4,7 @@ A group's first reading of a queue is number 0. An operator's reset, or skip of 
 (`outbox.operator.groups`): the offset is moved, and knows the number from then on. The inbox isn't touched: its rows
 know in which reading they were written. So a row of an earlier one, from behind the position where this one began,
 stands for a message that is to be handled again. Its result is written over the row, whose former content is kept in
-``reread_message`` by the same transaction. A message that is quarantined, discarded or compensated is never handled
-again.
+``reread_message`` by the same transaction. Quarantined, discarded and compensated ones never run again.
 
 **The races** of a message that is handled again. Its row is locked first, without waiting:
 

@@ -52,8 +52,7 @@ PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry"
 def wake_retries(connection: Connection, schema: str, wakes: Mapping[tuple[str, str], Callable[[], None]]) -> Counts:
     """Wake the retries of the groups that have any: one look for all of them, however many.
 
-    ``wakes`` has what wakes them by group and topic, and isn't empty. Returns no counts: the retries that it wakes have
-    them.
+    ``wakes`` has what wakes them by group and topic, and isn't empty. Returns no counts: the woken retries have them.
     """
     groups, topics = zip(*wakes, strict=True)
     statements = plan_by_index(), sql.to_retry(schema, groups=list(groups), topics=list(topics))

@@ -149,8 +149,7 @@ SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND res
 
 # --- in the consumer's database --------------------------------------------------------------------------
 
-# A setting that is local to a transaction ends with it, by whatever statement that ends. The cast of any other text is
-# an error.
+# A setting that is local to a transaction ends with it, however that ends. The cast of any other text is an error.
 _MARK = "set_config('outbox.handling', 'on', true)"
 #: What the error of a statement with `MARKED_TRANSACTION` says.
 ENDED = "the handler ended the transaction"

@@ -73,8 +73,7 @@ Source = Callable[[Connection], list[Item]]
 class Pending:
     """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
 
-    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for callers that count what a
-    transaction sends.
+    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for callers that count them.
     """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)

@@ -56,8 +56,7 @@ DRIVER_NAME = "postgresql+psycopg"
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"
-#: The separators between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL
-#: isn't.
+#: Separators of databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 

@@ -423,8 +423,7 @@ def statements(
 ) -> Iterator[str]:
     """Yield the SQL by which a role of PostgreSQL can be a `ROLES` role in the database of a part, without semicolons.
 
-    ``topics``: of these only it can see messages. Once more is no error; a right that isn't needed any more isn't
-    revoked.
+    ``topics``: of these only it can see messages. Once more is no error; a right not needed any more isn't revoked.
     """
     if not (needs := ROLES[role].needs(part)):
         return

@@ -86,8 +86,7 @@ SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.bod
 
 
 # Whatever became of an earlier order, an operator knows of the message.
-#: Read the messages of a topic that are parked since ``seconds``, and whose compensation was never ordered. Rows:
-#: ``(id,)``.
+#: Read the messages of a topic that are parked since ``seconds`` and have no order to compensate. Rows: ``(id,)``.
 parked: Template = Template("""
 SELECT DISTINCT half_id FROM {s}.delivery d
  WHERE topic = %(topic)s AND NOT settled AND status = 'parked'

@@ -53,8 +53,7 @@ _NEW_CURSOR = """
                                      base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
     SELECT coalesce((SELECT max(id) FROM {s}.dispatch_cursor), 0) + 1,"""
 
-# Ops beyond the limit are neither kept nor counted: a backlog may have millions. Only the first ones are, while it is
-# read.
+# Ops beyond the limit are neither kept nor counted: a backlog may have millions. Only the first ones are.
 _FRESH = f"""
 batch AS MATERIALIZED (
     SELECT * FROM (

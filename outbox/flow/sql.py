@@ -17,8 +17,7 @@ ON CONFLICT DO NOTHING
 RETURNING started_at
 """)
 
-# A transaction that changes a saga holds its row from here on. Its next statement reads with a snapshot of after that
-# lock.
+# A transaction that changes a saga holds its row from here on. Its next statement's snapshot is of after that lock.
 #: Lock the saga that has sent a command. Rows: one as of `sagas`, or none.
 lock: Template = Template(f"""
 SELECT {_SAGA} FROM {{s}}.saga

@@ -1,7 +1,6 @@
 """Statements of the producer: half messages with their checks and ops, and the counts of flow control.
 
-Flow control finds the topics that have reached a limit, at a cost that doesn't grow with the number of waiting
-messages.
+Flow control finds the topics that have reached a limit, at a cost that doesn't grow with the messages waiting.
 """
 
 from __future__ import annotations

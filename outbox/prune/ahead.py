@@ -6,8 +6,7 @@ the rows of before. So these are told apart first:
 
 1. A CHECK on the DEFAULT partitions refuses the ids of some segments to come (`_refuse`): NOT VALID, so that no row is
    read for it.
-2. It is validated (`_validate`). That reads all rows, and no transaction waits: those that read and write take no lock
-  against it.
+2. It is validated (`_validate`). That reads all rows, and blocks no transaction that reads or writes.
 3. The segments are attached. PostgreSQL takes the CHECK for a proof, and reads nothing.
 4. The CHECK is dropped.
 

@@ -498,7 +498,7 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     """Delete settled halves of business strings, row by row; return how many went. A short transaction a batch.
 
     Their ids say nothing of their time, so that they are looked at in the order of their decisions, as `prune_rows`
-    looks at others in that of their ids. The leftovers of some that went are found in a part of the ids that each pass
+    looks at others in that of their ids. Leftovers of some that went are found in a part of the ids that each pass
     draws.
     """
     schema, batch = settings.schema, settings.prune_batch

@@ -1,8 +1,7 @@
 """The repairs that operators have ordered of what reconciliations found: bulk jobs, carried out batch by batch.
 
 A repair has transactions of its own in both databases. So its items aren't locked but claimed for a while, by a
-transaction of their own: a worker that dies over them leaves them to another one, which finds the repaired messages
-healed.
+transaction of their own: a worker that dies over them leaves them to another one, which finds repaired messages healed.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ class ClaimedQueue:
         self._began_at = _EPOCH
         self._slots: dict[int, _Slot] = {}
         self._ahead: list[tuple[Entry, int]] = []
-        # Messages that an earlier one of their key holds back, as is yet to be written; and those that are handled
-        # again.
+        # Messages that an earlier one of their key holds back, as is yet to be written; those that are handled again.
         self._waiting: list[Entry] = []
         self._earlier: set[UUID] = set()
         self._in_flight: dict[UUID, Call] = {}

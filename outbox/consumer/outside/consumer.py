@@ -159,8 +159,7 @@ class OutsideConsumer(Consumer):
                 return counts
             self._leave(connection, list(self._claimed.values()))
         except Exception:
-            # The next pass goes on with the calls that run. If it comes too late, another worker may have the queues by
-            # then.
+            # The next pass goes on with these calls. If it comes too late, another worker may have the queues by then.
             for queue in self._claimed.values():
                 self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
             raise

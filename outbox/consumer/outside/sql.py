@@ -12,8 +12,7 @@ from outbox.database.execute import Template
 CLAIM_SECONDS = 30.0
 
 #: Read how far a queue has come, and its newest claim. One row: ``(position, claims, id of the message there, reading,
-#: term, renewal, is taken, is held, started)``, with NULL for what there isn't. ``is taken``: no worker has given it
-#: up.
+#: term, renewal, is taken, is held, started)``, with NULL where there is none. ``is taken``: it wasn't given up.
 progress: Template = Template("""
 SELECT coalesce(o.position, 0), coalesce(o.claims, 0), o.message_id, coalesce(o.reading, 0),
        k.term, k.renewal, k.worker IS NOT NULL, k.until > clock_timestamp(), k.started

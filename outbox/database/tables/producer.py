@@ -51,8 +51,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("deliver_at", TIME),
             Column("born_at", TIME, nullable=False, server_default=NOW),
             # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
-            # each row would take three times as long. Generated, so that it changes with a body that is changed by
-            # hand.
+            # each row would take three times as long. Generated, so that it follows a body changed by hand.
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
             Column("at_commit", Boolean),
