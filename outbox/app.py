@@ -100,7 +100,7 @@ class Outbox(Declarations):
             )
 
     def unbind(self) -> None:
-        """Take the database away again, for tests that make the application anew; what was declared stays."""
+        """Take the database away again, for tests that make the application anew; the declarations stay."""
         self._binding = None
 
     def bound_to(
@@ -108,7 +108,7 @@ class Outbox(Declarations):
     ) -> Outbox:
         """Return an Outbox with the same functions and handlers, on the database (or in the schema) of one tenant.
 
-        What is declared on either of them, now or later, counts for both. A `Worker` takes several. Functions that were
+        A declaration on either of them, now or later, counts for both. A `Worker` takes several. Functions that were
         decorated with this Outbox work for the tenant while its Outbox is `active`, if this one has no database itself.
 
         Raises:
@@ -177,7 +177,7 @@ class Outbox(Declarations):
     def declare_topic(self, name: str, queues: int) -> None:
         """Create a topic with so many queues, or give it more (never fewer: messages may wait in them).
 
-        More queues move keys to other queues. The order of a key stays: a group reads what is sent from now on into a
+        More queues move keys to other queues. The order of a key stays: a group reads messages sent from now on into a
         queue when it has come to the end, as it is now, of the queues that its keys were in.
 
         Raises:
@@ -310,10 +310,10 @@ class Outbox(Declarations):
         """Commit a prepared half: its message goes out. The first decision wins.
 
         Alone, it decides in a transaction of its own and returns the decision (``first=False`` if it was committed
-        before). ``within`` a session or connection, it decides at that transaction's commit, which fails if anybody
-        decided earlier, so that the business change beside it can't be made twice; returns None. ``within`` a driver's
-        own connection it decides at once, or when it is awaited: the caller rolls back if that fails, and decides last,
-        so that others don't wait for the transaction.
+        before). ``within`` a session or connection, it decides at that transaction's commit, which fails if another
+        decision came earlier, so that the business change beside it can't be made twice; returns None. ``within`` a
+        driver's own connection it decides at once, or when it is awaited: the caller rolls back if that fails, and
+        decides last, so that others don't wait for the transaction.
 
         Raises:
             AlreadyRolledBack: it was rolled back before.
@@ -344,8 +344,8 @@ class Outbox(Declarations):
 
         The function takes its session first (``def create(session: Session, name: str)``, called ``create("a")``), or
         in a parameter with the default `INJECTED`. It joins the transaction of a session that it is called with
-        (``create.within(session, "a")``), or that its caller runs in: a decorated function, a handler, a checker. Who
-        began it commits it. Otherwise it gets a new session and commits that; with ``joins=False`` always.
+        (``create.within(session, "a")``), or that its caller runs in: a decorated function, a handler, a checker. The
+        code that began it commits it. Otherwise it gets a new session and commits that; with ``joins=False`` always.
 
         ``message`` makes the body from what the function returns; values that the database gives have to be there, so
         flush first. ``key`` takes the body. The function, or ``message``, may return an `Outgoing` to say more (the

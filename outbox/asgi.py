@@ -165,7 +165,7 @@ class InboxStatusService:
 
     ``POST`` ``{"topic": …, "group": …, "ids": […]}`` with ``Authorization: Bearer <token>`` is answered by ``queues``,
     how far the group has read each, and ``statuses`` of those of the messages that its inbox has: no body, no key.
-    Whoever has no token learns nothing. ``token`` may be several, so that one can be replaced while both count. It
+    A caller without a token learns nothing. ``token`` may be several, so that one can be replaced while both count. It
     answers about the groups that consume by this Outbox, and those of ``groups``.
 
     Raises:

@@ -66,7 +66,7 @@ class Declarations(DeliveryDeclarations):
         self.middlewares: Registry[Middleware] = Registry()
 
     def _share_declarations(self, other: Declarations) -> None:
-        """Take the declarations of another: what is declared on either, now or later, counts for both."""
+        """Take the declarations of another: those on either, now or later, count for both."""
         self.subscriptions, self.checkers = other.subscriptions, other.checkers
         self.compensations, self.reconciliations = other.compensations, other.reconciliations
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
@@ -176,7 +176,7 @@ class Declarations(DeliveryDeclarations):
         max_checks: int | None = None,
         timeout: dt.timedelta | float | None = None,
     ) -> Any:
-        """Register who is asked whether the local transaction of an undecided half of ``topic`` committed.
+        """Register the function to ask whether the local transaction of an undecided half of ``topic`` committed.
 
         ``checker(orphan)`` or ``checker(orphan, session)``, sync or async, answers a `Resolution`. An exception, a
         time-out, None or anything else means UNKNOWN: it is asked again after ``interval``, and the half is parked
@@ -235,8 +235,8 @@ class Declarations(DeliveryDeclarations):
         An operator orders it; with ``when="parked"`` also a worker, for what a group that is known (`known_group`, or
         one that consumes the topic by this Outbox in its own database) has parked ``after`` (timedelta or seconds) ago.
 
-        What takes longer than ``timeout`` (by default the setting ``compensation_timeout``) has failed: it loses its
-        connection, and with that all that it did.
+        A call that takes longer than ``timeout`` (by default the setting ``compensation_timeout``) has failed: it loses
+        its connection, and with that all that it did.
 
         Raises:
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
@@ -263,15 +263,15 @@ class Declarations(DeliveryDeclarations):
         return register
 
     def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
-        """Register what is done when something of ``topic`` is parked: a message in a group, or a half message.
+        """Register a function to call when something of ``topic`` is parked: a message in a group, or a half message.
 
         ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
         this database, which also records the call: once for each message and group, and for each half, ever. What it
         raises undoes that, and it is called again about half a minute later. Messages: of the groups that consume the
         topic by this Outbox, wherever they come from. Halves: those of this database.
 
-        It is there to tell somebody, or to write it down: an operator may yet retry what is parked. What must undo the
-        local transaction is a `compensation` with ``when="parked"``, which quarantines the message first.
+        It is there to tell a person, or to write it down: an operator may yet retry a parked message. What must undo
+        the local transaction is a `compensation` with ``when="parked"``, which quarantines the message first.
 
         Raises:
             InvalidHandler: the topic has such a function already, or it can't be called so.
@@ -431,20 +431,19 @@ class Declarations(DeliveryDeclarations):
         workers runs it, by the database's clock. One that was missed is made up for at the next start; the first one
         is due at once. How: ``job``, a mapping such as a TOML file has, or that file (``config``, which ``job``
         overrides); by default all consumers, without repairs. ``report`` gets each `outbox.reconcile.rows.JobResult`.
-        What was found is in ``outbox reconcile runs``.
+        Its findings are in ``outbox reconcile runs``.
 
         ``fleet`` has it compare many services' databases in place of what this Outbox consumes: the file or folder of
         ``outbox reconcile fleet``. Then ``report`` gets each `outbox.reconcile.fleet.run.FleetResult`, and this
-        database records that it was run; what was found is recorded in those of the consumers.
+        database records that it was run; the findings are recorded in those of the consumers.
 
-        Or without an end: ``follows=True`` compares what is new, what is due and what was touched every 20 seconds (or
-        so many seconds), and tells each difference when it is found, and when it is gone; ``report`` gets each
-        `outbox.reconcile.follow.follower.PassResult`. What was falsified after it was compared is found by another one
-        by night.
+        Or without an end: ``follows=True`` compares messages that are new, due or touched every 20 seconds (or so many
+        seconds), and tells each difference when it is found, and when it is gone; ``report`` gets each
+        `outbox.reconcile.follow.follower.PassResult`. A later falsification is found by another one by night.
 
         Raises:
             InvalidHandler: there is one of this name.
-            InvalidSettings: a timetable that can't be. What is wrong with the job is told when the worker starts.
+            InvalidSettings: a timetable that can't be. Faults of the job are told when the worker starts.
         """
         if name in self.reconciliations:
             raise InvalidHandler(f"there is a reconciliation {name!r} already; a second one needs a name of its own")

@@ -133,7 +133,7 @@ def pip_install(*extras: str) -> str:
 
 
 class ErrorKind(enum.StrEnum):
-    """What an error means to a caller who doesn't know its class."""
+    """What an error means to a caller that doesn't know its class."""
 
     USAGE = "usage"  # an argument, filter or option that isn't valid
     SETTINGS = "settings"  # settings or declarations that can't work
@@ -478,7 +478,7 @@ class JavaNotFound(ReconcileError):
 
 
 class EmbeddedError(OutboxError):
-    """The embedded PostgreSQL can't do what was asked; the message ends with the tail of its log, if any."""
+    """The embedded PostgreSQL can't carry out a request; the message ends with the tail of its log, if any."""
 
     kind = ErrorKind.UNAVAILABLE
 

@@ -100,7 +100,7 @@ def summary_of(error: BaseException, secrets: Collection[str] = ()) -> str:
 def why_invalid(error: BaseException) -> str:
     """Return what is wrong with a body: of pydantic's errors each field and its rule, without the value.
 
-    A value may be somebody's secret, and the text goes into logs and the inbox.
+    A value may be a secret, and the text goes into logs and the inbox.
     """
     if not _is_of_pydantic(error):
         return message_of(error)
@@ -110,7 +110,7 @@ def why_invalid(error: BaseException) -> str:
 
 
 def _is_of_pydantic(error: BaseException) -> bool:
-    # Whoever raises one has imported it.
+    # Code that raises one has imported it.
     pydantic_core = sys.modules.get("pydantic_core")
     return pydantic_core is not None and issubclass(type(error), pydantic_core.ValidationError)
 

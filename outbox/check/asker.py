@@ -62,7 +62,7 @@ def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any
 
 
 def _read(returned: Any, seconds: float) -> Answer:
-    # A str that spells a resolution is refused as well: whoever returns one may just as well return "ok".
+    # A str that spells a resolution is refused as well: a checker that returns one may just as well return "ok".
     refusal = CHECKER.refusal(returned)
     return Answer(Resolution.UNKNOWN if refusal else returned, refusal, seconds)
 
@@ -78,7 +78,7 @@ class _QuestionClosed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Interview:
-    """A claimed half, whom to ask about it, and what came of it.
+    """A claimed half, its checker, and what came of it.
 
     ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``abandoned`` that it took too long. The
     `Asker` runs it on ``runner`` until ``deadline`` (by `time.monotonic`), ``ended`` tells that it runs no more.
@@ -113,7 +113,7 @@ class Interview:
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
         with connection.begin():
-            # A connection that was lost while it lay idle fails here, and nobody is asked who couldn't be heard.
+            # A connection that was lost while it lay idle fails here, before a checker is asked in vain.
             execute(connection, self._limits())
         with self._guard:
             if self.abandoned:
@@ -159,7 +159,7 @@ class Interview:
             emit(HalfParked(half_id=self.half_id, topic=self.checker.topic, checks=self.claim))
 
     def _keep(self, answer: Answer) -> None:
-        """Keep what was recorded, and tell it."""
+        """Keep the recorded answer, and tell it."""
         self.answer = answer
         emit(
             HalfChecked(
@@ -174,7 +174,7 @@ class Interview:
         )
 
     def give_back(self, connection: Connection) -> None:
-        """Undo the claim: nobody was asked."""
+        """Undo the claim: no checker was asked."""
         with connection.begin():
             schema, half_id = self.settings.schema, self.half_id
             execute(connection, sql.unasked(schema, half_id=half_id, claim=self.claim, id=self.history_id))
@@ -221,12 +221,12 @@ class Interview:
         return self._decide(connection, answer)
 
     def _decide(self, connection: Connection, answer: Answer) -> Answer:
-        """Write op and answer, unless somebody decided meanwhile: then theirs is the answer."""
+        """Write op and answer, unless another writer decided meanwhile: then its decision is the answer."""
         decision = decide(connection, self.settings.schema, self.half_id, answer.resolution, "check")
         if not decision.first:
             error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"
             return Answer(decision.resolution, error, answer.seconds, decision.decided_by)
-        # With the half's lock, which whoever puts another question must have: it can't be put from here on.
+        # With the half's lock, which a worker that puts another question must have: it can't be put from here on.
         (recorded,) = execute(connection, self._answered(answer))
         if not recorded:
             raise _QuestionClosed(f"answered {answer.resolution}, but too late: the question was closed")
@@ -281,7 +281,7 @@ class Asker:
             return self._left_behind[topic] >= self._in_flight
 
     def newly_unasked(self, topics: set[str]) -> list[str]:
-        """Remember the topics that nobody can be asked about; return those that the last pass didn't have."""
+        """Remember the topics that no checker can be asked about; return those that the last pass didn't have."""
         new, self._unasked = sorted(topics - self._unasked), topics
         return new
 
@@ -312,7 +312,7 @@ class Asker:
             soonest = min(self._running, key=lambda interview: interview.deadline)
             left = soonest.deadline - time.monotonic()
             try:
-                # Before anything is given up: what has ended may have waited for this look.
+                # Before anything is given up: a question that has ended may have waited for this look.
                 interview, error = self._ended.get(wait and left > 0, max(left, 0))
             except Empty:
                 if left <= 0 and self._give_up(soonest):
@@ -329,7 +329,7 @@ class Asker:
         return None
 
     def rest(self) -> None:
-        """Close the connections that nobody uses, but for one."""
+        """Close the idle connections, but for one."""
         for runners in self._idle.values():
             while len(runners) > 1:
                 runners.pop().end()

@@ -1,4 +1,4 @@
-"""What a checker declares: whom to ask about the undecided halves of a topic, and by which rules."""
+"""The declaration of a checker: the function to ask about a topic's undecided halves, and by which rules."""
 
 from __future__ import annotations
 

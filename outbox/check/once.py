@@ -1,4 +1,4 @@
-"""One pass of the check: what is due is decided by its fence, or asked about.
+"""One pass of the check: a half that is due is decided by its fence, or a checker is asked.
 
 Rules, with RocketMQ's in brackets where they differ (``TransactionalMessageServiceImpl.check``): the counter moves when
 a checker is asked and at no other time (immunity burns it); a half that was decided is never asked about again (its
@@ -43,7 +43,7 @@ def check_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Check what is due, on ``connection``, which must not be in a transaction; ``checkers`` by topic.
+    """Check the halves that are due, on ``connection``, which must not be in a transaction; ``checkers`` by topic.
 
     Returns ``taken`` halves, ``done`` of them decided, ``failed`` without a verdict (or with a transaction that still
     runs), ``parked``. After ``check_time_limit`` seconds it begins nothing new, and says that there is ``more``.

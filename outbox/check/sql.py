@@ -1,4 +1,4 @@
-"""Statements of the check: which halves are due, who asks, what was answered."""
+"""Statements of the check: which halves are due, which worker asks, which answers came."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uuid import UUID
 from outbox.database.decision import fence_key
 from outbox.database.execute import Statement, Template
 
-# Jumps from topic to topic in the index: a topic that nobody can be asked about costs the others nothing, however many
-# of its halves are due.
+# Jumps from topic to topic in the index: a topic that no checker can be asked about costs the others nothing, however
+# many of its halves are due.
 KNOWN_TOPICS = """
 WITH RECURSIVE known AS (
     (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic LIMIT 1)
@@ -20,7 +20,7 @@ WITH RECURSIVE known AS (
       FROM known k WHERE k.topic IS NOT NULL
 )"""
 
-#: Read what is due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
+#: Read which topics are due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
 due: Template = Template(
     KNOWN_TOPICS
     + """
@@ -76,10 +76,10 @@ WITH tried AS MATERIALIZED (
 SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tried
 """)
 
-# What is due and may still be asked is claimed until the lease ends: the question counts from now on, also if it kills
-# whoever asks. What has used up its questions (the last one was never answered) is parked, unless an operator wants it
-# asked once more. A check that is left of a decided half goes: its decider may not have seen the check, in a
-# snapshot that is older than a rewrite of the table.
+# A half that is due and may still be asked about is claimed until the lease ends: the question counts from now on, also
+# if it kills the worker that asks. One that has used up its questions (the last one was never answered) is parked,
+# unless an operator wants it asked once more. A check that is left of a decided half goes: its decider may not have
+# seen the check, in a snapshot that is older than a rewrite of the table.
 _CLAIM = """
 WITH found AS MATERIALIZED ({due}
 ), due AS MATERIALIZED (
@@ -120,7 +120,7 @@ _DUE_OF_TOPIC = """
        FOR UPDATE SKIP LOCKED"""
 _CLAIM_OF_TOPIC = Template(_CLAIM.replace("{due}", _DUE_OF_TOPIC))
 
-# Asked by hand, parked or not: only not while somebody is being asked. The caller holds the lock already: the snapshot
+# Asked by hand, parked or not: only not while a checker is being asked. The caller holds the lock already: the snapshot
 # of a statement that waits for it wouldn't show the question for which it waited.
 _THIS_ONE = """
     SELECT half_id, check_times, true AS wanted FROM {s}.half_check c
@@ -141,8 +141,8 @@ RETURNING half_id"""
 answered: Template = Template(_ANSWER, lossy=("error",))
 
 # Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
-# What is parked stays so when it was asked by hand. Whoever holds the lock is deciding, and may take his time: if he
-# leaves the half undecided after all, the claim ends by itself.
+# A parked half stays so when it was asked about by hand. The transaction that holds the lock is deciding, and may take
+# its time: if it leaves the half undecided after all, the claim ends by itself.
 #: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands.
 unknown: Template = Template(
     f"""
@@ -163,7 +163,7 @@ RETURNING parked_at IS NOT NULL
     lossy=("error",),
 )
 
-#: Give a claim back: nobody was asked.
+#: Give a claim back: no checker was asked.
 unasked: Template = Template("""
 WITH mine AS MATERIALIZED (
     SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
@@ -181,7 +181,7 @@ INSERT INTO {s}.topic_total (topic, checks) SELECT topic, -1 FROM given_back
 #: Set the next check of all undecided halves to now, but for those that are parked.
 hurry: Template = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
 
-# At once, but not while somebody is being asked: not before that claim ends.
+# At once, but not while a checker is being asked: not before that claim ends.
 _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
                          WHERE q.half_id = half_check.half_id ORDER BY q.id DESC LIMIT 1)
                    THEN next_check_at ELSE clock_timestamp() END"""

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 class Compensation(CalledFunction):
     """The compensation of a topic.
 
-    ``function(message, session)``, sync or async, undoes in the session's transaction what was done when the message
-    was sent. ``consumers`` are the databases, beside the producer's own, in which groups consume the topic. ``model``
-    is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says who orders it:
-    operators alone, or the policy too, for what a known group has parked ``after`` seconds ago. ``timeout`` is how long
-    (seconds) the function may take.
+    ``function(message, session)``, sync or async, undoes in the session's transaction the business change that the
+    message was sent with. ``consumers`` are the databases, beside the producer's own, in which groups consume the
+    topic. ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says
+    which orders it follows: operators' alone, or the policy's too, for messages that a known group has parked ``after``
+    seconds ago. ``timeout`` is how long (seconds) the function may take.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
@@ -103,7 +103,7 @@ class InboxDatabase:
         """Run an act on a connection that isn't in a transaction.
 
         Raises:
-            Postponed: the database can't be asked now, or what is to be changed is locked.
+            Postponed: the database can't be asked now, or a row to change is locked.
         """
         if self._failure is not None:
             raise Postponed(self._failure, UNREACHABLE)
@@ -114,7 +114,7 @@ class InboxDatabase:
         except (DBAPIError, SchemaError) as error:
             if sqlstate(error) in CONTENDED:
                 raise Postponed(
-                    f"somebody is handling the message in database {self.name} at this moment", BUSY
+                    f"another transaction has the message in database {self.name} at this moment", BUSY
                 ) from error
             self._failed(error)
             raise Postponed(str(self._failure), UNREACHABLE) from error
@@ -147,7 +147,7 @@ class _OwnDatabase(InboxDatabase):
 
 
 class InboxDatabases:
-    """The databases with inboxes of one pass; what is opened stays open to its end."""
+    """The databases with inboxes of one pass; connections stay open to its end."""
 
     def __init__(self, own: Connection, schema: str) -> None:
         url = own.engine.url

@@ -8,8 +8,8 @@ No transaction spans two databases, and a worker may die between any two steps. 
   compensate.
 - Compensation, its record and the end of the item are one transaction. The record's primary key is the message, so a
   second worker waits for the first, and finds it done.
-- Whoever finds that the message must not be compensated (it was consumed, the bulk job was cancelled) first writes
-  that down, which excludes that anybody ends the item as done; then releases the quarantines; then ends the item.
+- A worker that must not compensate the message (it was consumed, the bulk job was cancelled) first writes that down,
+  which excludes that another one ends the item as done; then releases the quarantines; then ends the item.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _CompensationPass:
     _stopping: Callable[[], bool]
 
     def end(self) -> None:
-        """Close what was opened."""
+        """Close the connections."""
         self._databases.close()
         self._runners.end()
 
@@ -169,9 +169,9 @@ class _CompensationPass:
         """
         if not self._items.refuse(item, why):
             state, _ = self._items.ended(item)
-            # Pending and yet not to be refused: it was compensated by nobody's order, and the quarantines stay.
+            # Pending and yet not to be refused: it was compensated without an order, and the quarantines stay.
             return self._refuse(item, why) if state == "pending" else self._check_again(item, databases, why)
-        # While the message wasn't out, nobody knew where the groups would pass it. Nor do we, if somebody died in
+        # While the message wasn't out, no worker knew where the groups would pass it. Nor do we, if one died in
         # between.
         doubt = item.refused or not self._items.read(item)[1].sends
         self._release(item, databases)
@@ -193,7 +193,7 @@ class _CompensationPass:
         return state
 
     def _release(self, item: CompensationItem, databases: list[InboxDatabase], *, doubt: bool = False) -> None:
-        """Release the item's quarantines; nobody compensates for it any more."""
+        """Release the item's quarantines; no worker compensates for it any more."""
         _, order = self._items.read(item)
         for database in databases:
             database.run(lambda each: quarantine.release(each, self._settings.schema, order, doubt=doubt))

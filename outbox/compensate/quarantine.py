@@ -10,8 +10,8 @@ A quarantine is an inbox row with the status `quarantined`, in a consumer's data
   fails; its transaction rolls back, and the consumer skips the message. If the consumer's comes first, the row says
   that the message was consumed.
 - The group has passed it without a row, since its filter left it out or it began later: it needs no quarantine, since a
-  group never goes back. Only a message that was sent again would come to it; so who compensates sees to it that it
-  wasn't meanwhile, and what was compensated isn't sent again (outbox/dispatch/once.py).
+  group never goes back. Only a message that was sent again would come to it; so a worker that compensates sees to it
+  that it wasn't meanwhile, and a compensated message isn't sent again (outbox/dispatch/once.py).
 
 A handler outside of transactions takes effect before its row is written. Its worker commits up to where it may begin
 messages, and then looks at the inbox; a quarantine is committed, and then its worker looks at those claims. So one of
@@ -52,9 +52,9 @@ RELEASE_PATIENCE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class QuarantineOrder:
-    """A compensation as the consumers' databases get to know it: of which message, for which bulk job, by whom, why.
+    """A compensation as the consumers' databases get to know it: of which message, for which bulk job, its actor, why.
 
-    ``bulk_job_id`` is None where a message was compensated by nobody's order. ``sends`` are the queue and the position
+    ``bulk_job_id`` is None where a message was compensated without an order. ``sends`` are the queue and the position
     of each time that it was sent, the first one first. ``former`` are earlier bulk jobs which were to roll it back and
     have ended: their quarantines are taken over.
     """
@@ -137,13 +137,13 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
     If one of them has consumed it, nothing is written, unless that is ``acknowledged``: then the others are.
 
     Raises:
-        sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if somebody has handled it all the while.
-        Postponed: somebody may be handling it outside of transactions.
+        sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if another transaction has held it all the while.
+        Postponed: a worker may be handling it outside of transactions.
     """
-    assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines for nobody
+    assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines without an order
     with connection.begin() as transaction:
         _, rows = execute(connection, wait_at_most(PATIENCE), _reached(schema, order))
-        # In this order: what is there and wasn't inserted by us is seen by a snapshot of after the waiting.
+        # In this order: rows that are there and weren't inserted by us are seen by a snapshot of after the waiting.
         inserted, there = execute(
             connection,
             sql.insert(schema, order.topic, _missing(groups_in(rows), [order])),
@@ -187,11 +187,11 @@ def release(
 ) -> None:
     """Release the order's quarantines in a database, in a transaction of its own; ``group`` None: of all groups.
 
-    What was parked is parked again, what had failed is due now. A group that was yet to come to the message comes to it
+    A parked message is parked again, a failed one is due now. A group that was yet to come to the message comes to it
     as if nothing had been; one that has stepped over the quarantine meanwhile has it due now, like a failed message.
 
     With ``doubt``, that is also done for each group which has passed the message without a row: its quarantine may have
-    been released when nobody knew that the message was out. (What a filter has left out stays so: see
+    been released when no worker knew that the message was out. (A message that a filter has left out stays so: see
     outbox/consumer/consumer.py.)
 
     Raises:
@@ -205,7 +205,7 @@ def release(
         inserted = {name for name, was in quarantines if was == "unconsumed"}
         if not quarantines and not doubt:
             return
-        # Who consumes a queue has seen the quarantine, or not: nobody is in between while we hold its lock.
+        # A worker that consumes a queue has seen the quarantine, or not: none is in between while we hold its lock.
         queues = [
             GroupQueue(schema, name, order.topic, queue)
             for name in (names if doubt else inserted)
@@ -238,7 +238,7 @@ def _reached(schema: str, order: QuarantineOrder, group: str | None = None) -> S
 
 
 def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[str, str]) -> list[Statement]:
-    """Return the records of what was done in each group."""
+    """Return the audit's records of the act in each group."""
     word = "was" if action == "quarantine" else "is"
     audited = {group: {word: status, "bulk_job": order.bulk_job_id} for group, status in by_group.items()}
     return [
@@ -248,7 +248,7 @@ def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[
 
 
 def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, topic: str) -> None:
-    """Quarantine for a registered group what is compensated; release what is left of compensations that will not be.
+    """Quarantine compensated messages for a registered group; release those of compensations that will not be.
 
     ``source`` is on the producer's database, and only read.
     """

@@ -1,6 +1,6 @@
 """Run a compensation: in one transaction with its record, which makes it happen once ever, and the end of its item.
 
-One item of a compensation, and what is written about it in the producer's database: a transaction for each entry.
+One item of a compensation, and the entries about it in the producer's database: a transaction for each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: How long (seconds) nobody else takes an item that a worker has claimed, beside the time that its compensation has.
+#: How long (seconds) no other worker takes an item that one has claimed, beside the time that its compensation has.
 LEASE = 30.0
 
 
@@ -36,8 +36,8 @@ LEASE = 30.0
 class CompensationItem(QuarantineOrder):
     """A claimed item of a compensation, as the order that the consumers' databases get to know.
 
-    ``outcome`` is what was said of it before, ``refused`` that it was decided not to compensate it, ``started`` that
-    it isn't the first item of its bulk job.
+    ``outcome`` is the one written before, ``refused`` that it was decided not to compensate it, ``started`` that it
+    isn't the first item of its bulk job.
     """
 
     key: sql.Key
@@ -87,13 +87,13 @@ class ItemTable:
         self._lease = lease
 
     def claim(self, key: sql.Key) -> CompensationItem | None:
-        """Take an item that is due, for the time of the lease; None if it isn't, or somebody else has it."""
+        """Take an item that is due, for the time of the lease; None if it isn't, or another worker has it."""
         (rows,) = self._run(sql.claim(self.schema, **key._asdict(), lease=self._lease))
         if not rows:
             return None
         item = CompensationItem.of(key, rows[0])
         if not item.started:
-            # Not with the claim: who cancels locks the bulk job first, and then its items.
+            # Not with the claim: an operator's cancel locks the bulk job first, and then its items.
             self._run(begin_bulk_job(self.schema, key.bulk_job_id))
         return item
 
@@ -140,7 +140,7 @@ class CompensationFailed(Exception):
 
 
 class StaleItem(Exception):
-    """What was looked at before isn't so any more; nothing was done."""
+    """The rows looked at before have changed; nothing was done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +167,7 @@ class CompensationRun:
         """Run it on a connection that isn't in a transaction.
 
         Raises:
-            Exception: the connection was lost: nobody knows what came of it.
+            Exception: the connection was lost: whether it committed isn't known.
         """
         self.held = True
         self.error = attempt(connection, self._perform)

@@ -1,7 +1,7 @@
-"""Statements of compensations in the producer's database: what was ordered, who is at it, what came of it.
+"""Statements of compensations in the producer's database: the orders, the workers at them, the outcomes.
 
 An item is pending until all is done about it. ``outcome`` says how that goes. From the moment in which it
-begins with `REFUSED`, nobody compensates for this item any more, and its quarantines may be released.
+begins with `REFUSED`, no worker compensates for this item any more, and its quarantines may be released.
 
 Statements that quarantine messages off in the inboxes of a consumer's database, and release quarantines again.
 """
@@ -18,7 +18,7 @@ from outbox.database.sql import GROUP_QUEUES, OPEN, TOOK_EFFECT
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "
 
-#: How it begins while the item waits for what isn't its own failure: that counts as no attempt.
+#: How it begins while the item waits for something that isn't its own failure: that counts as no attempt.
 WAITS = "waits: "
 
 _IS_REFUSED = f"coalesce(starts_with(i.outcome, '{REFUSED}'), false)"
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 # --- orders ----------------------------------------------------------------------------------------------
 
 #: Read what tells whether these can be rolled back.
-#: Rows: ``(id, topic, resolution, decided by, compensated_at, by whom, pending bulk job)``.
+#: Rows: ``(id, topic, resolution, decided by, compensated_at, requested by, pending bulk job)``.
 states: Template = Template("""
 SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_by, i.bulk_job_id
   FROM unnest(%(ids)s::uuid[]) w (id)
@@ -46,7 +46,7 @@ SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_
 
 # --- claims ----------------------------------------------------------------------------------------------
 
-# Nobody is at an item that says why it waits; a claim takes that away.
+# No worker is at an item that says why it waits; a claim takes that away.
 _IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
                        OR (o.cancelled_at IS NOT NULL AND i.outcome IS NOT NULL AND NOT {_IS_REFUSED}))"""
 
@@ -68,9 +68,9 @@ SELECT i.bulk_job_id, i.number
  LIMIT %(limit)s
 """)
 
-#: Keep an item for ``lease`` seconds, unless somebody else has it.
-#: Rows: ``(message, topic, requested by, reason, origin, bulk jobs that were to roll it back before, attempts with this
-#: one, outcome before, refused, options, cancelled by, its bulk job has started)`` or none.
+#: Keep an item for ``lease`` seconds, unless another worker has it. Rows: ``(message, topic, requested by, reason,
+#: origin, bulk jobs that were to roll it back before, attempts with this one, outcome before, refused, options,
+#: cancelled by, its bulk job has started)`` or none.
 claim: Template = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT i.bulk_job_id, i.number, i.outcome, {_IS_REFUSED} AS refused
@@ -109,7 +109,7 @@ sends: Template = Template("SELECT queue, position FROM {s}.message WHERE half_i
 
 _ITEM = "bulk_job_id = %(bulk_job_id)s AND number = %(number)s AND state = 'pending'"
 
-# ``attempts`` tells that nobody else has claimed it since.
+# ``attempts`` tells that no other worker has claimed it since.
 #: Leave a claimed item for later.
 wait: Template = Template(
     f"""
@@ -153,11 +153,11 @@ SELECT i.state, EXISTS (SELECT FROM {s}.compensation c WHERE c.half_id = i.messa
   FROM {s}.bulk_item i WHERE i.bulk_job_id = %(bulk_job_id)s AND i.number = %(number)s
 """)
 
-# Nobody sends the message again, and prune leaves it alone, until the transaction ends.
+# No act sends the message again, and prune leaves it alone, until the transaction ends.
 #: Lock the decision on a half. Rows: ``(resolution,)`` or none.
 lock_op: Template = Template("SELECT resolution FROM {s}.op_message WHERE half_id = %s FOR UPDATE")
 
-#: Write that a message is compensated; waits for who is doing the same. Rows: one if nobody was faster.
+#: Write that a message is compensated; waits for a worker that does the same. Rows: one if none was faster.
 compensate: Template = Template("""
 INSERT INTO {s}.compensation (half_id, function, requested_by, reason)
 VALUES (%s, %s, %s, %s)
@@ -171,7 +171,7 @@ result: Template = Template("UPDATE {s}.compensation SET result = %s::jsonb WHER
 # --- for a group that starts -----------------------------------------------------------------------------
 
 # Of a message that was ordered to be rolled back more than once, the last order counts; and the one by which it was.
-# An order that nobody has begun will find the group by itself.
+# An order that no worker has begun will find the group by itself.
 #: Read which messages of a topic were rolled back, are about to be, or were to be and will not.
 #: Rows: ``(id, bulk job, stands, actor, reason, origin, queues, positions, ended bulk jobs)``.
 compensations: Template = Template(f"""
@@ -223,7 +223,7 @@ SELECT k.consumer_group, q.queue,
  ORDER BY 1, 2
 """)
 
-# What was begun outside of transactions shows in no row before it has ended.
+# A handler begun outside of transactions shows in no row before it has ended.
 #: Read which groups may be handling a message, sent at these positions, outside of transactions, or have just done so.
 #: Rows: ``(group,)``.
 in_flight: Template = Template(f"""{_KNOWN}
@@ -248,7 +248,7 @@ SELECT q.consumer_group
  ORDER BY 1
 """)
 
-# Whoever handles a failed message holds its row.
+# A worker that handles a failed message holds its row.
 _INBOXES = f"""{_KNOWN}
 SELECT c.consumer_group, c.status, c.quarantined_by, c.status = 'consumed' OR {TOOK_EFFECT}
   FROM known k JOIN {{s}}.consumer_message c ON c.consumer_group = k.consumer_group AND c.message_id = %(id)s

@@ -1,23 +1,23 @@
 """Consume one queue of one group: lock, inbox rows, handlers and offset in one transaction.
 
-Nothing is leased: whoever holds the queue's advisory lock, which ends with the transaction, is its consumer for this
-transaction. What was read ahead stays valid as long as the offset in the database is where this worker left it, since
-messages never change. The offset keeps the id of its message: whether the log still has it there is seen at each read
-(`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of transactions
-(`outbox.consumer.outside`), is left to it until the claim ends.
+Nothing is leased: the worker that holds the queue's advisory lock, which ends with the transaction, is its consumer for
+this transaction. Entries that were read ahead stay valid as long as the offset in the database is where this worker
+left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
+at each read (`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of
+transactions (`outbox.consumer.outside`), is left to it until the claim ends.
 
-While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. Who
-is told of new messages in a queue begins with that one, and reads in the same round trip.
+While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. A
+consumer that a notification names a queue to starts with that queue, and reads it in the same round trip.
 
 Crashes leave no trace, because everything rolls back with them. So a worker that takes a queue for the first time (or
 after losing its connection) first commits a claim beside the offset. A claim found there by the next one says that a
 start had no end; from then on messages run one by one, each with its own claim, until the one that kills its worker is
-known, and parked. Workers that race for a queue leave claims there as well: so nobody parks a message beside a claim of
-its own, nor while the newest one may be that of a worker which goes on.
+known, and parked. Workers that race for a queue leave claims there as well: so no worker parks a message beside a claim
+of its own, nor while the newest one may be that of a worker which goes on.
 
-What fails is written down; `outbox.consumer.retry` tries it again when its queue has left it behind. An unordered group
-leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key wait
-(`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is parked.
+Failures are written down; `outbox.consumer.retry` retries a message when its queue has left it behind. An unordered
+group leaves a message behind when it fails, and so does one that is ordered by key, in which later messages of the key
+wait (`outbox.consumer.key_order`). An ordered one retries it in place, and leaves it behind only when it is parked.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class QueueConsumer:
         self._next: list[Entry] = []  # whose rows the transaction has looked up that began with the last COMMIT
         self._goes_on = False
         self._reading = FIRST_READING
-        self._earlier: frozenset[UUID] = frozenset()  # of this step, what is handled again
+        self._earlier: frozenset[UUID] = frozenset()  # messages of this step that are handled again
         self._waiting: list[Entry] = []
         #: How far the group may read, if its topic got more queues.
         self.reach: growth.Reach = growth.UNBOUNDED
@@ -148,7 +148,7 @@ class QueueConsumer:
         )
 
     def read(self, rows: list[Row], position: int, message_id: UUID | None) -> bool:
-        """Take what was read ahead after a position. It is used if the group's offset is there at the next step.
+        """Take the entries read ahead after a position. They are used if the group's offset is there at the next step.
 
         ``message_id`` is that of the message there, as far as it is known. Return False, and take nothing, if the log
         went back: it has another message there, or none and comes to no later one, or repeats a number.
@@ -177,19 +177,19 @@ class QueueConsumer:
         return True
 
     def expect(self, position: int) -> None:
-        """Take note of the group's offset: what was read ahead after another one is of no use."""
+        """Take note of the group's offset: entries read ahead after another one are of no use."""
         if position != self._position:
             self._drop_ahead()
             self._position = position
 
     def take_ahead(self) -> list[Entry]:
-        """Return what was read ahead, and forget it."""
+        """Return the entries read ahead, and forget them."""
         entries = list(self._ahead)
         self._drop_ahead()
         return entries
 
     def forget(self) -> None:
-        """Drop what was read ahead, and claim again at the next step: the connection was lost."""
+        """Drop the entries read ahead, and claim again at the next step: the connection was lost."""
         self._drop_ahead()
         self._fresh = True
         self._started_after = -1
@@ -219,7 +219,7 @@ class QueueConsumer:
             return state, counts
         except AttemptFailed as failed:
             if not failed.is_of_entry:
-                # Who of the batch it was is found out one by one.
+                # One by one, the message of the batch that failed is found.
                 self._one_by_one = self._subscription.batch
                 group, topic, queue = self._queue.values
                 reason, size, error = failed.failure.reason, failed.together, failed.__cause__
@@ -230,7 +230,7 @@ class QueueConsumer:
             self._ahead.clear()
             return State.WORKED, Counts(more=True)
         except BaseException as error:
-            # What is no Exception ends the thread or the process: a start that had no end.
+            # An error that is no Exception ends the thread or the process: a start that had no end.
             if is_lost(connection) or not isinstance(error, Exception):
                 self.forget()
             raise
@@ -348,7 +348,7 @@ class QueueConsumer:
         """Write down a start, or park ``entry``, at which too many had no end; None if neither is to be done."""
         _, claims, before, *_, is_new = offset
         starts = claims + (1 if self._fresh else 0)
-        # Who has started here itself lives, and goes on: those that lost the race to it are no crash.
+        # A worker that has started here itself lives, and goes on: those that lost the race to it are no crash.
         is_over = starts > self._settings.max_claims and self._started_after != self._position
         if is_over and self._is_to_run(entry, known, held):
             if is_new:  # and so may live the one that wrote it, between two transactions
@@ -422,8 +422,8 @@ class QueueConsumer:
             passed.append(entry)
         of, entries, self._waiting = self._queue, list(todo.values()), list(waiting.values())
         if known_failed and not execute(connection, sql.lock_failed(of.schema, of.group, entries[0].id))[0]:
-            # Whoever runs a failed message holds its row, as in a retry. Somebody else has it, or has just settled it:
-            # what the handler did would stay, though the row says something else.
+            # A worker that runs a failed message holds its row, as in a retry. Another one has it, or has just settled
+            # it: what the handler did would stay, though the row says something else.
             self._drop_ahead()
             return State.LOCKED, Counts()
         expired = expired_of(connection, entries) if any(entry.can_expire for entry in entries) else {}
@@ -483,14 +483,14 @@ class QueueConsumer:
             if reading != self._reading.number:
                 self._reading = reading_of(connection, self._queue, reading)
             blocked = subscription.blocks_queue and row.status == Status.FAILED
-            # What waits had no part in the failure, and is passed with it.
+            # Messages that wait had no part in the failure, and are passed with it.
             waiting = [each for each in self._waiting if position < each.position < entry.position]
             at_commit(connection, *key_order.wait(self._queue, waiting, reading, self._earlier))
             at_commit(connection, *sql.settle_failure(self._queue, row, reading, process_name()))
             if row.status == Status.CONSUMED and self._gate.probing:  # skipped: the handler works
                 self._gate.close(connection)
             if blocked:
-                # This start had an end: whoever takes the queue for the next attempt begins to count anew.
+                # This start had an end: the worker that takes the queue for the next attempt begins to count anew.
                 self._drop_claims(connection, position, message_id)
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
@@ -546,7 +546,7 @@ class Consumer:
 
         A new group gets its first offsets, by the subscription's ``start``; a known group keeps its own. Queues (and
         topics) that come later are read from their first message. After this and before it consumes, a worker
-        quarantines for the group what is compensated (`outbox.compensate.quarantine.quarantine_group`).
+        quarantines the compensated messages for the group (`outbox.compensate.quarantine.quarantine_group`).
 
         Raises:
             MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
@@ -558,10 +558,10 @@ class Consumer:
         self._woken_for.add(queue)
 
     def end(self) -> None:
-        """Do nothing: what runs, runs in a pass."""
+        """Do nothing: handlers run in a pass."""
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
-        """Consume what is there, queue by queue; ``more`` if a pass right after this one would find more.
+        """Consume the messages that are there, queue by queue; ``more`` if a pass right after this one would find more.
 
         Raises:
             MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
@@ -602,7 +602,7 @@ class Consumer:
         return counts
 
     def _drain(self, consumer: QueueConsumer, last: int | None, connection: Connection, source: Connection) -> Counts:
-        """Consume a queue up to a position, and what is read of it; None: what the first transaction reads."""
+        """Consume a queue up to a position, and its read entries; None: those that the first transaction reads."""
         counts = Counts()
         for _ in range(STEPS_PER_QUEUE):
             if self._stopping():
@@ -682,10 +682,10 @@ class Consumer:
         self.meter.measured_at = time.monotonic()
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
-        """Retry what is due, at most ``limit`` messages.
+        """Retry the messages that are due, at most ``limit`` messages.
 
-        Ordered groups retry in place, in `consume_once`; here they only retry what was parked and given another try. Of
-        a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
+        Ordered groups retry in place, in `consume_once`; here they only retry parked messages, at an operator's order.
+        Of a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
         """
         counts = Counts()
         key_order.release(connection, self.subscription, self._settings.schema)

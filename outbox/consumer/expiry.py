@@ -1,7 +1,7 @@
 """Messages that are too old when a group comes to them: no handler gets them, and the inbox says so.
 
-What counts is the clock of the consumer's database: in the transaction in which the handler would run, or when it is
-about to be called outside of one. Where no message can expire (`Entry.can_expire`), nothing is asked.
+The clock of the consumer's database counts: in the transaction in which the handler would run, or when it is about to
+be called outside of one. Where no message can expire (`Entry.can_expire`), nothing is asked.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def expiry_of(entry: Entry, attempts: int) -> InboxUpdate:
 
 
 def event_of_expiry(queue: GroupQueue, entry: Entry, attempts: int) -> MessageExpired:
-    """Return what is told of that message."""
+    """Return the event that tells of that message."""
     group, topic, number = queue.values
     return MessageExpired(
         group=group, topic=topic, queue=number, position=entry.position, message_id=entry.id, attempts=attempts

@@ -1,7 +1,7 @@
 """A topic that got more queues: which messages a group may read, so that the order of no key breaks.
 
 With the number of queues the queue of most keys changes. A growth therefore notes, under dispatch's lock, the last
-position of each queue that there was (`outbox.dispatch.sql.declare_topic`). What was sent later, into an old queue or
+position of each queue that there was (`outbox.dispatch.sql.declare_topic`). A message sent later, into an old queue or
 a new one, is behind the growth; the group reads it when it has consumed the old queues up to those positions.
 
 Of the old queues only those count that had a key of this queue. A key's queue is its hash modulo the number of queues,
@@ -61,7 +61,7 @@ def reaches(
     """
     passed = dict(offsets)
     if unfinished := {old for growth in growths for old, end in enumerate(growth.ends) if offsets.get(old, 0) < end}:
-        # What was pruned before the group came to it is not waited for.
+        # Messages that were pruned before the group came to them are not waited for.
         bounds = {"queues": list(unfinished), "positions": [offsets.get(queue, 0) for queue in unfinished]}
         before_next = sql.before_next(schema, topic=topic, growths=len(growths), **bounds)
         passed |= {row[0]: row[1] for row in read_source(source, before_next)[0]}

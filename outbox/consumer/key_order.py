@@ -4,15 +4,15 @@ A group with ``ordered="key"`` passes a message that failed, as an unordered one
 holds the key until it is consumed, discarded, skipped or quarantined. The later messages of the key that the group
 comes to meanwhile are written into the inbox as `waiting`, without a call of the handler.
 
-All follows from the rows, and nobody has to be told: each retry pass looks which row is the first of each key, and has
-it due if it was waiting for others. So it doesn't matter by what the message before it was settled: a retry, an
+All follows from the rows, and no worker has to be told: each retry pass looks which row is the first of each key, and
+has it due if it was waiting for others. So it doesn't matter by what the message before it was settled: a retry, an
 operator, a compensation. What two workers do at the same time:
 
 - A consumer sees that the key is held, while a retry settles the row that holds it. The message waits, is the first of
   its key, and due by the next pass.
-- A consumer sees that the key isn't held. Rows of the key are inserted by whoever holds the lock of its queue, which is
-  this consumer; what others inserted before they gave that lock away is seen by the statements after it. Over a growth
-  of the topic, the old queue has been consumed before (`outbox.consumer.growth`).
+- A consumer sees that the key isn't held. Rows of the key are inserted by the holder of its queue's lock, which is this
+  consumer; the statements after it see the rows that others inserted before they gave that lock away. Over a growth of
+  the topic, the old queue has been consumed before (`outbox.consumer.growth`).
 - Two workers retry. The second one sees the first row of the key as unsettled until the first worker has committed.
 
 ``turn`` is the order of the rows of one key: positions of different queues can't be compared.
@@ -93,7 +93,7 @@ WITH first AS MATERIALIZED (
      ORDER BY turn, position, message_id LIMIT 1
 )"""
 
-# The conditions are asked again of a row that somebody else changed meanwhile.
+# The conditions are asked again of a row that another transaction changed meanwhile.
 _RELEASE = f"""
 UPDATE {{s}}.consumer_message m
    SET status = 'failed', next_attempt_at = clock_timestamp(), attempts = 0, claims = 0, follows = false,
@@ -127,7 +127,7 @@ def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
 def wait(of: GroupQueue, entries: Sequence[Entry], reading: int, again: Collection[UUID]) -> list[Statement]:
     """Write the inbox rows of messages whose key is held back, in the transaction that was marked.
 
-    ``again``: what this reading handles again; what the earlier one had of it is kept.
+    ``again``: the messages that this reading handles again; their rows of the earlier one are kept.
     """
     if not entries:
         return []
@@ -155,8 +155,8 @@ def keys_of(entries: Sequence[Entry]) -> list[str]:
 def release(connection: Connection, subscription: Subscription, schema: str) -> None:
     """Make each message due that waits and is the first of its key now, in a transaction of its own.
 
-    Where a parked message takes its whole sequence with it, what waits for one is parked. A group that isn't ordered by
-    key any more releases what is left of the time when it was.
+    Where a parked message takes its whole sequence with it, messages that wait for one are parked. A group that isn't
+    ordered by key any more releases the messages that wait from the time when it was.
     """
     of_group: dict[str, Any] = {"group": subscription.group, "topic": subscription.topic}
     parked: list[Row] = []

@@ -1,4 +1,4 @@
-"""A log that went back: find where a group's offset and the log still agree, go on from there, and tell what was lost.
+"""A log that went back: find where a group's offset and the log still agree, go on from there, and tell of the loss.
 
 The producer's database may lose messages that a group has read: an asynchronous replica is promoted without the last
 transactions, a dump or a volume is put back. Where its identity changed with that, dispatch goes on in a new epoch,

@@ -1,6 +1,6 @@
 """What the handlers of a group do: how often, how long, with what result, and how far behind the group is.
 
-A consuming thread only adds to the totals of its `HandlerMeter`. A worker reports what was added in the last minutes
+A consuming thread only adds to the totals of its `HandlerMeter`. A worker reports the sums of the last minutes
 (`HandlerReport`), and the operator adds up what all workers report.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: So many seconds are reported.
 WINDOW = 300.0
 #: The upper ends (seconds) of the buckets of times, each a quarter above the one before: from 0.1 ms to more than an
-#: hour. What takes longer is in one more.
+#: hour. Longer ones are in one more.
 BOUNDS: Sequence[float] = tuple(0.0001 * 1.25**number for number in range(80))
 
 

@@ -1,11 +1,10 @@
-"""Read again what a group has handled: which of a batch's messages an earlier reading had, and what becomes of them.
+"""Handle messages again that a group has handled: which of a batch an earlier reading had, and what becomes of them.
 
-A group's first reading of a queue is number 0. An operator who resets it, or has it skip a backlog, begins another one
+A group's first reading of a queue is number 0. An operator's reset, or skip of a backlog, begins another one
 (`outbox.operator.groups`): the offset is moved, and knows the number from then on. The inbox isn't touched: its rows
 know in which reading they were written. So a row of an earlier one, from behind the position where this one began,
 stands for a message that is to be handled again. Its result is written over the row, whose former content is kept in
-``reread_message`` by the same transaction. What is quarantined or discarded is never handled again, nor what is
-compensated.
+``reread_message`` by the same transaction. Quarantined, discarded and compensated ones never run again.
 
 **The races** of a message that is handled again. Its row is locked first, without waiting:
 

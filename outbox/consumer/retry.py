@@ -45,14 +45,14 @@ from outbox.text import process_name
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: What is said of a message that the producer has no more.
+#: The result of a message that the producer has no more.
 PRUNED = HandlerFailure("the producer has pruned this message: nothing to retry", Status.PARKED)
 
 
 def wake_retries(connection: Connection, schema: str, wakes: Mapping[tuple[str, str], Callable[[], None]]) -> Counts:
     """Wake the retries of the groups that have any: one look for all of them, however many.
 
-    ``wakes`` has what wakes them by group and topic, and isn't empty. Returns no counts: what is woken has them.
+    ``wakes`` has what wakes them by group and topic, and isn't empty. Returns no counts: the woken retries have them.
     """
     groups, topics = zip(*wakes, strict=True)
     statements = plan_by_index(), sql.to_retry(schema, groups=list(groups), topics=list(topics))
@@ -95,8 +95,8 @@ def retry_next(
             _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
-            # The row lock is held: nobody else runs this message until this transaction ends, so that all the earlier
-            # starts were of workers that have died.
+            # The row lock is held: no other worker runs this message until this transaction ends, so that all the
+            # earlier starts were of workers that have died.
             if claims > settings.max_claims:
                 raise AttemptFailed(entry, *crashed(subscription, attempts, claims))
             # A message that was never attempted (its quarantine was released) hasn't been through the group's filter.

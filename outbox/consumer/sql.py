@@ -149,7 +149,7 @@ SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND res
 
 # --- in the consumer's database --------------------------------------------------------------------------
 
-# A setting that is local to a transaction ends with it, whoever ends it. The cast of any other text is an error.
+# A setting that is local to a transaction ends with it, however that ends. The cast of any other text is an error.
 _MARK = "set_config('outbox.handling', 'on', true)"
 #: What the error of a statement with `MARKED_TRANSACTION` says.
 ENDED = "the handler ended the transaction"
@@ -270,7 +270,7 @@ SELECT message_id
 """)
 
 # As in `drop_claims`, a prune waits that was about to delete the row.
-#: Move an offset back, or to where the log begins now; and write down what was lost.
+#: Move an offset back, or to where the log begins now; and write down the loss.
 go_back: Template = Template("""
 WITH dropped AS (
     DELETE FROM {s}.consumer_offset
@@ -393,7 +393,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
     lossy=("error", "kind"),
 )
 
-# --- what is read again ----------------------------------------------------------------------------------------------
+# --- handling again --------------------------------------------------------------------------------------------------
 
 #: Read behind which position of a queue a reading began. Rows: ``(position,)`` or none.
 reading_began: Template = Template("""
@@ -481,8 +481,8 @@ _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
 #: Read the failed message that is due first; ``ordered`` as in `claim_due`. Rows: ``(id,)`` or none.
 due: Template = Template(_DUE)
 
-#: Read which groups may have something for a retry pass: what is due, or holds back or waits for its key. Rows:
-#: ``(group, topic)``.
+#: Read which groups may have something for a retry pass: messages that are due, or hold back or wait for their key.
+#: Rows: ``(group, topic)``.
 to_retry: Template = Template(f"""
 SELECT g, t FROM unnest(%(groups)s::text[], %(topics)s::text[]) AS u (g, t)
  WHERE EXISTS (SELECT FROM {{s}}.consumer_message
@@ -504,10 +504,10 @@ RETURNING message_id, queue, position, attempts, claims,
                      WHERE r.consumer_group = m.consumer_group AND r.topic = m.topic AND r.queue = m.queue), 0)
 """)
 
-# A worker that retries outside of transactions first moves the time of the next attempt: who waited for the row then
-# finds that it isn't due.
-#: Lock a due failed message unless somebody has it. Rows: ``(attempts, it was never attempted, first failed at)`` or
-#: none.
+# A worker that retries outside of transactions first moves the time of the next attempt: a worker that waited for the
+# row then finds that it isn't due.
+#: Lock a due failed message unless another transaction has it. Rows: ``(attempts, it was never attempted, first failed
+#: at)`` or none.
 lock_failed: Template = Template(f"""
 SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s}}.consumer_message c
  WHERE consumer_group = %s AND message_id = %s AND status = 'failed' AND next_attempt_at <= clock_timestamp()

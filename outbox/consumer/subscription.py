@@ -276,7 +276,7 @@ class Entry:
 
 
 class Filter(Protocol):
-    """What takes some of a topic's messages only."""
+    """A filter that takes some of a topic's messages only."""
 
     @property
     def tags(self) -> Collection[str] | None:
@@ -364,7 +364,7 @@ _ROLLED_BACK = HandlerFailure(
 
 # Parked at once: a COMMIT has kept its effect, and each retry would repeat it.
 _ENDED = HandlerFailure(
-    "a handler ended the transaction by itself (COMMIT or ROLLBACK, in SQL or through the driver), so that nobody "
+    "a handler ended the transaction by itself (COMMIT or ROLLBACK, in SQL or through the driver), so that no worker "
     "knows whether the effect of this message was kept; let it raise, or return Retry, Park or Skip instead",
     Status.PARKED,
     kind="the handler ended the transaction",
@@ -517,7 +517,7 @@ def count_attempt(meter: HandlerMeter, row: InboxUpdate) -> None:
 
 
 def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: BaseException | None) -> TelemetryEvent:
-    """Return what is told of one message that was settled so, because of an error or of the handler's answer."""
+    """Return the event that tells of one message settled so, because of an error or of the handler's answer."""
     facts: dict[str, Any] = {
         "group": subscription.group,
         "topic": subscription.topic,
@@ -534,7 +534,7 @@ def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: Ba
 
 
 def handled(queue: GroupQueue, entries: Sequence[Entry], attempt: int) -> MessagesHandled:
-    """Return what is told of messages of a queue that were handled."""
+    """Return the event that tells of a queue's messages that were handled."""
     ids = tuple(entry.id for entry in entries)
     return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
 
@@ -588,7 +588,7 @@ def run_handler(
     Raises:
         AttemptFailed: of one entry; of the first, if they failed together.
         TransactionEnded: a handler ended the transaction, which the entries up to its own ran in.
-        BaseException: the connection was lost, or the process or the task ends: nobody's failure, costs no attempt.
+        BaseException: the connection was lost, or the process or the task ends: no handler's failure, costs no attempt.
     """
     messages = [entry.message for entry in entries if entry.message is not None]
     if not messages:

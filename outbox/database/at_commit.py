@@ -2,7 +2,7 @@
 
 `add` only remembers. When the caller's root transaction commits, everything that was added goes to the server in one
 statement, together with the COMMIT itself; the caller's own ``commit()`` then finds the work done. So adding costs no
-round trip, and what was added inside a savepoint that rolled back was never written at all.
+round trip, and an item added inside a savepoint that rolled back was never written at all.
 
 An item is a statement, or a value of a `Writer`, which makes statements of all its values when the transaction commits.
 This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items added to a session come from
@@ -49,7 +49,7 @@ class Writer(Protocol):
     def __call__(
         self, connection: Connection, values: Sequence[Any], *, then_commit: bool
     ) -> tuple[list[Statement], list[Statement], list[Callable[[], None]]]:
-        """Return the statements for the round trip of the COMMIT, those to run after it, and what is called then.
+        """Return the statements for the round trip of the COMMIT, those to run after it, and functions to call then.
 
         ``values`` are in the order in which they were added. ``then_commit`` is False in a two-phase transaction, which
         only prepares now.
@@ -65,7 +65,7 @@ class Item:
     writer: Writer | None
 
 
-#: Gives up what is to be written at the commit of the connection.
+#: Gives up the items to be written at the commit of the connection.
 Source = Callable[[Connection], list[Item]]
 
 
@@ -73,8 +73,7 @@ Source = Callable[[Connection], list[Item]]
 class Pending:
     """The items of one connection's transaction, each with the open savepoints it was added in, and their sources.
 
-    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for who counts what a transaction
-    sends.
+    ``afterwards`` follow the COMMIT, ``committed`` is called then. ``bytes_sent`` is for callers that count them.
     """
 
     items: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
@@ -132,8 +131,8 @@ def at_commit(connection: Connection, *statements: Statement) -> None:
 def after_commit(connection: Connection, function: Callable[[], None]) -> None:
     """Have a function called once this connection's transaction has committed, and never if it doesn't.
 
-    The function must not raise: nobody could undo what is committed. In a two-phase transaction it isn't called, since
-    who commits that, and when, isn't known here; nor after `write_now`, which is for what tests roll back.
+    The function must not raise: no caller could undo a COMMIT. In a two-phase transaction it isn't called, since its
+    COMMIT isn't seen here; nor after `write_now`, which is for what tests roll back.
     """
     pending_of(connection).committed.append(function)
 
@@ -164,7 +163,7 @@ def announce(connection: Connection, statement: Statement) -> None:
 
 
 def write_now(connection: Connection) -> None:
-    """Write what was added so far, in a transaction that goes on."""
+    """Write the items added so far, in a transaction that goes on."""
     _write(connection, then_commit=False)
 
 
@@ -198,7 +197,7 @@ def commit_and_begin(connection: Connection, *first: Statement) -> list[list[Row
 
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
-    """Be in a savepoint as in a transaction of its own: what is added inside is written when it is released."""
+    """Be in a savepoint as in a transaction of its own: items added inside are written when it is released."""
     write_now(connection)
     with connection.begin_nested() as nested:
         yield
@@ -210,9 +209,9 @@ def savepoint(connection: Connection) -> Iterator[None]:
 class Hold:
     """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
 
-    ``owner`` says whose the transactions are, and with what they are committed. ``broken``: one has ended all the same.
-    ``used``: the connections that have executed something through SQLAlchemy.
-    ``left`` gets the statements that leave something behind in the session. Savepoints are the function's own.
+    ``owner`` names the owner of the transactions, and with what they are committed. ``broken``: one has ended all the
+    same. ``used``: the connections that have executed something through SQLAlchemy. ``left`` gets the statements that
+    leave something behind in the session. Savepoints are the function's own.
     """
 
     owner: str
@@ -420,7 +419,7 @@ def refuse_autocommit(connection: Connection) -> None:
 
 
 def _write(connection: Connection, *, then_commit: bool, following: Sequence[Statement] = ()) -> list[list[Row]]:
-    """Write what was added, and commit then; return the rows of what follows in the next transaction."""
+    """Write the items added, and commit then; return the rows of what follows in the next transaction."""
     rows: list[list[Row]] = []
     if (pending := _by_connection.pop(connection, None)) is None:
         return rows

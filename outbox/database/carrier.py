@@ -2,7 +2,7 @@
 
 The annotation of its second parameter decides: a Session, a Connection of SQLAlchemy's, or a plain cursor of psycopg's;
 of an async function, an AsyncSession, an AsyncConnection, or an AsyncCursor. Without one it is a session. Classes are
-found among the modules that are imported: nobody can have named one of another module.
+found among the modules that are imported: an annotation can't have named one of another module.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def carrier_of(what: str, function: Callable[..., Any], *, is_async: bool) -> De
     (an async one without the connection), and must be possible so.
 
     Raises:
-        InvalidHandler: names the parameter, and what is possible.
+        InvalidHandler: names the parameter, and the possible types.
     """
     parameter = _second_parameter(function)
     if parameter is None or parameter.annotation is parameter.empty:
@@ -107,7 +107,7 @@ def _resolved(annotation: str, function: Callable[..., Any]) -> Any:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield each type that an annotation allows, without what is around it: None, metadata, parameters, an alias."""
+    """Yield each type that an annotation allows, without its wrapping: None, metadata, parameters, an alias."""
     for alias in ("__value__", "__supertype__"):  # of ``type``, of NewType
         annotation = getattr(annotation, alias, annotation)
     origin = get_origin(annotation)

@@ -1,4 +1,4 @@
-"""Decide a half message: the first writer of the op wins, everybody else learns what came first.
+"""Decide a half message: the first writer of the op wins, all others learn what came first.
 
 Producer, check and operator decide by these functions, so that one insert settles every race between them.
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Whoever decides
-# locks the half's check first, as the check pass does: in the other order the two would deadlock.
+# The insert decides every race: it waits for a rival that is under way, and the loser gets no row. Each decider locks
+# the half's check first, as the check pass does: in the other order the two would deadlock.
 #: Write the op of a half unless it has one. Rows: ``(halves found, decided_at or None)``.
 _DECIDE = Template("""
 WITH half AS (
@@ -91,7 +91,7 @@ def deciding(schema: str, half_id: UUID, resolution: Resolution, decided_by: str
 
 
 def deciding_first(schema: str, half_id: UUID, resolution: Resolution) -> Steps[None]:
-    """Write the op of a half in the caller's transaction, which must fail if anybody was faster.
+    """Write the op of a half in the caller's transaction, which must fail if another writer was faster.
 
     Also the same decision made before is refused: the business change beside it would be made twice.
 

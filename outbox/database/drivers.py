@@ -1,6 +1,6 @@
 """Connections that are used without SQLAlchemy: of psycopg 3, psycopg2 or asyncpg.
 
-They tell nobody of their COMMIT, so that what is to be written is written at once.
+They don't tell of their COMMIT, so that rows are written at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ when_committed: ContextVar[Callable[[Callable[[], None]], object] | None] = Cont
 
 
 def call_once_committed(function: Callable[[], None]) -> None:
-    """Have a function called after the COMMIT of a driver's connection; at once where nobody will tell of it."""
+    """Have a function called after the COMMIT of a driver's connection; at once where it can't be told of."""
     if (register := when_committed.get()) is None:
         function()
     else:
@@ -187,7 +187,7 @@ class Raw:
 def raw_connection(carrier: object) -> Raw | None:
     """Return the connection of a driver by itself; None if ``carrier`` is something else.
 
-    A driver that nobody has imported can't have made it.
+    A driver that isn't imported can't have made it.
     """
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(carrier, (psycopg.Connection, psycopg.AsyncConnection)):

@@ -2,7 +2,7 @@
 
 There is one way to open a connection: the application's engine, with all that it has. Passes and acts need psycopg,
 inside of an event loop or outside. Where that isn't what the engine has, another one is derived from it, which asks it
-for its connect arguments each time, and calls its listeners. What can't be carried over is refused.
+for its connect arguments each time, and calls its listeners. An engine that can't be carried over is refused.
 
 A checker or a compensation runs on a connection of its own, so that it can be taken away from a function that doesn't
 end.
@@ -56,7 +56,7 @@ DRIVER_NAME = "postgresql+psycopg"
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"
-#: What is between databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
+#: Separators of databases: blanks, lines, or a comma before the next one; a comma between hosts of one URL isn't.
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
@@ -496,7 +496,7 @@ class LoopRunner:
 class Backoff:
     """Waits in seconds that double from ``first`` to ``cap``, each shortened by up to half at random.
 
-    The randomness keeps all who wait for the same database from coming back in the same moment. Not thread-safe.
+    The randomness keeps all that wait for the same database from coming back in the same moment. Not thread-safe.
     """
 
     def __init__(self, first: float, cap: float) -> None:

@@ -229,8 +229,8 @@ def execute(
         if prepare_before and begins and trip is not None and not trip.ready:
             _send(connection, driver, [(each.sql, each.values) for each in statements], None)
             trip = _round_trip(driver, pairs + last)
-        # Once on each connection the driver takes its own way: to begin as told, or to prepare what is new to it. With
-        # a driver whose private parts are unknown it always does.
+        # Once on each connection the driver takes its own way: to begin as told, or to prepare statements new to it.
+        # With a driver whose private parts are unknown it always does.
         by_driver = trip is None or not trip.ready or (idle and not driver.autocommit)
         if by_driver and trip is not None:
             trip = _round_trip(driver, last)
@@ -277,7 +277,7 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
 
 
 def commit_now(connection: Connection) -> None:
-    """Commit, at the moment in which SQLAlchemy is about to, so that what waits for the COMMIT knows of its success.
+    """Commit, at the moment in which SQLAlchemy is about to, so that functions that wait for the COMMIT learn of it.
 
     After an `execute` with ``then_commit`` through psycopg 3, it has been committed already.
 
@@ -484,13 +484,13 @@ class _Array(list[Any]):
 
 @cache
 def _know_arrays() -> None:
-    from psycopg2 import _psycopg, extensions  # noqa: PLC0415 - whoever passes its connection has paid for it
+    from psycopg2 import _psycopg, extensions  # noqa: PLC0415 - a caller that passes its connection has paid for it
 
     extensions.register_adapter(_Array, _psycopg.List)
 
 
 def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | dict[str, Any]:
-    """Write UUIDs out: psycopg2 only takes them where somebody has registered the type."""
+    """Write UUIDs out: psycopg2 only takes them where the application has registered the type."""
     _know_arrays()
     if isinstance(values, Mapping):
         return {name: _without_uuids(value) for name, value in values.items()}
@@ -568,7 +568,7 @@ def kind_of(error: BaseException) -> ErrorKind | None:
 
 #: A statement for the connection; or what gets its rows elsewhere, and may block.
 Work = Statement | Callable[[], list[Row]]
-#: Yields what is to be done, gets the rows of each, and returns what comes of them: for sync and async connections.
+#: Yields the work to do, gets the rows of each, and returns what comes of them: for sync and async connections.
 Steps = Generator[Work, list[Row], T]
 
 

@@ -1,9 +1,9 @@
-"""What each duty does to the tables, declared once: the GRANTs that are printed, and what is found missing.
+"""What each duty does to the tables, declared once: the GRANTs that are printed, and the rights found missing.
 
 A consumer can be kept to some topics by row security. It gets a restrictive policy of its own on each table of the
-producer's that tells a message's topic, and everybody else a permissive one, so that nothing changes for them. The
-plans stay those by index: what the statements and the policies compare is leakproof. A view with a security barrier
-reads whole tables instead, and a function would be a second way to read.
+producer's that tells a message's topic, and all others a permissive one, so that nothing changes for them. The plans
+stay those by index: what the statements and the policies compare is leakproof. A view with a security barrier reads
+whole tables instead, and a function would be a second way to read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class DutyNeeds:
-    """What is done in the database that has the tables of one part, and what it needs there."""
+    """The duties in the database that has the tables of one part, and their needs there."""
 
     name: str
     part: Part
@@ -128,12 +128,12 @@ def _read(*tables: str) -> dict[str, str]:
     return dict.fromkeys(" ".join(tables).split(), "SELECT")
 
 
-#: What is done where, and what it needs there. What several duties of a role need is granted once.
+#: Each duty, where it works, and what it needs there. A need that several duties of a role share is granted once.
 DUTIES = (
     _duty(
         "send",
         "producer",
-        half_message="SELECT(id) INSERT",  # read where a sender says what isn't to be sent twice
+        half_message="SELECT(id) INSERT",  # read for messages that a sender doesn't want sent twice
         half_check="INSERT",
         op_message="INSERT",
         op_sequence="USAGE",
@@ -423,7 +423,7 @@ def statements(
 ) -> Iterator[str]:
     """Yield the SQL by which a role of PostgreSQL can be a `ROLES` role in the database of a part, without semicolons.
 
-    ``topics``: of these only it can see messages. Once more is no error; what isn't needed any more isn't revoked.
+    ``topics``: of these only it can see messages. Once more is no error; a right not needed any more isn't revoked.
     """
     if not (needs := ROLES[role].needs(part)):
         return
@@ -474,7 +474,7 @@ def quoted(name: str) -> str:
     return name if _UNQUOTED.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-# --- what is missing -------------------------------------------------------------------------------------------------
+# --- missing rights --------------------------------------------------------------------------------------------------
 
 #: Runs statements that only read, and returns the rows of each.
 Read = Callable[..., list[list[Row]]]
@@ -495,7 +495,7 @@ SELECT n.number::int
 #: The role of this session. One row: ``(name, name as SQL has it)``.
 WHO = Statement("SELECT current_user::text, quote_ident(current_user)")
 
-# Who has a policy of ours, and those that are in the role that has it.
+# The roles that have a policy of ours, and those that are in one of them.
 _POLICIES = Template("""
 SELECT DISTINCT pg_get_expr(p.polqual, p.polrelid)
   FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid

@@ -53,7 +53,7 @@ _DONE = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 # --- how values go to the server and come back -----------------------------------------------------------------------
 
 # An application may register dumpers and loaders of its own, for all connections or for one: a list as JSON, a time as
-# a class. Our statements would go out with them. So they have adapters of their own, which nobody else changes; and
+# a class. Our statements would go out with them. So they have adapters of their own, which no application changes; and
 # lists go in binary form, since a setting of the server's (``array_nulls``) changes what their text means.
 
 _TEXT_ARRAY = 1009
@@ -67,7 +67,7 @@ _NULL = _LENGTH(-1)
 
 
 class _ArrayDumper(Dumper):
-    """Dumps a list of one type: psycopg's own asks for each list what is in it, and calls a dumper for each element."""
+    """Dumps a list of one type: psycopg's own looks into each list, and calls a dumper for each element."""
 
     format = pq.Format.BINARY
     element: int
@@ -257,7 +257,7 @@ class RoundTrip:
             if collected:
                 libpq.exit_pipeline_mode()
             else:
-                # Answers are under way that nobody will collect: nothing can be done on this connection any more.
+                # Answers are under way that no caller will collect: nothing can be done on this connection any more.
                 libpq.finish()
         if error is not None:
             if not (committed or self._has_committed()):

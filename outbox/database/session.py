@@ -99,7 +99,7 @@ class RunningTransaction:
     is_async: bool
     open: Callable[[], Any]
     connection: Connection | None = None
-    #: How often what was sent within the running call.
+    #: How often each message was sent within the running call.
     sent: dict[object, int] = field(default_factory=dict)
     _owner: object = field(default_factory=_caller)
 
@@ -204,9 +204,9 @@ class JoinedSession:
         return self._opened
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """Call a function of the application's with an argument and what it takes, and wait for what is async.
+        """Call a function of the application's with an argument and what it takes, and wait for it if it is async.
 
-        What is sent from then on, by the function or by what flushes the session, is caused by the argument.
+        A message sent from then on, by the function or by a flush of the session, is caused by the argument.
         """
         HANDLED.set(argument)
         self._hold.function = function
@@ -225,14 +225,14 @@ class JoinedSession:
                 self._close_cursors()
 
     def _tidy_up(self) -> None:
-        """Take away what was left behind in the session, in the transaction: a pooler may give it to others then."""
+        """Take away what the function left in the session, in the transaction: a pooler may give it to others then."""
         done = self._driver.cursor().execute(tidying(self._left))
         if self._is_async:
             wait_for(done)
         self._left.clear()
 
     def _other(self) -> Any:
-        """Return what isn't a session: a cursor for this call alone, whatever that does to it; or the connection."""
+        """Return a cursor for this call alone, whatever that does to it; or the connection."""
         if self._kind is CarrierKind.CONNECTION:
             return self._async_connection() if self._is_async else self._connection
         cursor = self._driver.cursor()
@@ -240,7 +240,7 @@ class JoinedSession:
         return cursor
 
     def _close_cursors(self) -> None:
-        """Close the cursors: who still has one would write into what runs on the connection next."""
+        """Close the cursors: a function that still has one would write into the next transaction on the connection."""
         while self._cursors:
             closing = self._cursors.pop().close()
             if self._is_async:
@@ -290,7 +290,7 @@ class JoinedSession:
             self._session.flush()
 
     def finish(self) -> None:
-        """Flush, and hand what was sent with the session to the connection, to be written at its commit."""
+        """Flush, and hand the messages sent with the session to the connection, to be written at its commit."""
         if self._session is not None:
             self._session.commit()
 
@@ -328,9 +328,9 @@ def unscoped(carrier: Any) -> Any:
     return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
 
 
-# --- what was sent with a session ---------------------------------------------------------------------------------
+# --- sent with a session ------------------------------------------------------------------------------------------
 
-#: Where a session has what was sent with it, and what holds its transaction.
+#: Where a session has the messages sent with it, and what holds its transaction.
 _SENT, _HOLD = "outbox.sent", "outbox.hold"
 _ENDED = "a rollback, commit or close"
 
@@ -346,7 +346,7 @@ class SentItem:
 
 @dataclass(slots=True, eq=False)
 class SentWith:
-    """What was sent with a session's transaction and isn't written yet, and the connections of that transaction.
+    """The messages sent with a session's transaction and not written yet, and the connections of that transaction.
 
     ``connections`` holds each connection with the savepoints that were open when the session began to use it,
     ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
@@ -366,7 +366,7 @@ class SentWith:
         return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
 
     def take(self, connection: Connection) -> list[Item]:
-        """Give up what is to be written at the commit of ``connection``."""
+        """Give up the items to be written at the commit of ``connection``."""
         taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
         self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
         return taken
@@ -377,7 +377,7 @@ def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | En
 
     A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
     """
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - a caller that passes a session has paid for the import
 
     if engine in sent.connections:
         return sent.connections[engine][0]
@@ -400,7 +400,7 @@ def hook_sessions() -> None:
 
 
 def sent_of(session: Session) -> SentWith:
-    """Return what was sent with a session's transaction."""
+    """Return the messages sent with a session's transaction."""
     sent: SentWith | None = session.info.get(_SENT)
     if sent is None:
         sent = session.info[_SENT] = SentWith()
@@ -601,7 +601,7 @@ class Transactions:
             commit(connection)
 
     def end(self) -> None:
-        """End the transaction that has begun, if one has: nobody goes on with it."""
+        """End the transaction that has begun, if one has: no step goes on with it."""
         if self._open is not None:
             stack, self._open, self._rows = self._open, None, None
             stack.close()
@@ -611,7 +611,7 @@ def attempt(connection: Connection, perform: Callable[[Connection], None]) -> Ba
     """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
 
     Raises:
-        BaseException: the connection was lost, so that nobody knows what came of it; or the process or the task ends.
+        BaseException: the connection was lost, and with it the answer to the COMMIT; or the process or the task ends.
     """
     transaction = connection.begin()
     try:

@@ -239,7 +239,7 @@ def audit(
     result: object = None,
     origin: Mapping[str, str] | None = None,
 ) -> Statement:
-    """Record who did what to which target, why, with what result, and by which way it came."""
+    """Record an act in the audit: its actor and target, why, with what result, and by which way it came."""
     shown = None if result is None else json.dumps(result, default=str)
     return _AUDIT(schema, actor, action, target, reason, shown, json.dumps(dict(origin)) if origin else None)
 
@@ -257,7 +257,7 @@ def listen(schema: str) -> str:
 #: The action under which the audit has a committed op that dispatch could make no message of.
 HALF_MISSING = "half missing"
 
-#: The payload that tells dispatchers, and nobody else, that ops are waiting. No topic has this name.
+#: The payload that tells dispatchers, and no consumers, that ops are waiting. No topic has this name.
 OPS = "!"
 
 #: The payload that a listener sends to itself, to see whether notifications arrive.
@@ -270,7 +270,7 @@ NEWS_OF_QUEUE = ":"
 def read_news(news: str) -> tuple[str, int | None]:
     """Return the topic that has new messages, and the queue, if the news is of one.
 
-    Whoever may connect to a database may notify there: what is no number is no queue.
+    Any role that may connect to a database may notify there: a text that is no number is no queue.
     """
     topic, _, queue = news.partition(NEWS_OF_QUEUE)
     return topic, int(queue) if queue.isdecimal() and len(queue) < len(str(2**31)) else None
@@ -304,9 +304,9 @@ def message_status(
     """Return the expression that tells how far a half message ``h`` with its op ``o`` and its schedule ``d`` has come.
 
     ``is_message`` is the condition that the message is in a queue. ``of_committed`` and ``of_undispatched`` are WHEN
-    clauses for finer states of what is committed, and of what is neither in a queue nor scheduled. ``value`` returns
-    the SQL of a status. A message in a queue has no schedule, and a recalled one is in no queue, so that the order of
-    these cases doesn't matter. The schema is ``{s}``.
+    clauses for finer states of committed halves, and of those neither in a queue nor scheduled. ``value`` returns the
+    SQL of a status. A message in a queue has no schedule, and a recalled one is in no queue, so that the order of these
+    cases doesn't matter. The schema is ``{s}``.
     """
     return f"""CASE WHEN o.half_id IS NULL THEN {value("undecided")}
             WHEN o.resolution = 'rollback' THEN {value("rolled_back")}{of_committed}

@@ -55,9 +55,9 @@ class TimeLimit:
     def run(self, name: str, runner: Runner, one_pass: Pass) -> None:
         """Run a pass that calls the function, in a thread of that name, for as long as it may take.
 
-        A thread can't be ended from outside. What takes longer loses its connection, so that all it did is rolled back
-        and it can commit nothing any more; its thread is left behind. A commit that was under way at that moment may
-        succeed: whoever tries again has to find that.
+        A thread can't be ended from outside. A function that takes longer loses its connection, so that all it did is
+        rolled back and it can commit nothing any more; its thread is left behind. A commit that was under way at that
+        moment may succeed: the worker that tries again has to find that.
 
         Raises:
             FunctionTimedOut: it took longer; ``runner`` can't be used any more.

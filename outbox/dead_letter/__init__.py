@@ -1,1 +1,1 @@
-"""Call the application for what is parked, in the database in which that happened."""
+"""Call the application for parked messages and halves, in the database in which they were parked."""

@@ -1,16 +1,16 @@
-"""Call the application for what is parked: for a message in the database of its group, for a half in its producer's.
+"""Call the application for parked letters: for a message in the database of its group, for a half in its producer's.
 
-A pass looks at what is parked and calls `Outbox.on_parked` for each letter, in a transaction of its own that also
-writes into the audit that this was done: once for a message and a group, and once for a half, for ever. What is given
-another try and parked again isn't called for a second time; an operator has it in hand.
+A pass looks at parked messages and halves and calls `Outbox.on_parked` for each letter, in a transaction of its own
+that also writes the call into the audit: once for a message and a group, and once for a half, for ever. For a letter
+that got another try and is parked again there is no second call; an operator has it in hand.
 
-**The races.** Whoever calls holds an advisory lock on the letter until its transaction ends. Another worker that finds
-it taken goes on to the next letter. The one that gets it looks, in a statement after that, whether the letter is still
-parked and nobody was called for it. What the function raises undoes its transaction, and so does the end of its
-process: the next pass calls again. An operator isn't kept waiting by a call: what is retried or decided while the
+**The races.** The worker that calls holds an advisory lock on the letter until its transaction ends. Another worker
+that finds it taken goes on to the next letter. The one that gets it looks, in a statement after that, whether the
+letter is still parked and without a call. What the function raises undoes its transaction, and so does the end of its
+process: the next pass calls again. An operator isn't kept waiting by a call: a letter retried or decided while the
 function runs was parked when it was called.
 
-**The cost** of a pass is one look into the audit for each letter that is parked; what isn't, costs nothing.
+**The cost** of a pass is one look into the audit for each parked letter; others cost nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outbox.database.execute import Statement
     from outbox.settings import Settings
 
-#: Who called, in the audit.
+#: The actor of the calls, in the audit.
 ACTOR = "worker"
 #: How long (seconds) a statement of the function's may wait for a lock.
 _PATIENCE = 10.0
@@ -53,7 +53,7 @@ _FIRST = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class ParkedCallback(CalledFunction):
-    """What is done when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
+    """The function called when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
 
     ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
 

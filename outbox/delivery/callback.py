@@ -47,7 +47,7 @@ class CallbackRun:
         """Run it on a connection that isn't in a transaction.
 
         Raises:
-            Exception: the connection was lost: nobody knows what came of it.
+            Exception: the connection was lost: whether it committed isn't known.
         """
         self.error = attempt(connection, self._perform)
         return Counts()

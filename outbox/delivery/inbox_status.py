@@ -1,7 +1,7 @@
 """How a group's inbox is asked: in its database, or by the service that its consumer mounts.
 
-Whoever asks does it in this order: first how far the group has read, then what its inbox says. A message that the group
-had read past when the first was answered has its inbox row when the second is: both were committed together.
+A worker asks in this order: first how far the group has read, then what its inbox says. A message that the group had
+read past when the first was answered has its inbox row when the second is: both were committed together.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Inbox(Protocol):
         """Return what it says of these messages, of those that it has."""
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Give back its connections."""
 
 
 class DatabaseInbox:

@@ -66,7 +66,7 @@ class KnownGroup:
         if self.consumer is not None and self.status_url is not None:
             raise InvalidHandler(f"{what}: give the consumer's database, or the URL of its status service, not both")
         if (self.status_url is None) != (self.token is None):
-            raise InvalidHandler(f"{what}: status_url and token go together; the service answers nobody without it")
+            raise InvalidHandler(f"{what}: status_url and token go together; the service answers no request without it")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
             raise InvalidHandler(f"{what}: the token must be of printable ASCII characters, as HTTP has it")
         if self.status_url is not None:
@@ -178,7 +178,7 @@ class DeliveryDeclarations:
         next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
         `known_group`.
 
-        What takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
+        A call that takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
         connection, and with that all that it did.
 
         Raises:
@@ -192,8 +192,8 @@ class DeliveryDeclarations:
     ) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has parked a message, or has lost it for good.
 
-        As `on_delivered`. An operator may yet retry what is parked, and it is delivered then: what must not happen to a
-        message that takes effect is for a `compensation`, which quarantines it first.
+        As `on_delivered`. An operator may yet retry a parked message, and it is delivered then: what must not happen to
+        a message that takes effect is for a `compensation`, which quarantines it first.
         """
         return self._callback(topic, "undeliverable", model, timeout)
 
@@ -215,7 +215,7 @@ class DeliveryDeclarations:
         """Return the groups that are known now: those that were named, and for topics that need one, its own ones.
 
         Raises:
-            InvalidHandler: a topic has a callback, or compensates what is parked, and no group of it is known.
+            InvalidHandler: a topic has a callback, or compensates parked messages, and no group of it is known.
         """
         found = dict(self.known_groups)
         needed = [(topic, f"its on_{kind} would never be called") for topic, kind in self.delivery_callbacks]

@@ -3,20 +3,20 @@
 **The tables**, both in the producer's database and written by this duty alone:
 
 - ``delivery`` is appended: a row for a message and a group when its fate is first known, and one each time that it is
-  another one. The newest ``number`` counts. ``settled`` says that nobody asks about it any more.
+  another one. The newest ``number`` counts. ``settled`` says that no worker asks about it any more.
 - ``delivery_cursor`` is appended by each batch that came further. Up to its ``positions``, each message of a queue has
   a delivery (those that were pruned since aside); up to its ``starts``, none was meant for the group. A group that has
   a cursor is known to the database, and so to lists, which don't see what an application declares.
 
-**A pass**, for each known group: ask how far the group has read; ask about what isn't settled; then go on from the
+**A pass**, for each known group: ask how far the group has read; ask about deliveries not settled; then go on from the
 cursor to where the group has read, as far as messages are older than the grace, and ask about these. What lies beyond
-the group's offset waits for the group, and nobody sends it again: the second one would only wait behind it. What the
-group has read past and its inbox doesn't have is lost, unless the group's filter leaves it out. That is sent again by
+the group's offset waits for the group, and isn't sent again: the second one would only wait behind it. A message that
+the group has read past and its inbox doesn't have is lost, unless the group's filter leaves it out. It is sent again by
 the operators' act, and counted: a row ``unconsumed`` each time. The newest send has a grace of its own, so that several
 groups that have lost the same message cost one send. After ``confirm_resends`` it is ``resend_exhausted``.
 
 **The cost** is that of the messages since the last pass: one read of the queue's index, one look into the inbox and one
-insert for each, and what isn't settled besides. Nothing is updated or deleted, so that it stays the same while a
+insert for each, and for those not settled besides. Nothing is updated or deleted, so that it stays the same while a
 transaction is held open elsewhere.
 
 **The races.** No transaction spans two databases, and none is open while a consumer is asked. So each answer is one of
@@ -24,7 +24,7 @@ the past when it is written:
 
 - *consume, retry*: an answer that is out of date is ``failed`` or ``parked``, which aren't settled: the next pass asks
   again. ``consumed`` never changes. A group commits its offset together with its inbox row, and the offset is asked
-  first: what is committed in between has a row and is found, never taken for lost.
+  first: a message committed in between has a row and is found, never taken for lost.
 - *park*: parked isn't settled, for an operator may retry it. `Outbox.on_undeliverable` is called once for it all the
   same, and `Outbox.on_delivered` may come after it.
 - *compensate*: a quarantine is lifted again where a compensation is refused, so that it is settled only when the
@@ -36,9 +36,9 @@ the past when it is written:
   delivery is only appended while its message is there. One whose transaction is still open then slips in behind, is
   asked about for nothing, and goes when prune next looks at its segment, or at the rows around it.
 - *reset, skip, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor
-  stays, and what was consumed stays so. What an operator had it skip is left out, like what its filter leaves out.
-  A producer that was restored has the cursor of the same moment as its messages; new positions are of a later epoch,
-  and so behind it.
+  stays, and consumed messages stay so. Those that an operator had it skip are left out, like what its filter leaves
+  out. A producer that was restored has the cursor of the same moment as its messages; new positions are of a later
+  epoch, and so behind it.
 - *a crash* between a batch's callbacks and its cursor: the rows are there, so that the next pass finds nothing due.
 
 A callback runs in one transaction with the row that says so (``callback``). The row comes first: its number, and a
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 
     from outbox.database.execute import Row, Statement
 
-#: Who sends again, in the audit.
+#: The actor that sends again, in the audit.
 ACTOR = "confirm"
 #: How long (seconds) a batch waits for a lock.
 _PATIENCE = 10.0
@@ -172,12 +172,12 @@ def confirm_once(
     stopping: Callable[[], bool] = lambda: False,
     report: ConfirmReport | None = None,
 ) -> Counts:
-    """Ask what became of messages in these groups, write it down, call back, and send again what is lost.
+    """Ask what became of messages in these groups, write it down, call back, and send lost ones again.
 
     ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
     callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
     A group that can't be asked is logged, and left to the next pass. ``report`` takes down what the pass came to. Of
-    ``compensations``, those are ordered that are for what is parked.
+    ``compensations``, those are ordered that are for parked messages.
 
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
@@ -208,7 +208,7 @@ def confirm_once(
 
 @dataclass(frozen=True, slots=True)
 class KnownFate:
-    """What is known of a message so far: the newest row, which callbacks were called, how often it was sent again."""
+    """The fate of a message as written: the newest row, which callbacks were called, how often it was sent again."""
 
     number: int = 0
     status: str = ""
@@ -230,7 +230,7 @@ class NewestSend:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What is found out about a message."""
+    """The fate of a message, as this pass finds it."""
 
     status: DeliveryStatus
     settled: bool
@@ -247,7 +247,7 @@ def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None
         return Fate(DeliveryStatus.CONSUMED, settled=True)
     if inbox is not None:
         settled = inbox.status in {Status.CONSUMED, Status.EXPIRED} or (send is not None and send.compensated)
-        # What was consumed at last may have an error of before.
+        # A message consumed at last may have an error of before.
         reason = inbox.reason if inbox.status.open else None
         if inbox.status is Status.EXPIRED:
             reason = "it was too old when the group came to it"
@@ -296,10 +296,10 @@ class _Confirmation:
         self._progress: dict[int, QueueProgress] = {}
 
     def run(self) -> None:
-        """Ask about what isn't settled, then about what the group has read since the last pass.
+        """Ask about deliveries not settled, then about those that the group has read since the last pass.
 
         Raises:
-            InboxUnavailable: the inbox can't be asked now; what was found out before is written.
+            InboxUnavailable: the inbox can't be asked now; earlier answers are written.
         """
         progress = self._inbox.progress()
         self._progress = {each.queue: each for each in progress}
@@ -355,7 +355,7 @@ class _Confirmation:
         return rows[0] if rows else (0, [])
 
     def _due_and_others(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
-        """Ask about messages; return the rows that are to be appended, each with what was known before."""
+        """Ask about messages; return the rows to append, each with the fate as known before."""
         known = {
             row[0]: KnownFate(row[1], row[2], row[3], row[4], frozenset(row[5]), row[6])
             for row in self._read(self._known(ids))

@@ -1,12 +1,12 @@
-"""Compensate what is parked without an operator: by the same order as an operator's, and by the same worker.
+"""Compensate parked messages without an operator: by the same order as an operator's, and by the same worker.
 
 A message that a known group has parked, and that has stayed so for as long as its compensation says, gets a bulk job
 of its topic's. What happens then is what happens to any such order: the message is quarantined in every inbox first,
-and not compensated where it took effect. Once ever: what was ordered before, by whomever, isn't ordered by itself
-again, whatever became of it.
+and not compensated where it took effect. Once ever: a message whose compensation was ordered before, by policy or
+operator, isn't ordered by itself again, whatever became of it.
 
 `Settings.compensate_parked` is the switch, and so many are ordered in an hour at most: a consumer that parks all that
-it gets (a bad release) must not undo a day's business while everybody sleeps.
+it gets (a bad release) must not undo a day's business while all operators sleep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: Who orders, in the audit.
+#: The actor that orders, in the audit.
 ACTOR = "policy"
 
 
@@ -55,5 +55,5 @@ def compensate_parked(connection: Connection, settings: Settings, compensation: 
     try:
         Operator(Databases([database])).compensate(chosen, by=Actor(ACTOR, {"via": "worker"}), why=why)
     except (ActRefused, SelectorChanged):
-        return 0  # another worker, or an operator, has ordered it at this moment: the next pass sees what is left
+        return 0  # another worker, or an operator, has ordered it at this moment: the next pass sees the rest
     return len(chosen)

@@ -50,8 +50,8 @@ SELECT half_id FROM {s}.delivery d
 """)
 
 # One look by the primary key for each id, whatever the statistics say.
-#: Read what is known of these messages, if anything is.
-#: Rows: ``(id, number, status, settled, reason, callback, resends)``.
+#: Read the newest deliveries of these messages, if there are any. Rows: ``(id, number, status, settled, reason,
+#: callback, resends)``.
 known: Template = Template("""
 SELECT w.id, d.*
   FROM unnest(%(ids)s::uuid[]) w (id)
@@ -86,8 +86,7 @@ SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.bod
 
 
 # Whatever became of an earlier order, an operator knows of the message.
-#: Read the messages of a topic that are parked since ``seconds``, and that nobody has ordered to be compensated.
-#: Rows: ``(id,)``.
+#: Read the messages of a topic that are parked since ``seconds`` and have no order to compensate. Rows: ``(id,)``.
 parked: Template = Template("""
 SELECT DISTINCT half_id FROM {s}.delivery d
  WHERE topic = %(topic)s AND NOT settled AND status = 'parked'
@@ -99,7 +98,7 @@ SELECT DISTINCT half_id FROM {s}.delivery d
  ORDER BY half_id LIMIT %(limit)s
 """)
 
-#: Count the compensations that somebody has ordered within the last hour. Rows: ``(messages,)``.
+#: Count the compensations that an actor has ordered within the last hour. Rows: ``(messages,)``.
 ordered_lately: Template = Template("""
 SELECT coalesce(sum(total), 0)::int FROM {s}.bulk_job
  WHERE action = 'compensate' AND requested_by = %(actor)s AND created_at > clock_timestamp() - interval '1 hour'

@@ -1,8 +1,8 @@
-"""Dispatch: committed ops become messages, in commit order, none lost, none doubled, waiting for nobody.
+"""Dispatch: committed ops become messages, in commit order, none lost, none doubled, waiting for no sender.
 
 The cursor is a snapshot, not a number: dispatched is what the snapshot sees. A transaction that was in flight
 is in the snapshot's list, and its ops are looked up by xid once it has ended, so that a transaction held open
-for an hour delays its own messages only (``id > last`` would lose them, ``xid < xmin`` would stall everybody).
+for an hour delays its own messages only (``id > last`` would lose them, ``xid < xmin`` would stall all senders).
 
 Order: what one snapshot adds is dispatched in the order of the ops' sequence, which is drawn just before the
 commit, while row locks are held: of two transactions that a lock serialised, the first draws the lower number,
@@ -12,18 +12,18 @@ xid would be wrong: xids are given at the first write, not at commit.
 
 Epochs: a database may forget what consumers have read (an asynchronous replica is promoted without the last
 transactions, a dump or a backup is restored), and would then give those positions to new messages, which the consumers'
-offsets hide. So a position is an epoch and, in its lower 32 bits, a number. Whoever appends looks first, under the
-lock, whether the log still is the one of the newest cursor (`outbox.database.sql.LOG`); if not, a new epoch begins. It
-is the clock's seconds since 2024, and higher than the one that is known here: the lost log may have begun epochs that
-nobody here knows of. Numbers go on where the queue has them, so that a gap which was pruned and a lag can be told from
-a jump. Only a restore into another cluster changes what xids mean, and needs a re-base: after a promotion cursor and
-ops are of one moment. What no identity shows (a volume that its storage put back), the consumers find out by
-themselves: `outbox.consumer.log_loss`. Dispatch commits synchronously whatever the setting says, so that a crash
-forgets nothing that was read.
+offsets hide. So a position is an epoch and, in its lower 32 bits, a number. A worker or an act that appends looks
+first, under the lock, whether the log still is the one of the newest cursor (`outbox.database.sql.LOG`); if not, a new
+epoch begins. It is the clock's seconds since 2024, and higher than the one that is known here: the lost log may have
+begun epochs that this database doesn't know of. Numbers go on where the queue has them, so that a gap which was pruned
+and a lag can be told from a jump. Only a restore into another cluster changes what xids mean, and needs a re-base:
+after a promotion cursor and ops are of one moment. What no identity shows (a volume that its storage put back), the
+consumers find out by themselves: `outbox.consumer.log_loss`. Dispatch commits synchronously whatever the setting says,
+so that a crash forgets nothing that was read.
 
 A pass looks at the cursor without the lock, and goes on only if there is something to do. Lock, batch and COMMIT are
-then one round trip, in which nothing waits for the client: a worker whose host vanishes leaves no lock behind. What was
-seen before the lock is compared after it, in a statement of its own, which sees what the last holder wrote.
+then one round trip, in which nothing waits for the client: a worker whose host vanishes leaves no lock behind. The
+cursor seen before the lock is compared after it, in a statement of its own, which sees what the last holder wrote.
 
 Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
 """
@@ -63,7 +63,7 @@ _SEQUENCE_OF_OPS = {"table": "op_message", "column": "sequence", "named": "op_se
 
 
 def dispatch_lock(schema: str) -> int:
-    """Return the advisory lock that whoever appends messages holds: positions stay dense."""
+    """Return the advisory lock of every transaction that appends messages: positions stay dense."""
     return lock_key("dispatch", schema)
 
 
@@ -261,7 +261,7 @@ def resend(
 def newest_sends(connection: Connection, settings: Settings, half_ids: Sequence[UUID]) -> dict[UUID, int]:
     """Return the newest send number of those that are messages; until the transaction ends, it stays the newest.
 
-    The caller's transaction, which must be READ COMMITTED, keeps everybody else from sending and pruning them.
+    The caller's transaction, which must be READ COMMITTED, keeps all others from sending and pruning them.
     """
     _, rows = execute(
         connection, take_lock(dispatch_lock(settings.schema)), sql.lock_sends(settings.schema, list(half_ids))
@@ -274,10 +274,10 @@ def dispatch_passed(
 ) -> tuple[list[UUID], list[UUID]]:
     """Make the messages of committed ops that dispatch has passed and that have none, in the caller's transaction.
 
-    That should never be; but somebody may have deleted a message, or restored a table. An op that dispatch has yet to
-    come to must be left to it: the message which it makes then would be the second one of its send, the unique index
-    refuses that, and dispatch would stand still at this batch for ever. So nobody else may dispatch meanwhile, and it
-    is the cursor that tells; while a backlog is cut, or a re-base is under way, it doesn't tell enough.
+    That should never be; but an operator may have deleted a message, or restored a table. An op that dispatch has yet
+    to come to must be left to it: the message which it makes then would be the second one of its send, the unique index
+    refuses that, and dispatch would stand still at this batch for ever. So no worker may dispatch meanwhile, and it is
+    the cursor that tells; while a backlog is cut, or a re-base is under way, it doesn't tell enough.
 
     Returns the ids that were placed (or scheduled, if they are to be delivered later), and those that dispatch or
     release will come to by itself. The others need nothing: they are messages, scheduled, recalled, rolled back or

@@ -23,7 +23,7 @@ SELECT c.id, c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequ
   FROM (SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
 """)
 
-# Nobody waits for an answer while the lock is held: a host that vanishes then would keep it from all others. So the
+# No client is waited for while the lock is held: a host that vanishes then would keep it from all others. So the
 # statements of one round trip learn from the transaction itself whether it is their turn.
 _TURN = "current_setting('outbox.dispatching', true) = 'true'"
 
@@ -53,7 +53,7 @@ _NEW_CURSOR = """
                                      base_sequence, system_identifier, epoch, log) OVERRIDING SYSTEM VALUE
     SELECT coalesce((SELECT max(id) FROM {s}.dispatch_cursor), 0) + 1,"""
 
-# What is left over is neither kept nor counted: a backlog may have millions. Only the first ones are, while it is read.
+# Ops beyond the limit are neither kept nor counted: a backlog may have millions. Only the first ones are.
 _FRESH = f"""
 batch AS MATERIALIZED (
     SELECT * FROM (
@@ -87,7 +87,7 @@ batch AS MATERIALIZED (
      ORDER BY sequence LIMIT %(limit)s
 )"""
 
-# Without a target, what was read is of before a re-base, and the snapshot stays as it is.
+# Without a target, the cursor read is of before a re-base, and the snapshot stays as it is.
 _CURSOR_OF_REST = f""", cursor AS ({_NEW_CURSOR}
            CASE WHEN done AND cut THEN pg_snapshot_xmax(target) ELSE %(next_xid)s::xid8 END,
            CASE WHEN done AND cut THEN ARRAY(SELECT pg_snapshot_xip(target)) ELSE %(in_flight)s::xid8[] END,
@@ -144,8 +144,8 @@ _TOPICS = f""", topics AS MATERIALIZED (
       FROM entry WHERE topic IS NOT NULL GROUP BY topic
 )"""
 
-# What was committed and what was rolled back of each topic of the batch: this statement comes to each op once. Sums of
-# all topics, kept up to date here, would have a message cost more the more topics there are.
+# The commits and rollbacks of each topic of the batch: this statement comes to each op once. Sums of all topics, kept
+# up to date here, would have a message cost more the more topics there are.
 _TOTALS = """, counted AS (
     INSERT INTO {s}.topic_total (topic, committed, rolled_back)
     SELECT topic, sum(committed), sum(rolled_back)
@@ -190,9 +190,9 @@ _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDE
 # its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
 # ``sequence`` orders a batch's entries,
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue that the sender chose was
-# one of the topic's when it was written; the remainder sees to it that no consumer misses it, whoever wrote the half.
-# A queue whose last position is of an earlier epoch goes on with its numbers in this one.
-# What a paused topic holds waits in the schedule, by the order of the ops, for a time that never comes.
+# one of the topic's when it was written; the remainder sees to it that no consumer misses it, whatever program wrote
+# the half. A queue whose last position is of an earlier epoch goes on with its numbers in this one. What a paused topic
+# holds waits in the schedule, by the order of the ops, for a time that never comes.
 _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.topic AS t (name, queues)
     SELECT topic, %(queues)s::int FROM topics e WHERE NOT EXISTS (SELECT FROM {{s}}.topic k WHERE k.name = e.topic)
@@ -340,7 +340,7 @@ WITH batch AS MATERIALIZED (
     SELECT b.held_sequence AS sequence, b.held_sequence AS turn, 1 AS send_number, {_ENTRY_DUE}
 ){_MISSING}{_TOPICS}{_APPEND}"""
 
-# Until then, dispatch holds what comes new as well, so that nothing overtakes what was held. Both hold dispatch's lock.
+# Until then, dispatch holds new messages as well, so that none overtakes those held. Both hold dispatch's lock.
 #: End the pauses of topics that are resumed and hold nothing any more, if it is the transaction's turn.
 end_pauses: Template = Template(f"""
 DELETE FROM {{s}}.topic_pause p
@@ -371,7 +371,7 @@ WITH batch AS MATERIALIZED (
 ){_UNSEEN}{_TOPICS}{_APPEND}"""
 
 # The exact complement of what dispatch will find: it looks for ops from the cursor's next_xid on, and for those of
-# transactions that were in flight. What has a schedule is the release's to make.
+# transactions that were in flight. Messages with a schedule are the release's to make.
 #: Lock those of these halves that should be messages and aren't. Rows: ``(id, dispatch has passed it)``.
 #: Without a ``cursor``, dispatch has passed none.
 lock_undispatched: Template = Template("""
@@ -415,7 +415,7 @@ SELECT (SELECT count(*) FROM half), (SELECT deliver_at FROM half), (SELECT resol
        EXISTS (SELECT FROM {s}.message m WHERE m.half_id = %(half_id)s)
 """)
 
-# Under dispatch's lock, so that what is sent before has a position before those ends, and what is sent later one after.
+# Under dispatch's lock, so that a message sent before has a position before those ends, and one sent later one after.
 #: Create a topic or give it more queues; never fewer, since messages may wait in them.
 declare_topic: Template = Template("""
 WITH grown AS (

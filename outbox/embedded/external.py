@@ -63,7 +63,7 @@ class ServerLike(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the server, and remove what was made only for this run."""
+        """Stop the server, and remove what this run made: its folder, or its databases."""
 
     def restart(self, mode: Mode = "fast") -> None:
         """Stop and start the server on the same port, which cuts connections; ``immediate`` is not orderly."""

@@ -51,8 +51,8 @@ class RefusedError(Exception):
 class Identity:
     """The user that PostgreSQL runs as; it refuses to run as root.
 
-    ``self``: unchanged. ``namespace``: root seen as nobody by the server. ``nobody``: really nobody. A user namespace
-    needs no change of owners, and reaches whatever root owns; some containers forbid it.
+    ``self``: unchanged. ``namespace``: root, which the server sees as the user ``nobody``. ``nobody``: that user
+    itself. A user namespace needs no change of owners, and reaches whatever root owns; some containers forbid it.
     """
 
     kind: str
@@ -86,7 +86,7 @@ def choose(run_as: str, postgres: Path, folder: Path) -> tuple[Identity, bool]:
             continue
     raise RefusedError(
         f"PostgreSQL doesn't run as root, and {' or '.join(kinds)} can't enter {folder} here; "
-        "mend: run as another user, or choose a folder that the user nobody can enter"
+        "mend: run as another user, or choose a folder that the user 'nobody' can enter"
     )
 
 
@@ -110,7 +110,7 @@ def _candidates(run_as: str, data: Path) -> list[Identity]:
     try:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
-        raise RefusedError("PostgreSQL doesn't run as root, and this machine has no user nobody") from None
+        raise RefusedError("PostgreSQL doesn't run as root, and this machine has no user 'nobody'") from None
     every = [Identity("namespace", 0, 0), Identity("nobody", nobody.pw_uid, nobody.pw_gid)]
     if data.exists():
         every = [identity for identity in every if identity.uid == data.stat().st_uid]
@@ -336,7 +336,7 @@ class Keeper:
             answer["error"] = str(error)
         try:
             os.write(_ANSWERS, json.dumps(answer).encode() + b"\n")
-        except BrokenPipeError:  # the owner is gone, and nobody waits for the answer
+        except BrokenPipeError:  # the owner is gone, and no longer waits for the answer
             self._ending = True
 
     def _obey(self, what: str, mode: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class KeeperPipe:
             self._process.wait()
 
     def forget(self) -> None:
-        """Let go of the keeper, in a forked child, whose it isn't."""
+        """Let go of the keeper, in a forked child, which doesn't own it."""
         self._close_pipes()
         self._process.returncode = 0
 
@@ -147,8 +147,8 @@ class Server(ServerLike):
     Without ``folder`` its data are in a temporary folder, removed at the end; with ``folder`` they are kept
     there, and only one server at a time can use it. ``settings`` are PostgreSQL's own. ``durable=False``
     turns fsync off: faster, still safe when processes are killed, not when the machine loses its power.
-    ``progress`` is called with a line of text at each step. ``run_as`` matters to root only, as whom
-    PostgreSQL won't run: ``namespace`` or ``nobody``; by default the first that works.
+    ``progress`` is called with a line of text at each step. ``run_as`` matters to root only, since PostgreSQL doesn't
+    run as root: ``namespace`` or ``nobody``; by default the first that works.
 
     Once started, ``folder`` has the data and ``server.log``, ``port`` is on 127.0.0.1, and ``runs_as`` is ``self``, or
     for root ``namespace`` or ``nobody``.
@@ -368,8 +368,8 @@ class Binaries:
 def find_binaries() -> Binaries:
     """Return the PostgreSQL programs to use.
 
-    Order: the folder in ``OUTBOX_PG_BIN``; what is on the PATH; the newest where Linux
-    distributions put it; the wheel. Only PostgreSQL 13 and newer counts.
+    Order: the folder in ``OUTBOX_PG_BIN``; those on the PATH; the newest where Linux distributions put it; the wheel.
+    Only PostgreSQL 13 and newer counts.
 
     Raises:
         PostgresNotFound: nowhere any; the message says what to install.

@@ -15,19 +15,19 @@ process that is killed anywhere leaves a saga that its next message moves on.
 - ``trip.answer`` are answers that operators give for a participant that doesn't (`outbox.flow.views`).
 
 **What happens.** An answer that says yes sends the next command, or completes the saga. A refusal ends the way forward:
-what was done is undone, the last step first. So does a deadline, but then nobody knows whether the step that hasn't
+the steps done are undone, the last one first. So does a deadline, but then it isn't known whether the step that hasn't
 answered was, or will be, done: it is *in doubt*. The saga undoes the others and waits for its answer. Comes a yes, late
 as it is, the step is undone as well; comes a refusal, there is nothing to undo. Only then the saga has ended. So a step
 is undone once if it was done, and never if it wasn't, without a participant having to know of it.
 
 Where the saga knows the participant's group, a command that this has parked, or lost for good, is a refusal too: the
-duty `confirm` learns of it, and nobody waits. An operator may yet have it tried again, or a person may answer late. So
-a yes to what counts as refused is taken at its word: the step is undone, also where the saga has ended before.
+duty `confirm` learns of it, and the saga doesn't wait. An operator may yet have it tried again, or a person may answer
+late. So a yes to what counts as refused is taken at its word: the step is undone, also where the saga has ended before.
 
 To undo can't be refused. A refusal is told as an error, and the command is sent again, for ever; so is told, again and
-again, what isn't answered. An undo that is parked is told as an error, and not sent again: the parked one may yet be
-tried, and would undo the step twice. A person finds it in the list of sagas, and the message of the command in the
-participant's.
+again, a command without an answer. An undo that is parked is told as an error, and not sent again: the parked one may
+yet be tried, and would undo the step twice. A person finds it in the list of sagas, and the message of the command in
+the participant's.
 
 **The races.** All that changes a saga locks its row first, and reads its commands after that: an answer, a deadline and
 what `confirm` has learnt come one after the other, and the second sees what the first did. Each command is answered
@@ -72,7 +72,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-#: Seconds after which what isn't answered is told again, at the longest.
+#: Seconds after which an unanswered command is told again, at the longest.
 _DAY = 86400.0
 #: Seconds until an undo that was refused is sent again, where the step has no time limit.
 _AGAIN = 60.0
@@ -89,7 +89,7 @@ def answer_topic(saga: str) -> str:
 
 
 class SagaStatus(enum.StrEnum):
-    """Where a saga is: on its way, undoing what was done, or at one of its two ends."""
+    """Where a saga is: on its way, undoing its steps, or at one of its two ends."""
 
     RUNNING = "running"
     COMPENSATING = "compensating"
@@ -173,7 +173,7 @@ class Flow(Generic[T]):
 
     @property
     def answers(self) -> Mapping[str, Any]:
-        """What the participants replied whose steps were done, by the name of the step."""
+        """The replies of participants that have done their steps, by the name of the step."""
         return {
             each.step: self.codecs.decode(bytes(each.result), each.result_type or "")
             for each in self.commands
@@ -185,7 +185,7 @@ class Flow(Generic[T]):
         return next(each for each in self.commands if each.message_id == message_id)
 
 
-#: What is said of a command that a group never handles, by the status of its delivery.
+#: The words for a command that a group never handles, by the status of its delivery.
 _UNDELIVERABLE: Mapping[DeliveryStatus, str] = {
     DeliveryStatus.PARKED: "is parked in",
     DeliveryStatus.RESEND_EXHAUSTED: "is lost to",
@@ -240,7 +240,7 @@ class Saga(Generic[T]):
         """The topic of the messages that start it."""
         return f"{self.name}.start"
 
-    # --- what is declared -------------------------------------------------------------------------------------------
+    # --- declaring --------------------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -256,11 +256,11 @@ class Saga(Generic[T]):
         """Add a step after those that there are; return the saga.
 
         The participant consumes ``topic`` and answers each message; its database is ``source`` where that isn't this
-        one. ``compensate`` is the topic of the command that undoes what was done, whose `Message.correlation` is the
-        id of the message that had it done; without one there is nothing to undo. ``group`` is the one by which it
-        consumes both: workers with the role ``confirm`` ask its inbox, and take what it has parked or lost as refused.
-        Without it the saga waits for an operator then. ``body`` makes the commands' body of the `Flow`, such as of what
-        earlier steps answered.
+        one. ``compensate`` is the topic of the command that undoes the step, whose `Message.correlation` is the id of
+        the message that had it done; without one there is nothing to undo. ``group`` is the one by which it consumes
+        both: workers with the role ``confirm`` ask its inbox, and take what it has parked or lost as refused. Without
+        it the saga waits for an operator then. ``body`` makes the commands' body of the `Flow`, such as of what earlier
+        steps answered.
 
         Raises:
             InvalidHandler: there is a step of this name, ``body`` can't be called with a flow, or the Outbox has an
@@ -292,14 +292,14 @@ class Saga(Generic[T]):
             self._outbox.on_undeliverable(topic)(_UndeliverableCommand([self]))
 
     def ended(self, function: F) -> F:
-        """Decorate what is called when a saga has ended: ``function(flow, session)``, in the transaction of that.
+        """Decorate the function to call when a saga has ended: ``function(flow, session)``, in the transaction of that.
 
         Raises:
             InvalidHandler: there is one already, or it can't be called so.
         """
         if self._when_ended is not None:
             raise InvalidHandler(f"saga {self.name!r} has a function for its end already: {self._when_ended!r}")
-        check_function(f"saga {self.name!r}: what is called at its end", function, "flow", "session")
+        check_function(f"saga {self.name!r}: the function for its end", function, "flow", "session")
         self._when_ended = function
         return function
 
@@ -413,7 +413,7 @@ class _UndeliverableCommand:
     sagas: list[Saga[Any]]
 
     def __call__(self, delivery: Delivery, session: Session) -> None:
-        """Tell the saga whose command it is."""
+        """Tell the saga that sent the command."""
         for saga in dict.fromkeys(self.sagas):
             saga._give_up(delivery, session)
 
@@ -498,7 +498,7 @@ class _Advance:
         flow = self.flow
         undoes = kind is CommandKind.COMPENSATION
         topic = step.compensate if undoes else step.topic
-        assert topic is not None  # noqa: S101 - only what can be undone is
+        assert topic is not None  # noqa: S101 - only steps with a command to undo them are undone
         # Of the flow's state, not of the message that moves it: an owner's database that was restored may come to a
         # command in another way, and its participant has it once all the same.
         earlier = sum(each.step == step.name and each.kind is kind for each in flow.commands)

@@ -17,7 +17,7 @@ ON CONFLICT DO NOTHING
 RETURNING started_at
 """)
 
-# Who changes a saga holds its row from here on. What the next statement reads is of after that lock.
+# A transaction that changes a saga holds its row from here on. Its next statement's snapshot is of after that lock.
 #: Lock the saga that has sent a command. Rows: one as of `sagas`, or none.
 lock: Template = Template(f"""
 SELECT {_SAGA} FROM {{s}}.saga
@@ -53,7 +53,7 @@ _COMMANDED = """
       LEFT JOIN LATERAL (SELECT min(overdue_at) AS overdue_at FROM {s}.saga_command
                           WHERE saga_id = f.id AND answered_at IS NULL) o ON true"""
 
-# The end of what is searched is read in the same snapshot as what is found in it.
+# The end of the search is read in the same snapshot as its finds.
 #: Read the newest sagas below an id that fit. Rows: where the search stopped (an id), then as of `listed_flow`.
 listed_flows: Template = Template(f"""
 WITH searched AS MATERIALIZED (

@@ -1,6 +1,6 @@
 """Try, confirm, cancel (TCC): a participant's three functions, of which each takes effect once at most, in any order.
 
-Who coordinates a transaction calls *try* of each participant, then *confirm* of all or *cancel* of all; by messages or
+A coordinator of a transaction calls *try* of each participant, then *confirm* of all or *cancel* of all; by messages or
 by HTTP, again and again until it is answered. So a participant may be called twice, and out of order. Each call takes
 the row of its branch first (``tcc_branch``: one for a transaction, a branch and a participant), in the transaction of
 its effect:
@@ -62,8 +62,8 @@ class Participant(Generic[T]):
     """One service's part in transactions of try, confirm and cancel, in the database of its `Outbox`.
 
     Its three functions take ``(branch, session)``, and change what they change with that session; it is the caller's,
-    who commits it. To be declared by the decorators `on_try`, `on_confirm` and `on_cancel`. They may be async: then the
-    participant is called with an AsyncSession, which they get. Plain ones get the Session inside of it there.
+    which commits it. To be declared by the decorators `on_try`, `on_confirm` and `on_cancel`. They may be async: then
+    the participant is called with an AsyncSession, which they get. Plain ones get the Session inside of it there.
 
     Raises:
         InvalidMessage: the name isn't one.
@@ -188,7 +188,7 @@ class Participant(Generic[T]):
         return self.outbox.current.settings.schema
 
     def _declare(self, state: BranchState, function: F) -> F:
-        what = f"participant {self.name!r}: what is called to be {state.value}"
+        what = f"participant {self.name!r}: the function to be {state.value}"
         if state in self._functions:
             raise InvalidHandler(f"{what} is there already: {self._functions[state]!r}")
         check_function(what, function, "branch", "session")
@@ -207,7 +207,7 @@ class Participant(Generic[T]):
             returned = wait_for(function(branch, carrier))
         else:
             raise InvalidHandler(
-                f"participant {self.name!r}: what is called to be {state.value} is async, so call it with an "
+                f"participant {self.name!r}: the function to be {state.value} is async, so call it with an "
                 f"AsyncSession, not with {type(carrier).__name__}"
             )
         if refusal := FUNCTION.refusal(returned):

@@ -42,7 +42,7 @@ _LONGEST_REFUSAL = 500
 
 @dataclass(frozen=True, slots=True)
 class FlowFilter:
-    """Which flows; what isn't given fits all. ``overdue``: a participant hasn't answered in time, nor has it since."""
+    """Which flows; a field left out fits all. ``overdue``: a participant hasn't answered in time, nor has it since."""
 
     database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
     saga: str | None = option(None, "Only of this saga.", most=LONGEST, metavar="NAME")
@@ -156,8 +156,8 @@ class Sagas(OverDatabases):
         """Answer the command of a message for its participant, which doesn't; return a sentence.
 
         ``done`` with what it should have replied as ``result`` (JSON in a text), for steps that need it; or
-        ``refused``. To undo can't be refused. The saga takes it like a participant's: what comes first counts, but a
-        step that is done after a no is undone.
+        ``refused``. To undo can't be refused. The saga takes it like a participant's: the first one counts, but a step
+        that is done after a no is undone.
 
         Raises:
             FlowNotFound: no registered database has sent such a command.

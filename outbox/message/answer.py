@@ -1,7 +1,7 @@
-"""What called functions may return, declared once for each kind of them, and whose the exceptions are that end them.
+"""What called functions may return, declared once for each kind of them, and which exceptions that end them are theirs.
 
-Only a return is a success, and only the return of what is declared here: what was begun and not awaited, a class in
-place of its object, or a value that means nothing tells of a mistake, and its call has failed.
+Only a return is a success, and only the return of a value declared here: work that was begun and not awaited, a class
+in place of its object, or a value that means nothing tells of a mistake, and its call has failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outbox.text import class_name, shown
 T = TypeVar("T")
 _NO_TYPE = type(None)
 _ANSWERS = (Retry, Park, Skip)
-#: What is said of work that never ran, and of what else is returned by mistake.
+#: The texts about work that never ran, and about other things returned by mistake.
 _NEVER_RAN = (
     ((Generator, AsyncGenerator), "a generator, which never ran: let it do its work without 'yield'"),
     ((CoroutineType,), "a coroutine: declare it with 'async def', and await what it calls"),
@@ -38,7 +38,7 @@ _MISTAKES = (
 
 
 def unfinished(returned: object, among: Iterable[tuple[tuple[type, ...], str]] = _NEVER_RAN) -> str | None:
-    """Return what is to be said of work that was returned and never ran; None of all else. A coroutine is closed."""
+    """Return the text about work that was returned and never ran; None of all else. A coroutine is closed."""
     coroutine: Any = returned
     if type(returned) is CoroutineType and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         coroutine.close()  # or Python warns that it was never awaited

@@ -2,7 +2,7 @@
 
 A log holds messages of all releases, and a rollout runs two at once. So within a version of a topic each release must
 read what every other has written (Confluent calls it FULL_TRANSITIVE): optional fields may come and go. What is more
-than that needs a new version and an upcaster. What can't be judged counts as incompatible.
+than that needs a new version and an upcaster. A schema that can't be judged counts as incompatible.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DECIMAL_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "
 class Form:
     """What a release reads and writes of a version of a topic, each as a JSON Schema.
 
-    They differ: a field with a default may be left out of what is read, and is always written.
+    They differ: a field with a default may be left out of a body that is read, and is always written.
     """
 
     reads: JsonSchema
@@ -91,7 +91,7 @@ def problems(declared: Mapping[str, Topic[Any]], published: Published) -> Iterat
             )
         form = Form.of(topic)
         for earlier in versions.get(str(topic.version), []):
-            found = [f"can't read what was written: {why}" for why in unreadable(form.reads, earlier.writes)]
+            found = [f"can't read bodies of releases before: {why}" for why in unreadable(form.reads, earlier.writes)]
             found += [f"can't be read by releases before: {why}" for why in unreadable(earlier.reads, form.writes)]
             if found:
                 yield TopicProblem(
@@ -110,7 +110,7 @@ def unpublished(declared: Mapping[str, Topic[Any]], published: Published) -> lis
 
 
 def publish(declared: Mapping[str, Topic[Any]], published: Published) -> Published:
-    """Return what is published once the forms of now are added."""
+    """Return the published forms once those of now are added."""
     result = {name: {number: list(forms) for number, forms in versions.items()} for name, versions in published.items()}
     for name in unpublished(declared, published):
         topic = declared[name]
@@ -139,7 +139,7 @@ def from_json(document: Any) -> Published:
 
 
 def as_json(published: Published) -> dict[str, Any]:
-    """Return a document of what is published, in a stable order."""
+    """Return a document of the published forms, in a stable order."""
     return {
         name: {
             number: [{"reads": form.reads, "writes": form.writes} for form in forms]

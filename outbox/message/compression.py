@@ -1,6 +1,6 @@
 """Large bodies as they are stored: compressed, with a header that says so. Everything that reads a body opens it first.
 
-What is stored is what is compared: digests are of the compressed bytes, in the producer's tables and in inboxes.
+Bodies are compared as they are stored: digests are of the compressed bytes, in the producer's tables and in inboxes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def compress(raw: bytes) -> tuple[bytes, str | None]:
 
 
 def decompress(stored: bytes, encoding: str | None, limit: int) -> bytes:
-    """Return the body of what is stored, of at most ``limit`` bytes, and never more than that in memory.
+    """Return the body of stored bytes, of at most ``limit`` bytes, and never more than that in memory.
 
     Raises:
         InvalidMessage: the body is larger, isn't what its encoding says, or has one that this release doesn't know.

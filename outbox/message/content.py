@@ -50,7 +50,7 @@ REFUSAL_HEADER = "outbox-refusal"
 DEDUPE_HEADER = "outbox-dedupe"
 #: The header with the time from which on no group handles the message.
 EXPIRES_HEADER = "outbox-expires-at"
-#: Those that options of a send set, or the message that is handled, and nobody else.
+#: Those that only the options of a send set, or the message that is handled.
 OPTION_HEADERS: frozenset[str] = frozenset(
     {
         CONVERSATION_HEADER,
@@ -503,7 +503,7 @@ def decode(raw: bytes, content_type: str, model: Any = None, *, exact: bool = Fa
 
 
 def as_model(value: Any, content_type: str, model: Any) -> Any:
-    """Return what was read of a body of a content type as ``model``.
+    """Return the value read of a body of a content type as ``model``.
 
     Raises:
         InvalidMessage: it doesn't fit the model.
@@ -642,7 +642,7 @@ class Codecs(dict[str, Codec]):
         return encode_as(body, content_type), content_type
 
     def decode(self, raw: bytes, content_type: str, model: Any = None) -> Any:
-        """Return the body of ``raw``, as ``model`` if given; of a content type that nobody reads, the bytes.
+        """Return the body of ``raw``, as ``model`` if given; of a content type that no codec reads, the bytes.
 
         Raises:
             InvalidMessage: the bytes don't fit the content type or the model.

@@ -153,7 +153,7 @@ class CheckerDecorator(Protocol[T]):
 
 
 class CallbackDecorator(Protocol[TakenT]):
-    """Takes what is done about a message or its fate, with a Session, or an AsyncSession if it is async."""
+    """Takes the function to call with a message or its fate, and a Session, or an AsyncSession if it is async."""
 
     @overload
     def __call__(self, function: Callable[[TakenT, Session], R], /) -> Callable[[TakenT, Session], R]: ...

@@ -88,7 +88,7 @@ class Status(enum.StrEnum):
 
     @property
     def reread(self) -> bool:
-        """Does a later reading handle it again? Not what was set aside for ever, or is too old."""
+        """Tell whether a later reading handles it again: not if it was set aside for ever, or is too old."""
         return self.open or self.tried
 
 
@@ -166,7 +166,7 @@ def read_headers(text: str | None) -> tuple[dict[str, str], str | None]:
 
 
 def expiry_in(headers: Mapping[str, str]) -> dt.datetime | None:
-    """Return when a message expires; None if it doesn't, or the header that somebody wrote isn't a time with a zone."""
+    """Return when a message expires; None if it doesn't, or the header, written by hand, isn't a time with a zone."""
     if (text := headers.get(EXPIRES_HEADER)) is None:
         return None
     try:
@@ -221,7 +221,7 @@ class _Decoded(Generic[T_co]):
         """What stands under telling names in its headers and body: nothing that is written about it may quote that."""
         try:
             return set(secrets_of(NAMES, self.headers, self.content_type, self.raw, self.codecs))
-        except Exception:  # a damaged body, or a defect in a codec: nobody can read what the body says
+        except Exception:  # a damaged body, or a defect in a codec: no reader can read what the body says
             return set(secrets_of(NAMES, self.headers, "", self.stored, self.codecs))
 
     @property
@@ -302,8 +302,8 @@ class Orphan(_Decoded[T_co]):
 class Answer:
     """What came of one check: the resolution, and why it is UNKNOWN where something went wrong.
 
-    ``seconds`` is how long the answer took; ``decided_by`` tells who had decided the half before the answer came;
-    ``cause`` is what the checker raised.
+    ``seconds`` is how long the answer took; ``decided_by`` tells which decider was faster than the answer; ``cause`` is
+    what the checker raised.
     """
 
     resolution: Resolution
@@ -408,7 +408,7 @@ class Message(_Decoded[T_co]):
         return self.reply(carrier, {"refused": reason}, **merged)
 
 
-#: Sends an answer: given the carrier, the topic, and what is sent.
+#: Sends an answer: given the carrier, the topic, and the message to send.
 ReplySender = Callable[[Any, str, "Outgoing"], Any]
 
 
@@ -427,7 +427,7 @@ class Delivery(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(Generic[T_co]):
-    """What is parked: a message in a group, or a half message, as a function of `Outbox.on_parked` receives it.
+    """A parked message of a group, or a parked half message, as a function of `Outbox.on_parked` receives it.
 
     ``group`` is None for a half. ``reason`` is the error of the last attempt, or why the half is parked; ``attempts``
     were made of the handler, or of the checker. ``parked_at`` is a time of the database. ``message`` is an `Orphan` for
@@ -463,11 +463,11 @@ class SendOptions(TypedDict, total=False):
     returns the id of the first, or raises DuplicateMessage with ``on_duplicate="error"``, for as long as the first one
     is kept.
 
-    ``reply_to`` is the topic that the sender expects an answer in (`Message.reply`). What is sent while a message is
-    handled has that as its cause, and belongs to its conversation; ``cause`` names the message where nobody can know
-    it (in a handler that takes a list, in a thread of its own), ``conversation`` the first one of a chain that was
-    written down. ``correlation`` is the message that this one answers, ``refusal`` why it says no, where that isn't
-    done by `Message.reply` and `Message.refuse`.
+    ``reply_to`` is the topic that the sender expects an answer in (`Message.reply`). A message sent while another one
+    is handled has that as its cause, and belongs to its conversation; ``cause`` names the message where the framework
+    can't know it (in a handler that takes a list, in a thread of its own), ``conversation`` the first one of a chain
+    that was written down. ``correlation`` is the message that this one answers, ``refusal`` why it says no, where that
+    isn't done by `Message.reply` and `Message.refuse`.
     """
 
     key: str | None
@@ -657,7 +657,7 @@ class Counts:
         )
 
 
-#: What a UUIDv7 of RFC 9562 has beside its time and what is drawn.
+#: What a UUIDv7 of RFC 9562 has beside its time and its random bits.
 VERSION_AND_VARIANT: int = (7 << 76) | (0b10 << 62)
 _lock = threading.Lock()
 _last_ms = 0

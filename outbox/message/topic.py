@@ -29,7 +29,7 @@ class Topic(Generic[T]):
 
     ``model`` is a pydantic model, a dataclass, a TypedDict or any other type that pydantic reads. Its bodies are JSON,
     or of another ``content_type``, whose codec (`Outbox.codec`) then writes and reads what JSON would have.
-    ``version`` counts from 1 and grows when a reader of the version before couldn't read what is written now; then
+    ``version`` counts from 1 and grows when a reader of the version before couldn't read bodies written now; then
     `upcast` says how an older body is brought to the next version. ``key`` takes a body and gives the message's key
     where a send gives none.
 

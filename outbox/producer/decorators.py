@@ -1,7 +1,7 @@
 """Decorators on service functions: send what the function returns, or prepare, run and decide.
 
 They keep the function's types, docstring and return value. The function takes its session in its first parameter,
-which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller who passes a session, by
+which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller that passes a session, by
 ``within`` or in that parameter, keeps its transaction.
 """
 
@@ -108,7 +108,7 @@ def _is_session_type(annotation: Any) -> bool:
 
 def _has_session(args: tuple[Any, ...]) -> bool:
     """Is the first of these arguments a session, rather than the function's own first argument?"""
-    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - whoever calls it needs a session
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - its callers need a session
 
     return bool(args) and (isinstance(args[0], Session | scoped_session) or hasattr(args[0], "sync_session"))
 

@@ -1,7 +1,7 @@
 """Flow control: producers of a topic are refused while too much of it waits (RocketMQ: SYSTEM_BUSY).
 
-What waits is counted once a second in a process (for each pool of connections), in a transaction that is about to
-commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
+Waiting messages are counted once a second in a process (for each pool of connections), in a transaction that is about
+to commit messages: on its connection, before anything is written. All others go by the last count, which costs them no
 I/O, and where that says that the topic is full, a send is refused on the spot. It is counted earlier where the process
 has let so many messages through since that the topic may be full: a small limit holds, and one over `_SMALL` is
 exceeded by a twentieth rather than counted for each message.
@@ -63,7 +63,7 @@ class _Limit:
 
 @dataclass(slots=True)
 class _Gauge:
-    """What was counted last in one database, and how long that is believed (by `time.monotonic`).
+    """The last count in one database, and how long that is believed (by `time.monotonic`).
 
     ``waiting`` has the topics with `least` messages, ``let`` how many were let through since.
     """
@@ -80,11 +80,11 @@ class _Gauge:
         return 1 if self.limit.value <= _SMALL else self.limit.value // 2
 
     def of(self, arrivals: Iterable[Arrival]) -> Counter[str]:
-        """Return how many messages of each topic add to what is limited."""
+        """Return how many messages of each topic add to the limited number."""
         return Counter(topic for topic, prepared in arrivals if prepared is self.limit.of_prepared)
 
     def is_due(self, topics: Iterable[str], now: float) -> bool:
-        """Tell whether the count is old, or one of the topics may be full by what was let through since."""
+        """Tell whether the count is old, or one of the topics may be full by the messages let through since."""
         limit, unread = self.limit.value, self.least - 1
         return now >= self.until or any(
             self.let[each] >= max(limit - self.waiting.get(each, unread), limit // _SMALL, 1) for each in topics
@@ -127,7 +127,7 @@ class FlowControl:
                 gauge.refuse([(topic, prepared)])
 
     def admit(self, connection: Connection, arrivals: Collection[Arrival]) -> None:
-        """Count what waits if that is due, and let messages be written by the caller's transaction, or not.
+        """Count the waiting messages if that is due, and let messages be written by the caller's transaction, or not.
 
         Raises:
             OutboxBusy: one of the topics is full.
@@ -146,7 +146,7 @@ class FlowControl:
 
     def _count(self, connection: Connection, gauges: list[_Gauge], now: float) -> None:
         for gauge in gauges:
-            # One counts; those who come meanwhile go by the last count.
+            # One thread counts; others go by the last count meanwhile.
             gauge.until = now + INTERVAL
         counted_from = [gauge.let.copy() for gauge in gauges]
         counts = (

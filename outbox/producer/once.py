@@ -1,4 +1,4 @@
-"""What is to be sent once: the id that a business string stands for, and what becomes of a second message of it.
+"""Send once: the id that a business string stands for, and what becomes of a second message of it.
 
 The id is made of topic and string, so that a send knows the id of the first message without I/O, and the primary key of
 the half messages decides every race: a second transaction that inserts the same id waits for the first one to end. If
@@ -41,7 +41,7 @@ class Once:
     on_duplicate: OnDuplicate
 
     def second(self, half: HalfMessage) -> DuplicateIgnored:
-        """Return what is told of a second message.
+        """Return the event that tells of a second message.
 
         Raises:
             DuplicateMessage: its sender wants that.
@@ -111,7 +111,7 @@ def following_id(
 ) -> UUID | None:
     """Return the id of a message that follows from what the calling code is called with; None: it is drawn.
 
-    It is one where the carrier is of the transaction of that call: what is committed with it isn't sent again, unless
+    It is one where the carrier is of the transaction of that call: a message committed with it isn't sent again, unless
     the database has lost it. An answer is one of its message; all else is also of its ``content`` (key and body), so
     that what a replay sends otherwise is never taken for what it has sent before. Outside of a transaction so are
     answers.
@@ -152,7 +152,7 @@ def firsts(
 ) -> list[Statement]:
     """Return what writes messages, but those that the transaction has sent before, or that their topics have already.
 
-    ``duplicates`` gets what is told of these, by the identities of their writes, once that is answered. Where a second
+    ``duplicates`` gets the events of these, by the identities of their writes, once that is answered. Where a second
     message may be an error, it is written here.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What came of each call of a decorated function: its message and its decision, for the caller who asks."""
+"""What came of each call of a decorated function: its message and its decision, for a caller that asks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class CallOutcome:
     this is committed; of ``@transactional`` that of the message sent, None if it sent none.
 
     ``resolution``: of ``@two_phase`` UNKNOWN while the half is undecided, and to be left to the check if the call has
-    ended so; COMMIT or ROLLBACK as soon as this call knows the decision, whoever made it. Of ``@transactional`` COMMIT
-    when the function's own transaction has committed; None in the transaction of a caller, who decides.
+    ended so; COMMIT or ROLLBACK as soon as this call knows the decision, whether its own or a checker's or an
+    operator's. Of ``@transactional`` COMMIT when the function's own transaction has committed; None in the transaction
+    of a caller, which decides.
     """
 
     function: str

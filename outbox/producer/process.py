@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: What the thread of a report is called.
 THREAD = "outbox-producer-report"
 
-#: Seconds between two reports of a process, and from its start to the first: what is gone sooner isn't seen.
+#: Seconds between two reports of a process, and from its start to the first: a process that ends sooner isn't seen.
 REPORT_EVERY = 60.0
 
 # What the report says is worth no wait for the disk.

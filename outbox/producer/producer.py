@@ -8,7 +8,7 @@ beside it until the COMMIT of the connection which carries the business change, 
 Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
 that transactions which a lock serialised are dispatched in that order.
 
-A driver's own connection tells nobody of its COMMIT: there a send writes the half message at once, and the database
+A driver's own connection doesn't tell of its COMMIT: there a send writes the half message at once, and the database
 draws the sequence at the COMMIT, by a deferred trigger.
 """
 
@@ -199,7 +199,7 @@ def _write(
 
 
 def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[Statement], dict[int, DuplicateIgnored]]:
-    """Return what writes messages, but for what has to be known before; and what is told of those that aren't written.
+    """Return what writes messages, but for what has to be known before; and the events of those that aren't written.
 
     These are named by the identities of their writes.
     """
@@ -223,7 +223,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
 def _waiting(
     writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
 ) -> list[Callable[[], None]]:
-    """Return what is to be called after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
+    """Return the functions to call after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
     heard = hooks.listeners.hooks or any(w.sending or w.once or w.sender.middlewares.hooks for w in writes)
     waiting = [partial(_tell_sent, writes, duplicates)] if heard else []
     reports = {} if afterwards else _due_reports(writes)
@@ -308,7 +308,7 @@ def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:
         return
     if target is None and unwrapped is not None:
         raise TransactionRequired("the AsyncConnection isn't connected; use it inside 'async with engine.begin()'")
-    from sqlalchemy.orm import Session  # noqa: PLC0415 - whoever passes a session has paid for the import
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - a caller that passes a session has paid for the import
 
     if not isinstance(target, Session):
         raise InvalidMessage(
@@ -373,7 +373,7 @@ def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
 class Producer:
     """The producer's half of an `Outbox`: bound to a database, a producer group and settings."""
 
-    #: Does a test keep what is sent, so that there is no half to take the fence of?
+    #: Does a test keep the messages sent, so that there is no half to take the fence of?
     is_captured = False
 
     def __init__(
@@ -478,7 +478,7 @@ class Producer:
         return self._add(carrier, self._new_write(half, Preparation(fenced, float(own)), None))
 
     def _new_write(self, half: HalfMessage, preparation: Preparation | None, once: Once | None) -> Write:
-        """Return what is to be written; headers that hooks or middlewares add and that can't be stored are left out."""
+        """Return the write of a half; headers that hooks or middlewares add and that can't be stored are left out."""
         added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()
         for each in added:
             try:
@@ -523,7 +523,7 @@ class Producer:
             yield write_late(self.schema, write.half)
         else:
             yield write_halves(self.schema, [(write.half, write.preparation)])
-        # Nobody will tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
+        # The driver doesn't tell of the COMMIT, so what waits for it ends here; that it was sent can't be told.
         hooks.committed(write.sending)
         if self._report.due_at <= time.monotonic():
             call_once_committed(partial(self._report.write_apart, self._engine))

@@ -1,6 +1,6 @@
 """Statements of the producer: half messages with their checks and ops, and the counts of flow control.
 
-Flow control finds the topics that have reached a limit, at a cost that doesn't grow with what is waiting.
+Flow control finds the topics that have reached a limit, at a cost that doesn't grow with the messages waiting.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 """
 
 
-# What is to be sent once is inserted in the order of the ids: two transactions that send the same can't wait for each
+# Messages to be sent once are inserted in the order of the ids: two transactions that send the same can't wait for each
 # other. Ops have the order of the sends. Without a conflict target, so that it needs no right to read more than the id.
 _SEND_ONCE = f"""
 WITH given AS MATERIALIZED (
@@ -112,12 +112,12 @@ FOUND = 10
 SAMPLE: Mapping[str, int] = {"looked_at": SAMPLED, "found": FOUND}
 
 # As `plan_by_index` of the passes, and why: outbox/database/sql.py. But here the transaction is the caller's, whose
-# deferred triggers have yet to run: what was set before is kept under names of ours, and set again.
+# deferred triggers have yet to run: their settings are kept under names of ours, and set again.
 _PLANNER = "unnest('{enable_seqscan,enable_bitmapscan,jit}'::text[]) name"
 
 # A snapshot shows a table as empty that was truncated since. Its catalog has the file of before, the function the new.
-#: Have the planner use indexes until `PLAN_BACK`. Rows: ``(…, …, can count)``, all alike; a transaction can't count
-#: which sees only what was longer than ``seconds`` ago, or before a table was truncated, as a REPEATABLE READ one does.
+#: Have the planner use indexes until `PLAN_BACK`. Rows: ``(…, …, can count)``, all alike; a REPEATABLE READ transaction
+#: can't count if its snapshot is older than ``seconds``, or than a table's truncation.
 plan_by_index_until_back: Template = Template(f"""
 SELECT set_config('outbox.' || name, current_setting(name), true), set_config(name, 'off', true),
        CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
@@ -132,8 +132,8 @@ SELECT set_config('outbox.' || name, current_setting(name), true), set_config(na
 #: Have the planner work as before `plan_by_index_until_back`.
 PLAN_BACK: Statement = Statement(f"SELECT set_config(name, current_setting('outbox.' || name), true) FROM {_PLANNER}")
 
-# Jumps from topic to topic in the index of the check, and stops in each at the limit. Backwards: what was decided is
-# dead in the index until a vacuum can take it, and mostly older than what waits.
+# Jumps from topic to topic in the index of the check, and stops in each at the limit. Backwards: decided halves are
+# dead in the index until a vacuum can take them, and mostly older than those that wait.
 #: Find topics with ``least`` undecided halves at least, parked ones aside, counted to ``limit`` in each.
 #: Rows: ``(topic, halves)``.
 undecided: Template = Template("""

@@ -1,1 +1,1 @@
-"""Prune: delete what is older than the retention and settled."""
+"""Prune: delete rows that are settled and older than the retention."""

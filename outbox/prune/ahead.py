@@ -6,14 +6,14 @@ the rows of before. So these are told apart first:
 
 1. A CHECK on the DEFAULT partitions refuses the ids of some segments to come (`_refuse`): NOT VALID, so that no row is
    read for it.
-2. It is validated (`_validate`). That reads all rows, and nobody waits: who reads and writes takes no lock against it.
+2. It is validated (`_validate`). That reads all rows, and blocks no transaction that reads or writes.
 3. The segments are attached. PostgreSQL takes the CHECK for a proof, and reads nothing.
 4. The CHECK is dropped.
 
 Each step is found in the catalog by the next pass, of whatever worker, which goes on from there.
 
-Until those segments begin, all goes into the DEFAULT partitions and is deleted row by row; and when they end, what is
-there today has been deleted.
+Until those segments begin, all goes into the DEFAULT partitions and is deleted row by row; and when they end, the rows
+of today have been deleted.
 
 While the CHECK is there, a message with such an id can't be sent. So the segments are as far ahead as `_lead`, where no
 clock should be; and when half of that time is over and they aren't made, the CHECK is dropped instead.
@@ -58,11 +58,11 @@ logger: logging.Logger = logging.getLogger("outbox.prune")
 _SMALL = 8 << 20
 #: So far ahead (seconds) are segments at least for which a CHECK is validated; and two of them, if these are longer.
 _LEAD = 86400.0
-#: So many segments are made behind that: in their time, what was in the DEFAULT partitions before them comes of age.
+#: So many segments are made behind that: in their time, the rows in the DEFAULT partitions before them come of age.
 _BEHIND = 3
-#: How long (seconds) the validation waits for a vacuum of the table. Nobody waits behind it.
+#: How long (seconds) the validation waits for a vacuum of the table. No transaction waits behind it.
 _PATIENCE = 10.0
-#: How long (seconds) it may read: what isn't done in a day never will.
+#: How long (seconds) it may read: a validation that isn't done in a day never will be.
 _LONGEST = 86400.0
 
 _REFUSED = re.compile(r"< '([0-9a-f-]{36})'::uuid\) OR \(\w+ >= '([0-9a-f-]{36})'::uuid")

@@ -1,10 +1,9 @@
-"""Prune of the inbox: of its segments as a whole, and of what is in none of them row by row.
+"""Prune of the inbox: of its segments as a whole, and of rows in none of them one by one.
 
 An inbox row may go when it is settled and old, and the producer doesn't have its half any more. A segment holds rows of
 all groups and topics, whose producers are known to the passes of these pairs alone. So each of them asks its producer
 which halves of an old segment it still has, and writes that down (``segment_hold``): those rows stay, and so do all
-rows of a pair that hasn't said anything. When what stays is little, the segment is emptied, by whichever worker comes
-next.
+rows of a pair that hasn't said anything. When few rows stay, the segment is emptied, by whichever worker comes next.
 
 What the producer doesn't have any more doesn't come back. A half that it didn't have yet (of a transaction that was
 open for days) is consumed after it was asked: such rows stay, until it is asked again.
@@ -41,7 +40,7 @@ class _InboxSide(SegmentedSide):
     """The inbox: one table.
 
     What changes in a segment after it was surveyed is found by its time (``changed_at``), which all that writes a row
-    sets, and by an index that has only what was changed late: when the next segment was over as well. So it costs a
+    sets, and by an index that has only rows changed late: when the next segment was over as well. So it costs a
     consumer nothing that isn't that far behind.
     """
 
@@ -63,7 +62,7 @@ class _InboxSide(SegmentedSide):
         schema, since = settings.schema, None
         with shortly(connection, schema, "look through", segment, self) as mine:
             if mine:
-                # Whoever is writing has ended; who comes after this has a later time.
+                # Transactions that were writing have ended; one that comes after this has a later time.
                 share = Statement(f'LOCK TABLE "{schema}".{segment.leaf(self.counted)} IN SHARE MODE')
                 _, ((since,),) = execute(connection, share, NOW)
         if since is None:

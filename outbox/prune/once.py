@@ -1,8 +1,8 @@
-"""Prune: delete what is older than the retention and settled; evidence outlives doubt.
+"""Prune: delete rows that are settled and older than the retention; evidence outlives doubt.
 
-Undecided halves, failed and parked messages are never pruned: somebody still has to decide about them, unless they
-were discarded. An inbox row goes only after the producer has pruned its message, so that nothing can come again which
-the inbox has forgotten. The audit is never pruned.
+Undecided halves, failed and parked messages are never pruned: a checker or an operator still has to decide about them,
+unless they were discarded. An inbox row goes only after the producer has pruned its message, so that nothing can come
+again which the inbox has forgotten. The audit is never pruned.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def prune_segments_once(
 def prune_producer_once(
     connection: Connection, settings: Settings, *, stopping: Callable[[], bool] = lambda: False
 ) -> Counts:
-    """Delete replaced cursors, flows that ended long ago, and what is settled and in no segment, row by row.
+    """Delete replaced cursors, flows that ended long ago, and settled rows in no segment, row by row.
 
     That is halves with their ops and messages; segments: `outbox.prune.segments`. The totals of topics are added up.
     Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between batches.
@@ -165,7 +165,7 @@ def prune_records_once(
     Returns ``taken`` rows and ``done`` bulk jobs.
     """
     schema, batch = settings.schema, settings.prune_batch
-    # What was rolled back is known as long as an inbox knows it.
+    # A rollback is known as long as an inbox knows its message.
     age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _BULK_JOBS)
     rows = 0
     for old in (

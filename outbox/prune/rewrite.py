@@ -1,14 +1,14 @@
 """Small tables that are rewritten as a whole: emptied in an instant, and what counts in them put back.
 
-Cursors and offsets are appended, and the newest counts; a check's row lives until the decision, and what was written
-down of a segment as long as the segment. To delete what is replaced row by row leaves dead rows, which no vacuum can
-take while an old snapshot is held somewhere, and each pass would step over them. A table that is truncated has none.
+Cursors and offsets are appended, and the newest counts; a check's row lives until the decision, and the notes about a
+segment as long as the segment. To delete replaced rows one by one leaves dead rows, which no vacuum can take while an
+old snapshot is held somewhere, and each pass would step over them. A table that is truncated has none.
 
-It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. Who comes meanwhile waits,
-and then sees what was put back: a statement takes its snapshot after its locks. Only a transaction in REPEATABLE READ
-with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A caller's may
-decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and doesn't count what
-waits (`outbox.producer.sql`).
+It is one round trip, in a transaction that waits for the table's lock for `WAIT` at most. A transaction that comes
+meanwhile waits, and then sees the rows put back: a statement takes its snapshot after its locks. Only a transaction in
+REPEATABLE READ with an older snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`). A
+caller's may decide a half whose check it doesn't see, which the check pass deletes then (`outbox.check.sql`), and
+doesn't count waiting messages (`outbox.producer.sql`).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ WITH RECURSIVE newest AS (
 SELECT * FROM newest""",
 )
 
-# What was decided is deleted already, and only in the way.
+# Checks of decided halves are deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)
 # So with those that were added up.
 TOTALS = Rewritten("topic_total", "SELECT * FROM {s}.topic_total", size=1 << 19)
 
 
 def holds(firsts: Iterable[UUID]) -> Rewritten:
-    """Return what counts of ``segment_hold``: what was written down of the segments that begin with these ids."""
+    """Return what counts of ``segment_hold``: the notes about the segments that begin with these ids."""
     listed = ", ".join(f"'{first}'" for first in firsts)
     return Rewritten("segment_hold", f"SELECT * FROM {{s}}.segment_hold WHERE first_id = ANY (ARRAY[{listed}]::uuid[])")
 
@@ -108,7 +108,7 @@ SELECT * FROM json_populate_recordset(NULL::{s}.{table}, current_setting('outbox
 def rewrite(connection: Connection, schema: str, rewritten: Rewritten) -> int | None:
     """Empty a table, and put back what counts, if it is worth it and the lock can be had now; return what went.
 
-    None: what was replaced is to go row by row. This role may not rewrite the table, too many rows count, or the lock
+    None: replaced rows are to go one by one. This role may not rewrite the table, too many rows count, or the lock
     could not be had for long.
     """
     few = {"few": _FEW}

@@ -4,16 +4,16 @@ Message ids begin with the client's time, so that a range of ids is a range of t
 leave each of them in the indexes until a vacuum takes it, and while any old snapshot is held, none can. A segment that
 is truncated leaves nothing.
 
-A producer and an inbox each have their own (`SegmentedSide`). What is emptied of a producer is one range of ids in
+A producer and an inbox each have their own (`SegmentedSide`). A producer is emptied of one range of ids in
 ``half_message``, ``op_message``, ``message`` and ``delivery`` together: never an op without its half, never a message
-without its op, never what became of a message without the message.
-Ids of no segment (of before the first one, of clocks that are far off, of business strings) are in the DEFAULT
-partitions, where `outbox.prune.once` deletes row by row; and so are the survivors of a segment that is dropped, which
-keeps the number of partitions small. Ids of business strings are never in a segment: they lie behind all times.
+without its op, never what became of a message without the message. Ids of no segment (of before the first one, of
+clocks that are far off, of business strings) are in the DEFAULT partitions, where `outbox.prune.once` deletes row by
+row; and so are the survivors of a segment that is dropped, which keeps the number of partitions small. Ids of business
+strings are never in a segment: they lie behind all times.
 
-Nobody waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be kept is
-found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone (`SegmentedSide.changed`).
-Where a lock can't be had, the next pass tries again.
+No transaction waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be
+kept is found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone
+(`SegmentedSide.changed`). Where a lock can't be had, the next pass tries again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _FAILED_CHECK = "23514"
 #: Names of segments are written into statements: a partition with another name isn't one of ours.
 _NAME = "{}_([0-9a-z]+)"
 _BOUNDS = re.compile(r"FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)")
-#: Looked through in one pass, of the business strings' ids: 1 in so many, for what is left over of those that went.
+#: Looked through in one pass, of the business strings' ids: 1 in so many, for the leftovers of those that went.
 _SLICES = 256
 
 
@@ -106,7 +106,7 @@ class Survey:
 
 
 class SegmentedSide:
-    """The tables that have the same segments, and what is particular to them."""
+    """The tables that have the same segments, and their particulars."""
 
     #: The part whose tables they are.
     part: str
@@ -157,7 +157,7 @@ class SegmentedSide:
     def prune_rows(
         self, connection: Connection, settings: Settings, segment: Segment, stopping: Callable[[], bool]
     ) -> int:
-        """Delete row by row what can go of a segment that can't be emptied; return how many rows counted went."""
+        """Delete row by row the settled rows of a segment that can't be emptied; return how many rows counted went."""
         raise NotImplementedError
 
     def clear_up(self, connection: Connection, schema: str, segment: Segment) -> None:
@@ -263,7 +263,7 @@ def make_next(connection: Connection, settings: Settings, side: SegmentedSide = 
     for number in range(now // length, now // length + 1 + _AHEAD):
         first, end = id_at(number * length), id_at((number + 1) * length)
         if inside := _overlapping(found, first, end):
-            # Of another length: what is left of this range begins after it.
+            # Of another length: the rest of this range begins after it.
             first = max(first, inside[-1].end)
         if first >= end:
             continue
@@ -366,9 +366,9 @@ def empty_segment(
     by_row: bool = False,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Delete what is settled and older than the retention in a segment; return how many halves, or inbox rows, went.
+    """Delete settled rows of a segment that are older than the retention; return how many halves, or inbox rows, went.
 
-    With ``by_row``, what can't be deleted as a whole goes row by row.
+    With ``by_row``, a segment that can't be emptied is deleted row by row.
     """
     schema = settings.schema
     with connection.begin():
@@ -391,7 +391,7 @@ def empty_segment(
         done = _compact(connection, schema, segment, side, survey)
     if not done and left and by_row:
         logger.info(
-            "segment %s of %s can't be emptied; what is settled in it is deleted row by row",
+            "segment %s of %s can't be emptied; its settled rows are deleted one by one",
             segment.suffix,
             side.counted,
             extra={
@@ -407,13 +407,14 @@ def empty_segment(
 
 
 def _compact(connection: Connection, schema: str, segment: Segment, side: SegmentedSide, survey: Survey) -> int:
-    """Truncate a segment, and write again what is to be kept; return how many of the rows counted went.
+    """Truncate a segment, and write again the rows to be kept; return how many of the rows counted went.
 
-    Whoever writes into the segment waits for the lock, and looks again after it: each statement takes the locks of all
-    partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half, which was kept)
-    needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took its snapshot finds
-    nothing. Those of ours take the lock first (`outbox.reconcile.source`); a caller's that decides a half asks the
-    unique index (`outbox.database.decision`). So it is with rows that move when a segment is made or dropped.
+    A transaction that writes into the segment waits for the lock, and looks again after it: each statement takes the
+    locks of all partitions that it reads before it takes its snapshot, and one that only inserts (an op of a half,
+    which was kept) needs no row of it. Only a transaction in REPEATABLE READ that reads the table later than it took
+    its snapshot finds nothing. Those of ours take the lock first (`outbox.reconcile.source`); a caller's that decides a
+    half asks the unique index (`outbox.database.decision`). So it is with rows that move when a segment is made or
+    dropped.
     """
     leaves = {table: _name(schema, name) for table, name in side.leaves(segment).items()}
     with shortly(connection, schema, "empty", segment, side) as mine:
@@ -471,9 +472,9 @@ def drop_segment(
 def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUID, stopping: Callable[[], bool]) -> int:
     """Delete settled halves of a range of ids, row by row; return how many went. A short transaction a batch.
 
-    Goes on from id to id until it comes to halves that are too young, so that what can't go yet (a message that waits
-    for its time) never hides what comes after it. What was written of halves that had just gone (a delivery whose
-    transaction was still open) goes, too. ``stopping`` is asked between batches.
+    Goes on from id to id until it comes to halves that are too young, so that a half that can't go yet (a message that
+    waits for its time) never hides later ones. Rows that were written about halves that had just gone (a delivery whose
+    transaction was still open) go, too. ``stopping`` is asked between batches.
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
@@ -497,8 +498,8 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     """Delete settled halves of business strings, row by row; return how many went. A short transaction a batch.
 
     Their ids say nothing of their time, so that they are looked at in the order of their decisions, as `prune_rows`
-    looks at others in that of their ids. What is left over of some that went is found in a part of the ids that each
-    pass draws.
+    looks at others in that of their ids. Leftovers of some that went are found in a part of the ids that each pass
+    draws.
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}

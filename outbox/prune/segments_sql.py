@@ -95,7 +95,7 @@ def _delete_settled(old: str, last: str) -> Template:
     return Template(_DELETE_SETTLED.replace("{old}", old).replace("{last}", last))
 
 
-# Ids begin with the client's time, which only bounds the scan; what decides is the database's own time of the decision.
+# Ids begin with the client's time, which only bounds the scan; the database's own time of the decision decides.
 #: Delete decided halves older than ``retention`` seconds among the next ``limit`` after an id and before another one.
 #: Those stay that are younger than ``undelivered`` seconds, and that a known group has yet to consume.
 #: Rows: ``(looked at, deleted, all of them are too young, last id looked at)``.
@@ -134,7 +134,7 @@ queue_of AS (
          ORDER BY topic, queue LIMIT 1) n
 )"""
 
-# The same as in `settled_halves`, for a whole segment at once: by the index of what is open, and by that of the queues.
+# The same as in `settled_halves`, for a whole segment at once: by the index of open halves, and by that of the queues.
 # A group that gets its first cursor while a segment is emptied isn't waited for yet.
 #: Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``.
 UNDELIVERED: str = (
@@ -221,7 +221,7 @@ SELECT '', n.half_id
 )
 
 # Of halves that are gone. While a half is there, its history is.
-#: Delete what is in other tables of the halves from ``first`` to ``end`` that are gone.
+#: Delete the rows in other tables of the halves from ``first`` to ``end`` that are gone.
 left_over: Template = Template("""
 WITH histories AS (
     DELETE FROM {s}.check_history c
@@ -329,7 +329,7 @@ def refuse(schema: str, table: str, column: str, ranges: Sequence[tuple[UUID, UU
 
 
 def validate(schema: str, table: str) -> Statement:
-    """Validate that CHECK: all rows are read, and nobody who reads or writes waits."""
+    """Validate that CHECK: all rows are read, and no transaction that reads or writes waits."""
     return Statement(in_schema(f"ALTER TABLE {{s}}.{table}_default VALIDATE CONSTRAINT {_CHECK}", schema))
 
 
@@ -339,7 +339,7 @@ def let_in(schema: str, table: str) -> Statement:
 
 
 def make_survivors(schema: str, table: str) -> Statement:
-    """Make a table for what is kept, for this transaction."""
+    """Make a table for the rows to be kept, for this transaction."""
     return Statement(in_schema(f"CREATE TEMP TABLE survivors_{table} (LIKE {{s}}.{table}) ON COMMIT DROP", schema))
 
 

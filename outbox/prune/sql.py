@@ -1,4 +1,4 @@
-"""Statements that delete what is old and settled, in small batches."""
+"""Statements that delete old and settled rows, in small batches."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ SELECT o.ctid FROM {s}.consumer_claim o
 """,
 )
 
-# Settled is what nobody waits for any more; what was discarded is, from then on.
+# A row is settled when no worker or operator waits for it any more; a discarded one is, from then on.
 _SETTLED = f"""(status IN {SETTLED} OR discarded_at IS NOT NULL)
        AND greatest(changed_at, discarded_at) < clock_timestamp() - make_interval(secs => %(retention)s)"""
 
@@ -145,7 +145,7 @@ SELECT count(*), coalesce(array_agg(id) FILTER (WHERE topic = %(topic)s), '{}')
   FROM (SELECT id, topic FROM {s}.half_message WHERE id >= %(first)s AND id < %(end)s LIMIT %(most)s) h
 """)
 
-#: Write down what a group's producer still had of a segment; one who says the same again says so now and then.
+#: Write down what a group's producer still had of a segment; a worker that says the same again says so now and then.
 hold: Template = Template("""
 INSERT INTO {s}.segment_hold AS h (consumer_group, topic, first_id, message_ids, asked_at)
 VALUES (%(group)s, %(topic)s, %(first)s, %(ids)s::uuid[], to_timestamp(%(asked_ms)s / 1000.0))
@@ -154,10 +154,10 @@ ON CONFLICT (consumer_group, topic, first_id) DO UPDATE
  WHERE h.message_ids <> excluded.message_ids OR h.asked_at < excluded.asked_at - interval '10 minutes'
 """)
 
-#: Delete what was written down of segments that begin otherwise than with one of these ids.
+#: Delete the notes about segments that begin otherwise than with one of these ids.
 drop_holds: Template = Template("DELETE FROM {s}.segment_hold WHERE first_id <> ALL (%s::uuid[])")
 
-# Of a group and topic for which no pass has asked its producer, all stays. What was written since it asked may be of a
+# Of a group and topic for which no pass has asked its producer, all stays. A row written since it asked may be of a
 # half that wasn't committed then. The rows are counted where few are to be kept: all of them have been read then.
 #: Look a segment of the inbox through. Rows: ``(rows, groups of those to be kept, their ids)``; to be kept are
 #: ``limit`` at most, and where there are as many, that isn't all.
@@ -198,7 +198,7 @@ def changed_since(schema: str, leaf: str, since: str) -> Statement:
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
-#: Delete what runs of the reconciliation found that began ``retention`` seconds ago. Rows: one for each.
+#: Delete the findings of the reconciliation's runs that began ``retention`` seconds ago. Rows: one for each.
 old_findings: Template = _deleting(
     "reconciliation_finding",
     "id",

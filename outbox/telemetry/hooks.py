@@ -80,7 +80,7 @@ class Confirming:
 
 @dataclass(slots=True)
 class Announcing:
-    """A call of what is done about a dead letter."""
+    """A call of a function of `Outbox.on_parked`."""
 
     letter: DeadLetter
     answer: Any = None
@@ -93,14 +93,14 @@ class Observer(Protocol):
     """Is around calls of the application's functions."""
 
     def __call__(self, activity: Activity, /) -> AbstractContextManager[object]:
-        """Return what is entered before the call, and left after it with the exception that it raised, if any."""
+        """Return a context that is entered before the call, and left after it with its exception, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a `SendHook` adds to a message: headers, and what is called once its transaction has committed.
+    """What a `SendHook` adds to a message: headers, and a function to call once its transaction has committed.
 
-    A driver's own connection tells nobody of its COMMIT: then it is called when the message is written.
+    A driver's own connection doesn't tell of its COMMIT: then it is called when the message is written.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -124,8 +124,8 @@ class Middleware:
     def on_send(self, half: HalfMessage, /) -> Sending | None:
         """See a message when it is sent or prepared; return what to add to it, as a `SendHook`."""
 
-    def around(self, activity: Activity, /) -> AbstractContextManager[object]:  # noqa: ARG002 - for those who override
-        """Return what is entered before a handler (or another function of the application's) is called, and left after.
+    def around(self, activity: Activity, /) -> AbstractContextManager[object]:  # noqa: ARG002 - for classes that override it
+        """Return a context around the call of a handler, or of another function of the application's.
 
         As an `Observer`: it sees what the function returns and raises, and can't change that. It may be a generator
         with `contextlib.contextmanager`.
@@ -154,11 +154,11 @@ class Registry(Generic[H]):
             self.hooks = tuple(each for each in self.hooks if each is not hook)
 
 
-# Whoever tells of success, or is on its way, first looks whether there are any: ``listeners.hooks``.
+# Code that tells of success, or is on a message's way, first looks whether there are any: ``listeners.hooks``.
 listeners: Registry[Hook] = Registry()
 observers: Registry[Observer] = Registry()
 send_hooks: Registry[SendHook] = Registry()
-#: The middlewares of the Outbox that the calling code works for; what is looked at like ``listeners.hooks``.
+#: The middlewares of the Outbox that the calling code works for; looked at like ``listeners.hooks``.
 middlewares_here: ContextVar[tuple[Middleware, ...]] = ContextVar("outbox_middlewares", default=())
 #: Hooks whose last call failed: a hook that fails with each message is one line in the log.
 _failing: set[tuple[int, str]] = set()
@@ -218,7 +218,7 @@ def sending(half: HalfMessage, middlewares: Registry[Middleware]) -> list[Sendin
 
 
 def committed(added: Sequence[Sending]) -> None:
-    """Call back those who wait for the COMMIT."""
+    """Call the functions that wait for the COMMIT."""
     for each in added:
         if each.committed is not None:
             _guarded(each.committed, each.committed)

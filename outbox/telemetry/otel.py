@@ -21,7 +21,7 @@ Counted are ``messaging.client.sent.messages`` after the COMMIT, ``messaging.cli
 of a handler, and ``outbox.events``. Histograms are ``messaging.client.operation.duration`` (as long as the ``send``
 spans), ``messaging.process.duration`` and ``outbox.pass.duration``.
 
-A driver's own connection tells nobody of its COMMIT: there a ``send`` span ends when the message is written, and the
+A driver's own connection doesn't tell of its COMMIT: there a ``send`` span ends when the message is written, and the
 message isn't counted as sent.
 """
 
@@ -68,7 +68,7 @@ _NAME, _TYPE, _COUNT = "messaging.operation.name", "messaging.operation.type", "
 _ID, _QUEUE = "messaging.message.id", "messaging.destination.partition.id"
 #: Bounds of the histograms (seconds), as the conventions advise.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-#: The duties whose passes make messages of what was committed.
+#: The duties whose passes make messages of committed halves.
 _DISPATCHING = frozenset({"dispatch", "release"})
 
 

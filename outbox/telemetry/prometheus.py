@@ -52,7 +52,7 @@ class GaugeOfStats:
     needed: str | None = None
 
     def together(self, values: list[float]) -> float:
-        """Return the value of several rows together: of ages and of what is 1 or 0, the highest."""
+        """Return the value of several rows together: of ages and of values that are 1 or 0, the highest."""
         return max(values) if self.name.endswith("_seconds") or self.text.endswith("1 or 0") else sum(values)
 
 
@@ -103,7 +103,7 @@ OF_GROUPS = (
 )
 OF_SAGAS = (
     GaugeOfStats("outbox_open_flows", "Flows of a saga that haven't ended", "open"),
-    GaugeOfStats("outbox_compensating_flows", "Flows of a saga that undo what was done", "compensating"),
+    GaugeOfStats("outbox_compensating_flows", "Flows of a saga that undo their steps", "compensating"),
     GaugeOfStats("outbox_overdue_flows", "Flows of a saga that wait for an answer which is overdue", "overdue"),
     GaugeOfStats(
         "outbox_oldest_overdue_flow_age_seconds", "How long the oldest answer to a saga is overdue", "oldest_overdue"
@@ -203,7 +203,7 @@ class Meter:
 
     @passing
     def observe(self, activity: Activity) -> Iterator[None]:
-        """Time a handler, and count what it has in hand."""
+        """Time a handler, and count the messages that it has in hand."""
         if not isinstance(activity, Handling):
             yield
             return

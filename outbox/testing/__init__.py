@@ -1,4 +1,4 @@
-"""For the tests of services that use the outbox: run what a worker would run, here and now; see what was sent.
+"""For the tests of services that use the outbox: run what a worker would run, here and now; see the messages sent.
 
 Its page is docs/testing.md. Fixtures for pytest are in `outbox.pytest_plugin`.
 """

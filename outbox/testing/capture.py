@@ -31,10 +31,10 @@ T = TypeVar("T")
 def capture(*outboxes: Outbox) -> Iterator[SentMessages]:
     """Keep what these outboxes send until the block ends, and write nothing of it; yield it, growing.
 
-    Topic, key, headers, body and delivery are checked as always. The carrier may be anything; what is sent with a
-    Session that rolls back (or a savepoint of it), or that ends without a commit, becomes ``undone``. What is prepared
-    and decided is captured too, and so is what decorated functions send: these are given sessions, which need a
-    database only for the statements of their own.
+    Topic, key, headers, body and delivery are checked as always. The carrier may be anything; a message sent with a
+    Session that rolls back (or a savepoint of it), or that ends without a commit, becomes ``undone``. Prepared halves
+    and their decisions are captured too, and so is what decorated functions send: these are given sessions, which need
+    a database only for the statements of their own.
     """
     messages = SentMessages()
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def _as_of(carrier: Any, value: T) -> T | Coroutine[Any, Any, T]:
 
 
 class _Sessions:
-    """Undoes what was sent with a session whose transaction or savepoint doesn't commit."""
+    """Undoes the messages sent with a session whose transaction or savepoint doesn't commit."""
 
     def __init__(self) -> None:
         self._undo: WeakKeyDictionary[Session, list[tuple[SessionTransaction | None, Callable[[], None]]]]

@@ -26,8 +26,8 @@ def make_due(
 ) -> None:
     """Let ``delayed`` messages, the retries of ``failed`` ones and the checks of ``orphans`` be due now.
 
-    All of them, or those of the messages of ``ids``; what would have been due earlier comes first. What was sent is
-    dispatched before: a delayed message can be made due only then. On a sync engine; await `amake_due` for an
+    All of them, or those of the messages of ``ids``; one that would have been due earlier comes first. Sent messages
+    are dispatched before: a delayed message can be made due only then. On a sync engine; await `amake_due` for an
     AsyncEngine.
     """
     _make_due(PassRunners("make_due"), outbox, delayed, failed, orphans, ids)
@@ -46,9 +46,9 @@ async def amake_due(
 
 
 def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
-    """Let so much time (timedelta or seconds) have passed for what waits: delayed, failed, and undecided halves.
+    """Let so much time (timedelta or seconds) have passed for all that waits: delayed, failed, and undecided halves.
 
-    Checkers are told that much more of the age of a half. What was sent is dispatched before. On a sync engine; await
+    Checkers are told that much more of the age of a half. Sent messages are dispatched before. On a sync engine; await
     `aadvance` for an AsyncEngine.
     """
     _advance(PassRunners("advance"), outbox, by)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.consumer.subscription import Handler, Subscription
 
-#: Before the handler runs; after it has returned, when nothing is committed; when all is committed, and nobody knows.
+#: Before the handler runs; after it has returned, when nothing is committed; when all is committed, and the worker
+#: doesn't know it yet.
 Point = Literal["before_handler", "after_handler", "after_commit"]
 #: Seconds in which the server must notice that a connection is gone.
 _GONE_WITHIN = 60.0
@@ -81,7 +82,7 @@ def killing(
     process is killed by SIGKILL: for one that the test has started.
 
     Raises:
-        AssertionError: nobody came to this point.
+        AssertionError: no handler came to this point.
         InvalidHandler: no such consumer, or the outbox is rolled back: with that transaction, the test's data would go.
             Or its handler runs outside of transactions, so that a death undoes nothing.
     """

@@ -38,18 +38,18 @@ ROUNDS = 100
 
 
 class NotQuiet(AssertionError):
-    """There is no end of what is to be done: each message is answered by one, or one is retried for ever."""
+    """There is no end of the work: each message is answered by one, or one is retried for ever."""
 
 
 def drain(
     *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
 ) -> Counts:
-    """Dispatch what was sent, consume it, retry and check what is due, until nothing is left.
+    """Dispatch the messages sent, consume them, retry and check those due, until nothing is left.
 
-    Returns what the consumers did. Messages that a handler sends are dispatched and consumed as well. What is due later
-    is left alone, unless it is made due in each round: ``delayed`` messages, ``failed`` ones (until they are consumed
-    or parked), and ``orphans`` (undecided halves: fences are tried and checkers asked). For outboxes on a sync engine
-    with plain functions.
+    Returns what the consumers did. Messages that a handler sends are dispatched and consumed as well. Work that is due
+    later is left alone, unless it is made due in each round: ``delayed`` messages, ``failed`` ones (until they are
+    consumed or parked), and ``orphans`` (undecided halves: fences are tried and checkers asked). For outboxes on a sync
+    engine with plain functions.
 
     Raises:
         NotQuiet: there was still something to do in the last of so many ``rounds``.
@@ -84,7 +84,7 @@ async def acheck(outbox: Outbox) -> Counts:
 
 
 def bulk(outbox: Outbox) -> Counts:
-    """Carry out all bulk jobs that were ordered in this database, whatever their rates; return what was done.
+    """Carry out all bulk jobs that were ordered in this database, whatever their rates; return the counts.
 
     Compensations run for topics that have one declared here; one that fails is left for its next try, which is due
     later. For an outbox on a sync engine with plain compensations.
@@ -103,8 +103,8 @@ async def abulk(outbox: Outbox) -> Counts:
 def confirm(outbox: Outbox) -> Counts:
     """Ask the known groups what became of messages, however young, and call back; return how many fates are new.
 
-    What a group has lost is sent again, and what is parked for long enough is ordered to be compensated (`bulk` carries
-    that out). For an outbox on a sync engine with plain callbacks.
+    Messages that a group has lost are sent again, and those parked for long enough are ordered to be compensated
+    (`bulk` carries that out). For an outbox on a sync engine with plain callbacks.
 
     Raises:
         InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
@@ -118,7 +118,7 @@ async def aconfirm(outbox: Outbox) -> Counts:
 
 
 def dead_letters(outbox: Outbox) -> Counts:
-    """Call `Outbox.on_parked` for what is parked, as a worker does; return what came of it.
+    """Call `Outbox.on_parked` for parked letters, as a worker does; return what came of it.
 
     For an outbox on a sync engine with plain functions.
 
@@ -138,7 +138,7 @@ async def adead_letters(outbox: Outbox) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """What is made due in each round."""
+    """The work that is made due in each round."""
 
     delayed: bool
     failed: bool
@@ -248,7 +248,7 @@ def _hurry(connection: Connection, outbox: Outbox) -> Counts:
 
 
 def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
-    """Check what is due. Checkers have connections of their own, which don't see a transaction that is rolled back."""
+    """Check due halves. Checkers have connections of their own, which don't see a transaction that is rolled back."""
     if outbox in rolled_back:
         if forced:
             _refuse_rolled_back(runners, outbox)

@@ -86,7 +86,7 @@ def _inside(outbox: Outbox, runner: TransactionRunner, bind: Connection | AsyncC
 
     if runner.connection.dialect.driver != PSYCOPG:
         raise InvalidHandler(
-            f"what is sent through {runner.connection.dialect.driver} can't be consumed on its connection; "
+            f"messages sent through {runner.connection.dialect.driver} can't be consumed on its connection; "
             "give this test an Outbox on psycopg 3: Outbox(create_engine('postgresql+psycopg://…'))"
         )
     if outbox in rolled_back:

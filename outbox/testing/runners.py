@@ -44,7 +44,7 @@ class TransactionRunner:
         return run_on(self.loop, self._spawn(one_pass))
 
     def _run(self, one_pass: Pass) -> Counts:
-        # What is waiting for a COMMIT, which will never come.
+        # The writes that wait for a COMMIT, which will never come.
         write_now(self.connection)
         try:
             return one_pass(self.connection, self.connection)
@@ -62,7 +62,7 @@ class TransactionRunner:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Wait in this thread for what runs on an event loop, in another one."""
+    """Wait in this thread for a coroutine on an event loop, in another one."""
     return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 

@@ -1,4 +1,4 @@
-"""What was sent, and assertions about it, which print what was there instead."""
+"""The messages sent, and assertions about them, which print the messages that were there instead."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SentMessages(Sequence[SentMessage]):
 
 
 def sent_messages(outbox: Outbox) -> SentMessages:
-    """Return what was sent in an outbox's database: the newest thousand halves, with what was decided of them."""
+    """Return the messages sent in an outbox's database: the newest thousand halves, with their decisions."""
     return _sent_messages(PassRunners("sent_messages"), outbox)
 
 
@@ -160,12 +160,12 @@ def assert_sent(
 ) -> SentMessage:
     """Make sure that such a message was sent exactly ``times`` (None: at least once); return the first of them.
 
-    ``sent`` is what `capture` yields, or an outbox on a sync engine, whose database is read. What isn't given may be
-    anything. ``body`` and ``headers`` are compared as consumers read them, so a body may be the dataclass or model that
-    was sent; with `Partial`, only the named values are.
+    ``sent`` is what `capture` yields, or an outbox on a sync engine, whose database is read. A value that isn't given
+    may be anything. ``body`` and ``headers`` are compared as consumers read them, so a body may be the dataclass or
+    model that was sent; with `Partial`, only the named values are.
 
     Raises:
-        AssertionError: its text lists what was sent instead, and how the nearest message differs.
+        AssertionError: its text lists the messages sent instead, and how the nearest message differs.
     """
     __tracebackhide__ = True
     seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else delay
@@ -223,7 +223,7 @@ def _report(
     if not messages:
         yield "nothing was sent at all"
         return
-    yield f"what was sent ({len(messages)}):"
+    yield f"messages sent ({len(messages)}):"
     if len(messages) > _LISTED:
         yield f"  … {len(messages) - _LISTED} older ones"
     for number_, message in list(enumerate(messages, 1))[-_LISTED:]:

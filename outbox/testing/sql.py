@@ -1,4 +1,4 @@
-"""Statements of the tests' kit: what is waiting, what was sent, what the inboxes say; and rows made older."""
+"""Statements of the tests' kit: which messages wait, which were sent, what the inboxes say; and rows made older."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ parts: Template = Template(
     "SELECT to_regclass('{s}.op_message') IS NOT NULL, to_regclass('{s}.consumer_message') IS NOT NULL"
 )
 
-#: Have the ops written of what was sent in SQL, or through a driver's own connection, which wait for a COMMIT.
+#: Have the ops written of messages sent in SQL, or through a driver's own connection, which wait for a COMMIT.
 write_late_ops: Template = Template("SET CONSTRAINTS {s}.commit_half IMMEDIATE")
 #: Have them wait again.
 wait_for_commit: Template = Template("SET CONSTRAINTS {s}.commit_half DEFERRED")
@@ -37,9 +37,9 @@ _EARLIER = "make_interval(secs => %(seconds)s)"
 def _older(table: str, row_id: str, condition: str, time: str, over: str = _MOMENT) -> Template:
     """Subtract ``seconds`` from a time; where they are NULL, let it be over, if it isn't, since an interval, ``over``.
 
-    What was to come earlier still does: the times of two rows are a microsecond apart at least.
+    A message that was to come earlier still does: the times of two rows are a microsecond apart at least.
     """
-    # Not of rows that somebody is about to change: workers may run meanwhile.
+    # Not of rows that another transaction is about to change: workers may run meanwhile.
     return Template(f"""
 UPDATE {{s}}.{table} t
    SET {time} = CASE WHEN %(seconds)s::float8 IS NULL
@@ -70,8 +70,8 @@ UPDATE {{s}}.half_message SET born_at = born_at - {_EARLIER}
 
 # --- what there is ---------------------------------------------------------------------------------------
 
-#: Read the newest halves with what was decided of them. Rows: ``(topic, key, tag, headers, content type, body,
-#: deliver_at, id, resolution)``, the oldest first, by their ids.
+#: Read the newest halves with their decisions. Rows: ``(topic, key, tag, headers, content type, body, deliver_at, id,
+#: resolution)``, the oldest first, by their ids.
 halves: Template = Template("""
 SELECT topic, key, tag, headers::text, content_type, body, deliver_at, id, resolution
   FROM (SELECT h.*, o.resolution FROM {s}.half_message h LEFT JOIN {s}.op_message o ON o.half_id = h.id

@@ -134,9 +134,9 @@ def set_up(connection: Connection, name: str, *, by_url: bool) -> None:
     """Set what a session of a worker's needs, unless a pooler would hand the session to others.
 
     The server is to probe this host, so that a worker which vanished keeps no lock for longer than half a minute (by
-    itself it would wait for two hours); functions and operators are to be PostgreSQL's own; and where nobody has named
-    the session, it is called ``name``. A pooler invents the number of the server process. ``by_url``: the connection
-    was made by `arguments_of`, which prepares nothing in case that there is a pooler.
+    itself it would wait for two hours); functions and operators are to be PostgreSQL's own; and a session that the
+    application hasn't named is called ``name``. A pooler invents the number of the server process. ``by_url``: the
+    connection was made by `arguments_of`, which prepares nothing in case that there is a pooler.
     """
     (((pid, called),),) = execute(connection, _WHICH)
     driver = driver_of(connection)
@@ -167,7 +167,7 @@ def _socket(driver: Any) -> socket.socket:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What is around each pass of a worker's runners.
+    """The frame of each pass of a worker's runners.
 
     ``active`` is entered for the time of a pass. ``loop`` is the application's event loop, which async functions then
     run on, with its context variables as they were in ``variables``; None: each runner has a loop of its own.
@@ -210,7 +210,7 @@ class OwnRunner:
         return self._drivers[0].info.backend_pid if self._drivers else None
 
     def active(self) -> AbstractContextManager[object]:
-        """Return what is around each pass, for those who do something else for the same Outbox."""
+        """Return the frame of each pass, for code that does something else for the same Outbox."""
         return self._context.active()
 
     def run(self, one_pass: Pass) -> Counts:
@@ -220,7 +220,7 @@ class OwnRunner:
     def last(self, one_pass: Pass) -> None:
         """Run a pass although the worker stops, if the connection is open and free; an error is of no interest."""
         if self._drivers and not self._busy:
-            with suppress(Exception):  # nobody is left who could do something about it
+            with suppress(Exception):  # no caller is left that could do something about it
                 self._occupied(one_pass)
 
     def end(self) -> None:
@@ -243,7 +243,7 @@ class OwnRunner:
             self._close_driver(driver)
 
     def cut(self) -> None:
-        """Take the connections away from a pass that runs on: what it has not committed is rolled back."""
+        """Take the connections away from a pass that runs on: its open transactions are rolled back."""
         for driver in self._drivers:
             cut(driver)
 
@@ -384,6 +384,6 @@ class Runners:
         return runner
 
     def end(self) -> None:
-        """End those that are open: what runs on is cut off, and rolled back."""
+        """End those that are open: passes that run on are cut off, and rolled back."""
         for runner in list(self._open):
             runner.end()

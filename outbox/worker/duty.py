@@ -161,8 +161,8 @@ class Duty:
     pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is ``eager``
     goes on running for a while after its last work; another one only as long as its pass says that there is more.
     ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often.
-    ``facts`` returns what is reported of it beside its health, as JSON can hold it. ``due_at`` and ``not_before`` are
-    monotonic times, and the lane's.
+    ``facts`` returns its report beside its health, as JSON can hold it. ``due_at`` and ``not_before`` are monotonic
+    times, and the lane's.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Duty:
 
     def run(self) -> float:
         """Run one pass; return the monotonic time of the next one, infinity for a duty that rests until it is woken."""
-        with self._lane.runner.active():  # what is told of the pass concerns its Outbox
+        with self._lane.runner.active():  # the events of the pass concern its Outbox
             counts = self._attempt()
         now = time.monotonic()
         if counts is None:

@@ -1,6 +1,6 @@
 """The reconciliation that follows the log as a duty: each pass is taken by one of the workers that have it.
 
-The record keeps the others off (`outbox.reconcile.follow.record`). What is found and what is gone is told when it is
+The record keeps the others off (`outbox.reconcile.follow.record`). Findings, new and gone, are told when they are
 written down: one event for each kind and pass, however many messages they are.
 """
 
@@ -38,7 +38,7 @@ def followings(outbox: Outbox, stopping: threading.Event) -> list[Following]:
     """Return what follows the log for an Outbox, one for each database that its groups consume from.
 
     Raises:
-        InvalidSettings: one that can't be run: its libraries aren't installed, or what was declared doesn't fit.
+        InvalidSettings: one that can't be run: its libraries aren't installed, or the declaration doesn't fit.
     """
     return [
         Following(declared, values, stopping)

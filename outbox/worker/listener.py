@@ -90,7 +90,7 @@ class Listener:
         driver.execute(listen(self._schema))
         self._backoff.reset()
         self._lost = False
-        # What was notified before the LISTEN is lost.
+        # A notification before the LISTEN is lost.
         self._wake(None)
         probe_at, probe_until = time.monotonic(), 0.0
         while not self._stopping.is_set():
@@ -122,7 +122,7 @@ class Listener:
     def _failed(self, error: Exception) -> None:
         self._driver = None
         self.working = False
-        with suppress(Exception):  # what is due runs by its own clock too
+        with suppress(Exception):  # duties run by their own clock too
             self._wake(None)
         if self._stopping.is_set():
             return

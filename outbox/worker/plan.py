@@ -64,7 +64,7 @@ _CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
 LISTENING_WAIT = 5.0
 #: Retries of one pass; more would keep the lane from the consuming thread.
 _RETRIES = 10
-#: How often (seconds) the application is called for what is parked.
+#: How often (seconds) the application is called for parked halves and messages.
 DEAD_LETTER_INTERVAL = 30.0
 
 
@@ -323,7 +323,7 @@ class Plan:
         return consumer
 
     def _plan_dead_letters(self, outbox: Outbox, *, producing: bool) -> None:
-        """Have the application called for what is parked, by whoever parks: checks halves, retries messages.
+        """Have the application called for parked halves and messages, by the workers that check and retry.
 
         A lane for each: the application's functions may be slow to return.
         """
@@ -405,7 +405,7 @@ class Plan:
 
         for part in self.parts.get(self._own, ()):
             self.needs[self._own, cast("Part", part)].add("alert")
-        # A lane of its own: whoever is told may be slow to answer.
+        # A lane of its own: the target of an alert may be slow to answer.
         one_pass = _alone(alert_once, self.settings, outbox.alert_targets)
         self._add("alert", self._lane(name="alert"), one_pass, ALERT_INTERVAL, eager=False)
 
@@ -505,7 +505,7 @@ class Plan:
             self._dispatching.wake()
 
     def _wake_consumers(self, source: WorkerDatabase, news: str | None) -> None:
-        """Wake those consumers of this database whom the news concerns, as `read_news` reads it; None concerns all."""
+        """Wake those consumers of this database that the news concerns, as `read_news` reads it; None concerns all."""
         topic, queue = (None, None) if news is None else read_news(news)
         every = [each for each in self._consuming if each[0] is source] if topic is None else [(source, topic)]
         for each in every:

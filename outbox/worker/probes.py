@@ -162,7 +162,7 @@ def serving(
 ) -> Iterator[ProbeServer]:
     """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started.
 
-    ``measure`` begins to measure what is probed; of a `Supervisor` that is `measured_processes`. Without
+    ``measure`` begins to measure the probed values; of a `Supervisor` that is `measured_processes`. Without
     prometheus-client ``/metrics`` answers 501, and says how to install it.
 
     Raises:

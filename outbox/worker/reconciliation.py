@@ -62,7 +62,7 @@ def reconcilers(outbox: Outbox, stopping: threading.Event) -> list[JobReconciler
     """Return what runs the reconciliations of an Outbox: fleets, and jobs, one for each database that is read.
 
     Raises:
-        InvalidSettings: one that can't be run: its libraries aren't installed, or what was declared doesn't fit.
+        InvalidSettings: one that can't be run: its libraries aren't installed, or the declaration doesn't fit.
     """
     found: list[JobReconciler | FleetReconciler] = []
     for declared in outbox.reconciliations.values():
@@ -98,7 +98,7 @@ def name_of(declared: Reconciliation, job: Job) -> str:
 
 
 def values_of(declared: Reconciliation, outbox: Outbox) -> list[Values]:
-    """Return what is declared of a reconciliation, one for each database that its groups consume from.
+    """Return the declared values of a reconciliation, one for each database that its groups consume from.
 
     Raises:
         InvalidSettings: as `reconcilers`.
@@ -130,7 +130,7 @@ Work = TypeVar("Work", bound="Recorded")
 
 
 class Reconciler(ABC, Generic[Work]):
-    """What is run by one timetable, with its record in one database; its calls are the passes of a duty.
+    """The runs of one timetable, with their record in one database; its calls are the passes of a duty.
 
     ``name`` is that of the duty. ``pairs`` are the topics and groups of its runs, ``schema`` is that of their record.
     """
@@ -173,7 +173,7 @@ class Reconciler(ABC, Generic[Work]):
 
     @abstractmethod
     def work_at(self, now: dt.datetime) -> Work:
-        """Return what is run, if ``now`` is the time."""
+        """Return the work to run, if ``now`` is the time."""
 
     @abstractmethod
     def _ordered(self, work: Work, actor: str, *, dry_run: bool) -> Work:

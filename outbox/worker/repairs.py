@@ -1,7 +1,7 @@
 """The repairs that operators have ordered of what reconciliations found: bulk jobs, carried out batch by batch.
 
 A repair has transactions of its own in both databases. So its items aren't locked but claimed for a while, by a
-transaction of their own: a worker that dies over them leaves them to another one, which finds what was done healed.
+transaction of their own: a worker that dies over them leaves them to another one, which finds repaired messages healed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ READ_EVERY = SLICE = 5.0
 
 
 class Repairer:
-    """Carries out what was ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
+    """Carries out the repairs ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
 
     def __init__(self, reconciler: JobReconciler | Following, stopping: threading.Event) -> None:
         self._reconciler, self._stopping = reconciler, stopping

@@ -82,7 +82,7 @@ ReconciledPairs = tuple[str, Sequence[tuple[str, str]]]
 class Facts:
     """What a worker reports of itself.
 
-    ``id`` is made at its start. ``handlers`` are what is registered: each has ``kind`` (consumer, checker,
+    ``id`` is made at its start. ``handlers`` are the registered functions: each has ``kind`` (consumer, checker,
     compensation, reconciliation), ``topic``, ``group``, ``name`` of the function, and ``options``. ``duties`` are by
     name: ``last_success``, ``last_error`` (its first line), ``failures`` in a row, further facts. Texts are `storable`.
     """
@@ -122,7 +122,7 @@ def leave(connection: Connection, settings: Settings, worker_id: UUID) -> None:
 
 
 def _json(connection: Connection, value: object) -> str:
-    """Return a value as JSON; what is beyond ASCII as references where not every character can be stored."""
+    """Return a value as JSON; characters beyond ASCII as references where not every character can be stored."""
     narrow = bool(encodings(connection))
     text = json.dumps(value, default=str, separators=(",", ":"), ensure_ascii=not narrow)
     return text.encode("ascii", "xmlcharrefreplace").decode() if narrow else text
@@ -195,7 +195,7 @@ class Reporter:
         return sample
 
     def _warn_of_locks(self, connection: Connection, parts: Collection[str]) -> None:
-        """Name who has kept a lock from all other workers for long; once a minute, by the worker that samples."""
+        """Name the session that keeps a lock from all workers for long; once a minute, by the worker that samples."""
         with connection.begin():
             read = partial(execute, connection)
             for held in held_locks(read, self._settings.schema, parts, Thresholds().lock):
@@ -226,7 +226,7 @@ def health_of(duty: Duty) -> dict[str, Any]:
 
 
 def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) -> list[dict[str, Any]]:
-    """Return what is registered with an `Outbox`, as JSON can hold it.
+    """Return the functions registered with an `Outbox`, as JSON can hold them.
 
     A reconciliation that this worker runs also has its ``pairs``: one for each database that its groups consume from.
     """

@@ -56,8 +56,8 @@ class Worker:
     Several Outboxes are databases, schemas or tenants (`Outbox.bound_to`), each with duties and connections of its own.
 
     ``roles`` limits it to some of ``dispatch``, ``release``, ``check``, ``prune``, ``consume``, ``retry``,
-    ``reconcile`` and ``bulk`` (what operators have ordered); by default it does all that its database has tables and
-    handlers for. As many workers as one likes may run at once.
+    ``reconcile`` and ``bulk`` (orders of operators); by default it does all that its database has tables and handlers
+    for. As many workers as one likes may run at once.
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
     subscriptions); one for each checker that runs (at most ``checks_in_flight``) and for a compensation that runs; and
@@ -112,7 +112,7 @@ class Worker:
         """Stop, while the loop goes on turning for the handlers; a cancel cuts them off."""
         if starting is not None:
             await asyncio.wait([starting])
-            starting.exception()  # the cancel is what is raised
+            starting.exception()  # the cancel is raised instead
         stopping = asyncio.ensure_future(asyncio.to_thread(self._stop, None))
         try:
             await asyncio.shield(stopping)
@@ -167,7 +167,7 @@ class Worker:
         emit(WorkerStarted(count=len(names), duties=tuple(names), lacks=lacks, **listed))
 
     def _prepared(self, title: str, outbox: Outbox) -> Plan:
-        """Return what there is to do for an Outbox, ready to begin."""
+        """Return the plan of an Outbox's duties, ready to begin."""
         producing = self._produces(outbox)
         plan = Plan(
             outbox,
@@ -203,7 +203,7 @@ class Worker:
                 except Exception as error:  # whatever it is by now: one tenant never stops the others
                     self._failed(title, outbox, error)
                     continue
-                # The end of the worker waits for this lock, and then ends what has begun.
+                # The end of the worker waits for this lock, and then ends the plans that have begun.
                 with self._stop_once:
                     if self._stopping.is_set():
                         plan.end()

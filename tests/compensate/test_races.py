@@ -212,7 +212,7 @@ def test_quarantine_does_not_wait_for_ever(town: Town, monkeypatch: pytest.Monke
         state, outcome = town.item(bulk_job_id)
         assert (state, (outcome or "").partition(" in database")[0]) == (
             "pending",
-            "waits: somebody is handling the message",
+            "waits: another transaction has the message",
         )
         handler.go_on.set()
     assert not town.work()

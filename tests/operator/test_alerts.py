@@ -144,7 +144,7 @@ def test_told_again_when_it_failed(engine: Engine, hook: Hook, caplog: pytest.Lo
     assert [alert.code for alert in heard] == ["message.parked"]
     failed = [record for record in caplog.records if getattr(record, "outbox_event", "") == "alert.failed"]
     (line,) = [record.getMessage() for record in failed]
-    assert line == "alerts 'alerts': the webhook didn't take what has changed (1)"
+    assert line == "alerts 'alerts': the webhook didn't take the changes (1)"
     said = "\n".join(logging.Formatter().format(record) for record in failed) + repr(outbox.alert_targets)
     assert "SECRET" not in said
     assert ("can't be reached" if trouble == "gone" else f"it answered {trouble}") in said

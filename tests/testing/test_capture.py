@@ -223,7 +223,7 @@ def test_what_is_in_the_database(url: str, settings: Settings) -> None:
 REPORT = """\
 expected 1 message(s) sent with topic='order', key='7', body={'number': 7, 'lines': [1, 2], 'total': '12.50'}
 there are 0
-what was sent (3):
+messages sent (3):
   1. mail body='hello'
   2. order key='7' body={'number': 7, 'lines': [1, 2], 'total': '12.05'}
   3. order (undone) key='8' body={'number': 7, 'lines': [1, 2], 'total': '12.50'}
@@ -264,5 +264,5 @@ def test_a_long_list_is_cut(shop: Outbox, sent: SentMessages) -> None:
     """The newest are shown."""
     for number in range(30):
         shop.send(Session(), "order", number, id=UUID(int=number + 1))
-    with pytest.raises(AssertionError, match=r"what was sent \(30\):\n  … 10 older ones\n  11\. order body=10\n"):
+    with pytest.raises(AssertionError, match=r"messages sent \(30\):\n  … 10 older ones\n  11\. order body=10\n"):
         assert_sent(sent, "order", body=99)

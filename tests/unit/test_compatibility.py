@@ -306,8 +306,8 @@ def test_another_type_needs_another_version() -> None:
     assert list(problems({"orders": Topic("orders", OrderTwo)}, published)) == [
         TopicProblem(
             "orders",
-            "can't read what was written: field number is integer, and string is expected; make it optional, or "
-            "declare version 2 with an upcaster",
+            "can't read bodies of releases before: field number is integer, and string is expected; make it optional, "
+            "or declare version 2 with an upcaster",
         )
     ]
     second = Topic("orders", OrderTwo, version=2)

@@ -1,15 +1,15 @@
 """Whether a consuming thread may handle messages now, and how many: a group can be paused, slowed down, or broken.
 
 What holds a group back are rows of its database, which each thread looks at every `READ_EVERY` seconds, between two
-transactions: what runs goes on to its end. A message on its way writes none of them.
+transactions: a handler that runs goes on to its end. A message on its way writes none of them.
 
 **Rate.** Threads share a group's rate by grants, which are appended one behind the other in time: a thread that has one
 may handle so many messages at once, the next grant begins when they would have taken their time. A grant is for as
 many messages as the thread needed before, for a quarter of a second at most, and lapses with the time that it is for.
 A thread that dies takes its grant with it.
 
-**Breaker.** Whoever counts the failure that is one too many opens it, and all see it at their next look. When a probe
-is due, one thread claims it by a commit, so that a thread which dies over it is followed by another one after
+**Breaker.** The thread that counts the failure that is one too many opens it, and all see it at their next look. When
+a probe is due, one thread claims it by a commit, so that a thread which dies over it is followed by another one after
 ``probe_after``. The transaction that handles the probe's message also holds a lock, so that no second probe runs beside
 one which takes longer than that; and it closes the breaker, so that the success and what follows from it are one. A
 handler outside of transactions has no such lock: the next probe is due after its time limit at the earliest.
@@ -77,7 +77,7 @@ class Gate:
 
     @property
     def limited(self) -> bool:
-        """Does it have a rate, or an open breaker? Then nobody should ask to be admitted without a message."""
+        """Tell whether it has a rate, or an open breaker: then no thread should ask without a message."""
         return self._open or self._rate is not None
 
     @property
@@ -87,7 +87,7 @@ class Gate:
 
     @property
     def wait(self) -> float:
-        """Seconds until it may open, or until somebody has to look; infinity where it is open."""
+        """Seconds until it may open, or until a thread has to look; infinity where it is open."""
         now = self._clock()
         opens_at = self._opens_at(now)
         return _NEVER if opens_at <= now else max(min(opens_at, self._read_at) - now, 0.0)
@@ -203,7 +203,7 @@ class Gate:
             self._rate, self._grant_at = rate, -_NEVER
 
     def _close_undeclared(self, connection: Connection) -> None:
-        """Close a breaker that this release doesn't declare any more: nobody would probe it."""
+        """Close a breaker that this release doesn't declare any more: no thread would probe it."""
         group, topic = self._pair
         with begin(connection):
             (closed,) = execute(connection, sql.close(self._schema, group, topic))

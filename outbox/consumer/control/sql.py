@@ -11,7 +11,7 @@ SELECT paused_at IS NOT NULL, rate, opened_at IS NOT NULL,
   FROM {s}.group_control WHERE consumer_group = %s AND topic = %s
 """)
 
-# The end of the last grant is up to when messages are spoken for; a bit of what was left unused since is made up. A
+# The end of the last grant is up to when messages are spoken for; a bit of the time left unused since is made up. A
 # grant that ends later than any can at this rate is one of a slower rate, or of a clock that went back.
 #: Append a grant of ``messages`` if its turn has come; to be called under the lock of the rate. Rows: one,
 #: ``(granted, seconds until its turn)``.
@@ -33,9 +33,9 @@ WITH turn AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM granted), greatest(extract(epoch FROM begins_at - now), 0)::float8 FROM turn
 """)
 
-# What has succeeded is known by what a success writes anyway: the inbox row of the message at which a queue's offset
-# was left, or of one that had failed. So a success pays nothing for the breaker. What comes after it and isn't handled
-# may hide it here, but not from the thread that had it (`Gate.succeeded`).
+# A success is known by the rows that it writes anyway: the inbox row of the message at which a queue's offset was left,
+# or of one that had failed. So a success pays nothing for the breaker. What comes after it and isn't handled may hide
+# it here, but not from the thread that had it (`Gate.succeeded`).
 _SINCE = """
     SELECT h.failed_at AS since FROM {s}.attempt_history h
      WHERE h.failed_at > greatest(clock_timestamp() - make_interval(secs => %(window)s),

@@ -42,7 +42,7 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What is around each call: ``active`` is entered; async handlers run on ``loop``, with copies of ``variables``.
+    """The frame of each call: ``active`` is entered; async handlers run on ``loop``, with copies of ``variables``.
 
     Without a loop they run on one of their own.
     """
@@ -88,7 +88,7 @@ class Call:
 
     @property
     def has_expired(self) -> bool:
-        """Was it cancelled because nobody could tell whether the queue is still ours? That is no attempt."""
+        """Tell whether it was cancelled since the worker might have lost the queue: that is no attempt."""
         return self.failure is not None and self.limit is not None and self.limit.expired()
 
     def take(self, answer: Any, error: BaseException | None) -> None:
@@ -179,12 +179,12 @@ class Calls:
         return ended
 
     def expire(self, calls: Iterable[Call], seconds: float | None) -> None:
-        """Have tasks end after so many seconds, whether anybody waits for them or not; None: that is called off."""
+        """Have tasks end after so many seconds, whether the worker waits for them or not; None: that is called off."""
         for call in calls:
             self._starter.expire(call, seconds)
 
     def give_up(self, calls: Iterable[Call]) -> None:
-        """Cancel calls; what comes of them is of no interest any more."""
+        """Cancel calls; their results are of no interest any more."""
         for call in calls:
             if call in self._running:
                 self._running.remove(call)

@@ -1,9 +1,9 @@
 """One queue that a worker has claimed for a group, to handle its messages outside of transactions.
 
 A claim is committed before any message of the queue is begun, has a term, and ends by the database's clock unless it is
-renewed. Who takes a queue over writes a newer term. All that is written about the queue is written under its advisory
-lock, by whoever finds that the newest term is its own: results of an older term are refused, so that the new worker
-handles those messages again. That is the worst that happens.
+renewed. A worker that takes a queue over writes a newer term. All that is written about the queue is written under its
+advisory lock, by the worker that finds the newest term to be its own: results of an older term are refused, so that the
+new worker handles those messages again. That is the worst that happens.
 
 A claim also says up to where messages may have been begun (``started``; 0 if none is in doubt). It is committed before
 the inbox is looked at, and a quarantine is committed before its worker looks at the claims: one of both sees the other.
@@ -108,12 +108,12 @@ class ClaimedQueue:
         self._began_at = _EPOCH
         self._slots: dict[int, _Slot] = {}
         self._ahead: list[tuple[Entry, int]] = []
-        # What an earlier message of its key holds back, as is yet to be written; and what is handled again.
+        # Messages that an earlier one of their key holds back, as is yet to be written; those that are handled again.
         self._waiting: list[Entry] = []
         self._earlier: set[UUID] = set()
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
-        #: Did what was written last make a message due that had waited for another one of its key?
+        #: Did the last write make a message due that had waited for another one of its key?
         self.released: bool = False
 
     @property
@@ -198,7 +198,7 @@ class ClaimedQueue:
             if is_taken or position == 0:
                 execute(connection, self._offset_at(position, claims, message_id))
             self._term, self._doubt_until = (term or 0) + 1, doubt_until
-            # Who was stopped by an operator, who moved the group, has killed no worker.
+            # A message whose call an operator stopped by moving the group has killed no worker.
             self._suspect_until = doubt_until if claims else 0
             self._offset = self._read = position, message_id
             self._append(connection, 0, entries[-1].position if entries else position)
@@ -273,7 +273,7 @@ class ClaimedQueue:
             raise ClaimLapsed(f"term {self._term} is over: the newest one is {term}")
         return int(renewal)
 
-    # --- what is read ---------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def _entries_after(self, source: Connection, position: int, message_id: UUID | None) -> list[Entry] | None:
         """Read what follows a position; None if the log went back behind it."""
@@ -300,7 +300,7 @@ class ClaimedQueue:
         return not waits or waits[0] <= 0 or rows[0][7] < self._reading.number
 
     def _accept(self, connection: Connection, source: Connection, entries: Sequence[Entry]) -> None:
-        """Take what was read, by what the inbox says of it; up to what has to be read once more, later."""
+        """Take the entries read, by what the inbox says of them; up to one that has to be read once more, later."""
         if not entries:
             return
         with begin(connection):
@@ -507,7 +507,7 @@ class ClaimedQueue:
         return self._tell(updates) + Counts(taken=sum(slot.skipped for _, slot in passed))
 
     def _hold_back(self, keys: Collection[str | None]) -> None:
-        """Have what was read of these keys wait: messages of them have failed."""
+        """Have the entries read of these keys wait: messages of them have failed."""
         for entry, _ in [each for each in self._ahead if each[0].key is not None and each[0].key in keys]:
             self._waiting.append(entry)
             slot = self._slots[entry.position]
@@ -523,7 +523,7 @@ class ClaimedQueue:
         return settle(self._subscription, entry, call.attempt, call.failure, self._settings.retry_jitter)
 
     def _mark(self, updates: Sequence[tuple[Call, InboxUpdate]]) -> bool:
-        """Mark what needs nothing more in the queue; True if an ordered group is to wait for a retry."""
+        """Mark messages that need nothing more in the queue; True if an ordered group is to wait for a retry."""
         blocked = False
         for call, update in updates:
             slot = None if call.retries else self._slots.get(call.entry.position)
@@ -563,7 +563,7 @@ class ClaimedQueue:
                 at_commit(connection, *key_order.release_next(self._subscription, self._queue, call.entry))
 
     def _block(self) -> None:
-        """Wait for the retry of the first message: what was read after it is read again then."""
+        """Wait for the retry of the first message: entries read after it are read again then."""
         self._ahead.clear()
         self._slots.clear()
         self._read, self._claims = self._offset, 0

@@ -82,8 +82,8 @@ class OutsideConsumer(Consumer):
         self._claimed: dict[int, ClaimedQueue] = {}
         # Until when not to ask for the claim of a queue that another worker has.
         self._refused: dict[int, float] = {}
-        # Set when there may be new messages. Else, when to look for them, and for what is due again, by the clock that
-        # only goes forward.
+        # Set when there may be new messages. Else, when to look for them, and for retries that are due, by the clock
+        # that only goes forward.
         self._news = threading.Event()
         self._next_read = 0.0
         self._next_retries = 0.0 if retries else math.inf
@@ -92,7 +92,7 @@ class OutsideConsumer(Consumer):
         self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
-        # What is tried while the group's breaker is open: nothing else is begun as long as it runs.
+        # The call that is tried while the group's breaker is open: nothing else is begun as long as it runs.
         self._probe: Call | None = None
         #: Called now and then while a pass runs, when it has written to the database.
         self.on_progress: Callable[[], None] = lambda: None
@@ -105,7 +105,7 @@ class OutsideConsumer(Consumer):
         self._calls.wake()
 
     def end(self) -> None:
-        """Give up what runs, since the worker ends; from any thread.
+        """Give up the calls that run, since the worker ends; from any thread.
 
         What came of it is never written: another worker handles it again.
         """
@@ -113,7 +113,7 @@ class OutsideConsumer(Consumer):
         self._calls.end()
 
     def consume_once(self, connection: Connection, source: Connection) -> Counts:
-        """Handle what is there, until nothing runs and nothing can be begun.
+        """Handle the messages that are there, until nothing runs and nothing can be begun.
 
         Raises:
             MessagesPruned: a queue is stuck by that, and there is nothing left to do in the others.
@@ -121,7 +121,7 @@ class OutsideConsumer(Consumer):
         return self._work(connection, source, _RETRIES)
 
     def retry_once(self, connection: Connection, source: Connection, *, limit: int = 100) -> Counts:
-        """Begin what is due to be retried, at most ``limit`` messages at a time, and go on like `consume_once`."""
+        """Begin the retries that are due, at most ``limit`` messages at a time, and go on like `consume_once`."""
         self._next_retries = 0.0
         return self._work(connection, source, limit)
 
@@ -147,7 +147,7 @@ class OutsideConsumer(Consumer):
                     except Exception as error:
                         if is_lost(connection):
                             raise
-                        failure = error  # what runs has nothing to do with it
+                        failure = error  # calls that run have nothing to do with it
                 if not self._in_flight():
                     if not any(queue.has_news for queue in self._claimed.values()):
                         break
@@ -159,7 +159,7 @@ class OutsideConsumer(Consumer):
                 return counts
             self._leave(connection, list(self._claimed.values()))
         except Exception:
-            # The next pass goes on with what runs. If it comes too late, another worker may have the queues by then.
+            # The next pass goes on with these calls. If it comes too late, another worker may have the queues by then.
             for queue in self._claimed.values():
                 self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
             raise
@@ -180,7 +180,7 @@ class OutsideConsumer(Consumer):
         self._tell_hanging()
 
     def _resume(self, connection: Connection) -> None:
-        """Go on with what runs since a pass that failed, in those queues that no other worker has taken over."""
+        """Go on with the calls of a pass that failed, in those queues that no other worker has taken over."""
         for queue in list(self._claimed.values()):
             with self._unless_lost(queue):
                 queue.renew(connection)
@@ -247,7 +247,7 @@ class OutsideConsumer(Consumer):
         self, connection: Connection, source: Connection, number: int, *, end: int | None, reads: bool = True
     ) -> bool:
         """Claim a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
-        # What is read may have been begun, as far as others know: so not much more than runs at once.
+        # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
         window = min(self._settings.read_ahead, 2 * self.subscription.concurrency)
         settings = replace(self._settings, read_ahead=window)
         reader = QueueConsumer(self.subscription, settings, number, self.meter, self.gate)
@@ -258,7 +258,7 @@ class OutsideConsumer(Consumer):
             return True
         return False
 
-    # --- what is begun --------------------------------------------------------------------------------------
+    # --- beginning ------------------------------------------------------------------------------------------
 
     def _begin(self, connection: Connection, source: Connection, retries: int) -> None:
         if self._probe is not None and not any(self._probe.entry.id in each.running for each in self._claimed.values()):
@@ -273,7 +273,7 @@ class OutsideConsumer(Consumer):
             return
         if time.monotonic() < self._next_read and not self._news.is_set():
             return
-        # Before what there is is read: what comes after that sets it again.
+        # Before the messages are read: a notification after that sets it again.
         self._news.clear()
         self._next_read = time.monotonic() + min(_REFUSED, self._settings.idle_wait)
         waiting = self.waiting_queues(connection, source)
@@ -307,7 +307,7 @@ class OutsideConsumer(Consumer):
         return [*self._unclaimed, *(queue.waiting_since for queue in self._claimed.values())]
 
     def _begin_read(self, connection: Connection) -> None:
-        """Begin what was read and may be begun."""
+        """Begin the messages that were read and may be begun."""
         for queue in self._claimed.values():
             # What workers share is asked for only where there is a message.
             while (

@@ -12,7 +12,7 @@ from outbox.database.execute import Template
 CLAIM_SECONDS = 30.0
 
 #: Read how far a queue has come, and its newest claim. One row: ``(position, claims, id of the message there, reading,
-#: term, renewal, is taken, is held, started)``, with NULL for what there isn't. ``is taken``: nobody has given it up.
+#: term, renewal, is taken, is held, started)``, with NULL where there is none. ``is taken``: it wasn't given up.
 progress: Template = Template("""
 SELECT coalesce(o.position, 0), coalesce(o.claims, 0), o.message_id, coalesce(o.reading, 0),
        k.term, k.renewal, k.worker IS NOT NULL, k.until > clock_timestamp(), k.started
@@ -73,8 +73,8 @@ SELECT queue, message_id, position, attempts, claims, attempts = 0 AND last_erro
  ORDER BY next_attempt_at LIMIT %(limit)s
 """)
 
-# The time of the next attempt moves, so that nobody else finds the message due while it runs; after a crash it is due
-# by itself. A row that somebody else holds is left alone.
+# The time of the next attempt moves, so that no other worker finds the message due while it runs; after a crash it is
+# due by itself. A row that another transaction holds is left alone.
 #: Count a start of failed messages that are due. Rows: ``(id, claims)`` of each.
 start_due: Template = Template("""
 UPDATE {s}.consumer_message m

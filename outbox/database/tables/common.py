@@ -91,11 +91,11 @@ def common_tables(schema: str = "outbox") -> MetaData:
             Column("reason", Text),
             Column("result", JSONB),
             Column("origin", JSONB),
-            # Serves "what was done to this message".
+            # Serves the list of acts on a message.
             Index(None, "target"),
         ],
-        # What was ordered for many messages at once, and each rollback of a local transaction. It is done when no item
-        # is pending any more; ``rate`` is items a second.
+        # One act ordered for many messages, and each rollback of a local transaction. It is done when no item is
+        # pending any more; ``rate`` is items a second.
         "bulk_job": [
             Column("id", Uuid, primary_key=True),
             Column("action", Text, nullable=False),
@@ -117,7 +117,7 @@ def common_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("(cancelled_at IS NULL) = (cancelled_by IS NULL)", name="cancelled"),
             # Makes a repeated order the same order.
             Index(None, "idempotency_key", unique=True),
-            # Serves workers: what is to be done.
+            # Serves workers: the open bulk jobs.
             Index("ix_bulk_job_open", "created_at", postgresql_where=text("finished_at IS NULL")),
         ],
         # Each item is acted on in a transaction that also writes its state here. A rollback runs outside of it, and
@@ -139,7 +139,7 @@ def common_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("attempts >= 0", name="attempts"),
             # Serves workers: the next items of a bulk job.
             Index("ix_bulk_item_pending", "bulk_job_id", "number", postgresql_where=text("state = 'pending'")),
-            # Nobody rolls a message back while somebody else is at it.
+            # No order rolls a message back while another one is at it.
             Index(
                 "ix_bulk_item_compensate",
                 "message_id",

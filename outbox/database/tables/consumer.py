@@ -52,7 +52,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("changed_at", TIME, nullable=False, server_default=NOW),
             # What failures with one cause have in common; dead letters are grouped by it.
             Column("error_kind", Text),
-            # Parked, and somebody has decided that this is the end of it.
+            # Parked, and an operator has decided that this is the end of it.
             Column("discarded_at", TIME),
             # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
             Column("quarantined_by", Uuid),
@@ -92,7 +92,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "message_id",
                 postgresql_where=text(f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"),
             ),
-            # Serves operators: what is parked.
+            # Serves operators: parked messages.
             Index(
                 "ix_consumer_message_parked",
                 "consumer_group",
@@ -109,7 +109,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "message_id",
                 postgresql_where=text("status = 'parked' AND discarded_at IS NULL"),
             ),
-            # Serves operators: what was discarded.
+            # Serves operators: discarded messages.
             Index(
                 "ix_consumer_message_discarded",
                 "discarded_at",
@@ -118,7 +118,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             ),
         ],
         # Appended in the transaction that records the failure in the inbox; of each message and group the newest stay.
-        # ``status`` is what became of the message by it: what was skipped is consumed.
+        # ``status`` is what became of the message by it: a skipped one is consumed.
         "attempt_history": [
             Column("message_id", Uuid, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),
@@ -171,10 +171,10 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("reading", SmallInteger, nullable=False, server_default=text("0")),
             CheckConstraint("position >= 0", name="position"),
         ],
-        # Appended; the newest (greatest term, then renewal) counts. Whoever handles a queue outside of transactions
-        # claims it until a time by this database's clock. Each take-over is a newer term, and a claim that was given up
-        # a newer one without a worker. ``started``: what lies after it was not begun under this claim; 0 where nothing
-        # is in doubt.
+        # Appended; the newest (greatest term, then renewal) counts. A worker that handles a queue outside of
+        # transactions claims it until a time by this database's clock. Each take-over is a newer term, and a claim that
+        # was given up a newer one without a worker. ``started``: what lies after it was not begun under this claim; 0
+        # where nothing is in doubt.
         "consumer_claim": [
             Column("consumer_group", NAME, primary_key=True),
             Column("topic", NAME, primary_key=True),
@@ -259,7 +259,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("rate > 0", name="rate"),
             CheckConstraint("(opened_at IS NULL) = (probe_at IS NULL)", name="opened"),
         ],
-        # Appended; of a group that has a rate, who handles how many messages up to when. The last one counts.
+        # Appended; of a group that has a rate, which worker handles how many messages up to when. The last one counts.
         "rate_grant": [
             Column("consumer_group", NAME, primary_key=True),
             Column("topic", NAME, primary_key=True),
@@ -267,7 +267,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("messages", Integer, nullable=False),
         ],
         # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
-        # ``schedule`` is that of the worker by which it began, NULL if somebody began it by hand.
+        # ``schedule`` is that of the worker by which it began, NULL if an operator began it by hand.
         "reconciliation_run": [
             Column("id", Uuid, primary_key=True),
             Column("topic", NAME, nullable=False),
@@ -302,9 +302,9 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("taken_at", TIME),
             Column("job_id", Uuid),
             CheckConstraint("(taken_at IS NULL) = (job_id IS NULL)", name="taken"),
-            # Serves workers: what is to be done.
+            # Serves workers: the open orders.
             Index("ix_reconciliation_order_open", "created_at", postgresql_where=text("taken_at IS NULL")),
-            # Serves "who ordered this".
+            # Serves the look from a run to its order.
             Index(None, "job_id"),
         ],
         "reconciliation_finding": [
@@ -316,9 +316,9 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("action", Text),
             Column("acted_at", TIME),
             Column("result", Text),
-            # Serves the report of one run, and the mark of what was done about one of its findings.
+            # Serves the report of one run, and the mark of the act on one of its findings.
             Index(None, "run_id", "message_id"),
-            # Serves "what was ever found about this message".
+            # Serves the findings of all runs about a message.
             Index(None, "message_id"),
         ],
         # Ranges of ids that were found in sync, with nothing in flight: they need not be read again.

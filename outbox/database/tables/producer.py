@@ -51,7 +51,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("deliver_at", TIME),
             Column("born_at", TIME, nullable=False, server_default=NOW),
             # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
-            # each row would take three times as long. Generated, so that it changes with a body that somebody changes.
+            # each row would take three times as long. Generated, so that it follows a body changed by hand.
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
             Column("at_commit", Boolean),
@@ -115,7 +115,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("rolled_back", BigInteger, nullable=False, server_default=text("0")),
             Column("checks", BigInteger, nullable=False, server_default=text("0")),
         ],
-        # What the function of a half raised: the call failed, whoever decided the half then. Written once.
+        # What the function of a half raised: the call failed, by whatever way the half was decided then. Written once.
         "half_error": [
             Column("half_id", Uuid, primary_key=True),
             Column("error_kind", Text, nullable=False),
@@ -230,8 +230,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("compensated_at", TIME, nullable=False, server_default=NOW),
             Column("bulk_job_id", Uuid),
         ],
-        # Appended; the newest of a message and a group counts. ``settled``: nobody asks about it any more. ``callback``
-        # is which one ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
+        # Appended; the newest of a message and a group counts. ``settled``: no worker asks about it any more.
+        # ``callback`` is which one ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
         "delivery": [
             Column("half_id", Uuid, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),
@@ -245,9 +245,9 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint("number > 0", name="number"),
             CheckConstraint(f"status IN {sql_list(DeliveryStatus)}", name="status"),
             CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
-            # Serves the confirm pass: what isn't settled yet.
+            # Serves the confirm pass: deliveries not settled yet.
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
-            # Serves the health model: what was given up, which should be little.
+            # Serves the health model: deliveries given up, which should be few.
             Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
             # Makes a callback happen once for each message and group.
             Index(
@@ -282,12 +282,12 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("reason", Text),
             CheckConstraint("status IN ('running', 'compensating', 'completed', 'compensated')", name="status"),
             CheckConstraint("(ended_at IS NULL) = (status IN ('running', 'compensating'))", name="ended"),
-            # Serves "what is on its way".
+            # Serves the list of open sagas.
             Index("ix_saga_open", "id", postgresql_where=text("ended_at IS NULL")),
             # Serves prune.
             Index(None, "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         ],
-        # A command of a saga, by the id of its message, and what was answered.
+        # A command of a saga, by the id of its message, and the answer to it.
         "saga_command": [
             Column("message_id", Uuid, primary_key=True),
             Column("saga_id", Uuid, nullable=False),

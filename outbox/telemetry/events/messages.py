@@ -135,7 +135,7 @@ class EpochBegun(TelemetryEvent):
     "dispatch.half_missing",
     "dispatch",
     logging.ERROR,
-    "the committed half message %(half_id)s is gone: somebody has deleted it, and it can't become a message",
+    "the committed half message %(half_id)s is gone: it was deleted by hand, and can't become a message",
 )
 class HalfMissing(TelemetryEvent):
     """A committed half is gone from its table, so that it can't become a message."""

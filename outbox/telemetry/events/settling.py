@@ -1,4 +1,4 @@
-"""Events of what is settled afterwards: halves are checked, messages compensated, deliveries confirmed, and so on."""
+"""Events of settling: halves are checked, messages compensated, deliveries confirmed, and so on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.telemetry.event import TelemetryEvent, event
     "check %(checks)d of half message %(half_id)s of topic %(topic)r: %(resolution)s%(because)s",
 )
 class HalfChecked(TelemetryEvent):
-    """A checker was asked about a half; ``reason`` says what was wrong with its answer, if anything was."""
+    """A checker was asked about a half; ``reason`` tells the fault of its answer, if it had one."""
 
     half_id: uuid.UUID
     topic: str
@@ -116,7 +116,7 @@ class CheckTimedOut(TelemetryEvent):
     "check.not_asked",
     "check",
     logging.WARNING,
-    "nobody could be asked about half message %(half_id)s of topic %(topic)r: %(reason)s",
+    "no checker could be asked about half message %(half_id)s of topic %(topic)r: %(reason)s",
 )
 class CheckSkipped(TelemetryEvent):
     """No checker could be asked about a half, which costs it no check."""
@@ -318,7 +318,7 @@ class SagaOverdue(_SagaCommand):
     " the command is sent again",
 )
 class UndoRefused(_SagaCommand):
-    """A participant refuses to undo what it has done; the command is sent again, for ever."""
+    """A participant refuses to undo its step; the command is sent again, for ever."""
 
     reason: str
 
@@ -331,7 +331,7 @@ class UndoRefused(_SagaCommand):
     " have the group try it again",
 )
 class UndoUndeliverable(_SagaCommand):
-    """A participant has parked the command to undo what it has done, or has lost it."""
+    """A participant has parked the command to undo its step, or has lost it."""
 
     reason: str
 
@@ -359,7 +359,7 @@ class StepDoneAfterAll(_SagaCommand):
     "%(callback)s was called for %(message_id)s of topic %(topic)r, which is parked%(where)s",
 )
 class DeadLetterAnnounced(TelemetryEvent):
-    """What is done about a dead letter is done, and committed; ``group`` is empty for a half message."""
+    """A function of `Outbox.on_parked` was called, and that is committed; ``group`` is empty for a half message."""
 
     message_id: uuid.UUID
     topic: str
@@ -378,4 +378,4 @@ class DeadLetterAnnounced(TelemetryEvent):
     "%(callback)s failed for %(message_id)s of topic %(topic)r, which is parked%(where)s, and will be called again",
 )
 class DeadLetterCallbackFailed(DeadLetterAnnounced):
-    """What is done about a dead letter has failed, and was undone."""
+    """A function of `Outbox.on_parked` has failed, and its call was undone."""

@@ -1,4 +1,4 @@
-"""Events of the worker, of the reconciliations that it runs, and of what operators have ordered."""
+"""Events of the worker, of the reconciliations that it runs, and of the orders of operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.telemetry.event import TelemetryEvent, event
     "worker started with %(count)d duties: groups %(groups)s, of topics %(topics)s; checkers of %(checkers)s%(lacks)s",
 )
 class WorkerStarted(TelemetryEvent):
-    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of what isn't.
+    """A worker runs these duties now: it consumes topics for groups, and asks checkers; ``lacks`` warns of gaps.
 
     It may consume, and no consumer is declared.
     """
@@ -236,7 +236,7 @@ class SampleFailed(TelemetryEvent):
 class StatisticsRead(TelemetryEvent):
     """The newest statistics, as a minute's sample has them, ``age`` seconds old. Told only to hooks, with each report.
 
-    ``statistics`` has ``topics`` by name, and ``groups`` by topic and name; without what is zero or isn't known.
+    ``statistics`` has ``topics`` by name, and ``groups`` by topic and name; without values that are zero or unknown.
     """
 
     age: float
@@ -359,7 +359,8 @@ class DifferencesRepaired(_Followed):
     "reconcile.rewound",
     "worker",
     logging.WARNING,
-    "%(duty)s: the log of topic %(topic)r, or group %(group)r in it, fell back; what may be concerned is compared anew",
+    "%(duty)s: the log of topic %(topic)r, or group %(group)r in it, fell back;"
+    " messages that may be concerned are compared anew",
 )
 class FollowerRewound(_Followed):
     """The producer's storage was put back, or is another one, or the group reads again: a follower has gone back."""
@@ -376,9 +377,7 @@ class BulkItemFailed(TelemetryEvent):
     item: int
 
 
-@event(
-    "alert.failed", "alert", logging.WARNING, "alerts %(target)r: %(called)s didn't take what has changed (%(changes)d)"
-)
+@event("alert.failed", "alert", logging.WARNING, "alerts %(target)r: %(called)s didn't take the changes (%(changes)d)")
 class AlertFailed(TelemetryEvent):
     """A webhook or function couldn't be told what changed in the health; it is told again a minute later."""
 

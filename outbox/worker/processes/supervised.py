@@ -1,4 +1,4 @@
-"""One of several worker processes, as it is seen from inside: what it says to its supervisor, and what it is told.
+"""One of several worker processes, as seen from inside: its reports to the supervisor, and the orders that it gets.
 
 Both talk through one pipe, which is also how a process learns that its supervisor has died: the pipe ends. Orders never
 count as signals, so that a Ctrl-C, which the terminal sends to all of them, and the order that follows it are one.
@@ -135,7 +135,7 @@ class SupervisedProcess:
                 self._send(beat)
 
     def _obey(self) -> None:
-        """Do what is ordered; drain when the supervisor is gone, and end in any case."""
+        """Carry out orders; drain when the supervisor is gone, and end in any case."""
         while True:
             try:
                 order = self._link.recv()
@@ -163,7 +163,7 @@ class SupervisedProcess:
     def _end_alone(self) -> None:
         self._drain()
         longest = _DEFAULTS.drain_timeout if self._worker is None else self._worker.drain_timeout
-        # Whatever hinders the end of the interpreter, nobody is left to kill this process.
+        # Whatever hinders the end of the interpreter, no supervisor is left to kill this process.
         threading.Event().wait(longest + END_WITHIN)
         os._exit(1)
 

@@ -189,7 +189,7 @@ class Supervisor:
     # --- starting ------------------------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
-        """Start what isn't there; at first one alone, so that what hinders all is told once."""
+        """Start the processes that aren't there; at first one alone, so that what hinders all is told once."""
         now = time.monotonic()
         for slot in self._slots:
             if self._ending is None and slot.child is None and slot.start_at <= now:
@@ -217,7 +217,7 @@ class Supervisor:
         child.reading.start()
         return child
 
-    # --- what comes in -------------------------------------------------------------------------------------------
+    # --- hearing -------------------------------------------------------------------------------------------------
 
     def _wait(self, signals: socket.socket) -> None:
         """Wait for signals, for what the processes say and for their ends, a moment at most; take note of it."""
@@ -251,7 +251,7 @@ class Supervisor:
                     self._waker.send(bytes(1))
 
     def _hear(self) -> None:
-        """Take note of what was read."""
+        """Take note of the news read."""
         with suppress(Empty):
             while True:
                 child, news, heard_at = self._news.get_nowait()
