@@ -43,7 +43,7 @@ from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
-from outbox.operator.look.lists import Lists, check_messages
+from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 from outbox.operator.notes import Notes
@@ -65,7 +65,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls, TopicControls):
+class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls, TopicControls):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from outbox.database.execute import Statement, Template, execute
 from outbox.errors import ActRefused, InvalidRequest, TopicNotFound
 from outbox.message.content import check_topic
-from outbox.operator.acts import PAUSE_TOPIC, RESUME_TOPIC, Declaration
+from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases, Query
 from outbox.operator.model import COUNT_LIMIT, Actor
+from outbox.operator.whole_acts import PAUSE_TOPIC, RESUME_TOPIC
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from outbox.database.sql import take_lock
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, TopicNotFound
 from outbox.operator import groups_sql as sql
-from outbox.operator.acts import DELETE_TOPIC
 from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
+from outbox.operator.whole_acts import DELETE_TOPIC
 from outbox.text import counted
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ class TopicContents:
     living: list[str]
     groups: list[tuple[str, str]]
     workers: list[str]
+
+    @property
+    def refusal(self) -> str:
+        """Why the act would be refused; empty where it wouldn't."""
+        groups = [f"its group {group} ({database}) is there" for group, database in self.groups]
+        return "; ".join([*self.living, *groups, *(f"{worker} has handlers for it" for worker in self.workers)])
 
 
 class Topics(Groups):

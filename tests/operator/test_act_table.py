@@ -10,9 +10,10 @@ import pytest
 
 from outbox.console.context import Role
 from outbox.errors import InvalidRequest
-from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
+from outbox.operator.acts import ACTS, STATES, Act, act_named, acts_for
 from outbox.operator.model import Target
 from outbox.operator.operator import Operator
+from outbox.operator.whole_acts import AUDITED
 from tests.operator.acting import ANN, Desk
 
 EVERY = pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))

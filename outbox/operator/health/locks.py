@@ -18,11 +18,11 @@ from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused
-from outbox.operator.acts import END
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
 from outbox.operator.model import Actor
+from outbox.operator.whole_acts import END
 
 #: The name of the lock that whoever appends messages holds.
 DISPATCH = "dispatch"
