@@ -31,7 +31,7 @@ from outbox.cli.processes import load_quietly
 from outbox.cli.whole_acts import add_acts
 from outbox.errors import InvalidSettings
 from outbox.message.topic import Topic
-from outbox.operator.topic_control import TopicPause
+from outbox.operator.topics import TopicPause
 from outbox.text import counted, write_whole
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def add_acts(app: typer.Typer, noun: str) -> None:
 
 
 def _command_of(act: WholeAct) -> Callable[..., None]:
-    def look_first(*, choice: Any, acting: ActorOptions, databases: DatabasesOptions) -> None:
+    def after_preview(*, choice: Any, acting: ActorOptions, databases: DatabasesOptions) -> None:
         values = _values(act, choice, databases)
         refusal = f"{act.named(values)} was left as it is"
         if not acting.dry_run:
@@ -48,7 +48,7 @@ def _command_of(act: WholeAct) -> Callable[..., None]:
                 _ask(act, values, f"nothing was done ({act.name})", acting)
             say(act.perform(operator, values, by=acting.by, why=acting.reason))
 
-    return gathered(look_first if act.preview else at_once, choice=_options_of(act))
+    return gathered(after_preview if act.preview else at_once, choice=_options_of(act))
 
 
 def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOptions) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from outbox.errors import InvalidRequest
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
 from outbox.operator.acts import ACTS, ANSWER, EDIT, RECONCILE, REPAIR, Declaration
 from outbox.operator.model import LONGEST
@@ -49,7 +48,7 @@ class WholeAct(Declaration):
     word: str
     path: str
     target: str
-    fields: type[Any]
+    fields: Any
     example: str
     page: str
     positional: tuple[str, ...] = ()
@@ -439,11 +438,3 @@ AUDITED: tuple[str, ...] = (
 def whole_acts_of(noun: str, row: Any = None) -> list[WholeAct]:
     """Return the acts that are offered on a row of a list; without one, beside the list."""
     return [each for each in WHOLE_ACTS.values() if each.noun == noun and each.offered(row)]
-
-
-def whole_act_named(name: str) -> WholeAct:
-    """Return an act by its name; raise InvalidRequest if there is none."""
-    try:
-        return WHOLE_ACTS[name]
-    except KeyError:
-        raise InvalidRequest(f"act {name!r} must be one of: {', '.join(WHOLE_ACTS)}", field="act") from None

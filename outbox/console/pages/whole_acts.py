@@ -12,12 +12,13 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from outbox.console.api.lists import of_each
+from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Pairs, listing_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import WholeAct, facts_of, form_of, whole_act_named
+from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import option, shape_of
 
 router: APIRouter = APIRouter(include_in_schema=False)
@@ -30,7 +31,7 @@ _LINE = 500
 class ActForm:
     """What the form before every act sends beside its fields.
 
-    ``typed`` is what the act has to be told where it can't be taken back; ``fixed`` names the fields that the link to
+    ``typed`` is what the act has to be asked where it can't be taken back; ``fixed`` names the fields that the link to
     the form had given.
     """
 
@@ -47,36 +48,37 @@ def groups(view: View) -> Response:
     return view.page("groups.html", found.status, list=found, pauses=pauses, most=MOST_ROWS)
 
 
-@router.get("/acts/{name}")
-def confirm(view: View, name: str) -> Response:
-    """Show what an act would do, with the form that does it; ask first what that depends on."""
-    act, pairs = whole_act_named(name), pairs_of(view.request.url.query)
-    return _ask(view, act, pairs, {each for each, _ in pairs})
+def _add(act: WholeAct) -> None:
+    """Add the page of an act."""
 
+    def confirm(view: View) -> Response:
+        pairs = pairs_of(view.request.url.query)
+        return _ask(view, act, pairs, {each for each, _ in pairs})
 
-@router.post("/acts/{name}")
-def do(view: View, name: str, pairs: FormPairs) -> Response:
-    """Do an act."""
-    act, order = whole_act_named(name), read(ActForm, pairs)
-    view.context.demand(act.permission)
-    try:
-        values = asdict(read(form_of(act), pairs))
-        if order.typed != act.to_type(values):
-            raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
-        act.perform(view.operator, values, by=view.context.actor, why=order.reason)
-    except InvalidRequest as error:
-        return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error))
-    return view.done(act.name, act.page)
+    def do(view: View, pairs: FormPairs) -> Response:
+        order = read(ActForm, pairs)
+        try:
+            values = asdict(read(form_of(act), pairs))
+            if order.typed != act.to_type(values):
+                raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
+            act.perform(view.operator, values, by=view.context.actor, why=order.reason)
+        except InvalidRequest as error:
+            return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error))
+        return view.done(act.name, act.page)
+
+    for endpoint, method in ((confirm, "GET"), (do, "POST")):
+        dependencies = [requires(act.permission)]
+        router.add_api_route(f"/acts/{act.name}", endpoint, methods=[method], dependencies=dependencies)
 
 
 def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "") -> Response:
-    view.context.demand(act.permission)
     operator, shapes = view.operator, shape_of(form_of(act))
-    given = {name: text for name, text in pairs if text}
-    looked = act.taken(operator, act.preview) if act.preview else []
-    inputs = [each for each in looked if each not in {*act.names, "database", "source"}]
-    complete = all(given.get(name) for name in act.names)
-    first = bool(act.preview) and not (complete and (not inputs or any(each in given for each in inputs)))
+    pairs = [(name, text) for name, text in pairs if text]
+    texts = dict(pairs)
+    taken = act.taken(operator, act.preview) if act.preview else []
+    inputs = [each for each in taken if each not in {*act.names, "database", "source"}]
+    complete = all(texts.get(name) for name in act.names)
+    first = bool(act.preview) and not (complete and (not inputs or any(each in texts for each in inputs)))
     preview = current = None
     if not first and complete:
         try:
@@ -88,21 +90,21 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
             if not first:
                 raise
     facts, rows = facts_of(preview) if preview is not None else ({}, {})
-    kept = [] if first else [*inputs, "source"] if act.preview else []
-    hidden = {each.name: given[each.name] for each in shapes if each.name in given and each.name in {*fixed, *kept}}
+    asked = {*inputs, "source"} if act.preview and not first else set()
+    hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | asked) & texts.keys()}
     shown = [
         each
         for each in shapes
-        if each.name not in {*hidden, *(kept if act.preview else ())}
-        and (each.name in looked or not first)
+        if each.name not in hidden.keys() | asked
+        and (each.name in taken or not first)
         and (len(operator.databases) > 1 or each.name not in {"database", "source"})
     ]
-    before = {each.name: given.get(each.name, _now(current, each.name)) for each in shown}
+    before = {each.name: texts.get(each.name, _now(current, each.name)) for each in shown}
     return view.page(
         "act.html",
         422 if fault else 200,
         act=act,
-        title=f"{act.button} {act.named(given) if complete else 'a ' + act.names[-1]}",
+        title=f"{act.button} {act.named(texts) if complete else 'a ' + act.names[-1]}",
         first=first,
         fault=fault,
         facts=hidden | facts,
@@ -112,7 +114,7 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
         shown=shown,
         before=before,
         line=_LINE,
-        to_type=act.to_type(given) if complete and not first else "",
+        to_type=act.to_type(texts) if complete and not first else "",
         reason=dict(pairs).get("reason", ""),
     )
 
@@ -120,3 +122,7 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
 def _now(current: Any, name: str) -> str:
     """Return a field as it is now, as it is written."""
     return str(getattr(current, f"{name}_text", None) or getattr(current, name, None) or "") if current else ""
+
+
+for _act in WHOLE_ACTS.values():
+    _add(_act)
