@@ -49,6 +49,8 @@ STATES: Mapping[str, str] = {
     "unconsumed": "this group's inbox has no row of it",
 }
 
+#: What touches more messages than this has their number typed before, as what can't be taken back.
+FAR = 1_000
 _UNKNOWN_MEND = "was it prepared in another database, or deleted by prune?"
 
 
@@ -67,7 +69,8 @@ class Declaration:
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
     ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
-    that isn't the name. ``grave`` is what can't be taken back, or loses something. ``permission`` is what a user of the
+    that isn't the name. ``grave`` is what can't be taken back, or loses something; ``undone_by`` is the act that takes it
+    back. ``permission`` is what a user of the
     console needs, ``role`` the smallest role that has it.
     """
 
@@ -82,6 +85,7 @@ class Declaration:
     button: str = ""
     needs_reason: bool = True
     grave: bool = False
+    undone_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,10 @@ class Act(Declaration):
     def part(self) -> Literal["producer", "consumer"]:
         """The side whose database the act is done in."""
         return "consumer" if self.noun == "inbox" else "producer"
+
+    def number_to_type(self, count: int) -> str:
+        """Return what an operator types before the act on so many messages; empty where a yes will do."""
+        return str(count) if count > FAR or (self.grave and not self.undone_by) else ""
 
     def states(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the states of a message in which the act can be done with these options."""
@@ -380,6 +388,7 @@ _TABLE = (
         participle="discarded",
         permission="dead:discard",
         grave=True,
+        undone_by="restore",
         mends={
             "consumed": "there is nothing to discard",
             "expired": "it will not be tried anyway",

@@ -34,7 +34,8 @@ router: APIRouter = APIRouter(include_in_schema=False)
 class OrderForm:
     """What the form before an act sends, beside the act's options.
 
-    Before a bulk job that can't be taken back ``typed`` must be ``count``, or for one message its key.
+    Before a bulk job that can't be taken back, or reaches far, ``typed`` must be ``count``; before one that can't, of
+    one message, its key.
     """
 
     reason: str = option("", most=4000)
@@ -45,7 +46,7 @@ class OrderForm:
     rate: float | None = option(None, above=0, most=1e6)
     key: str | None = option(None)
     typed: str = option("")
-    count: str = option("")
+    count: int = option(0, least=0)
 
 
 def _start(
@@ -332,7 +333,7 @@ def start(view: View, pairs: FormPairs) -> Response:
     form, order = read(BulkForm, pairs), read(OrderForm, pairs)
     act = form.act
     view.context.demand(act.name)
-    if act.as_job and order.typed != order.count:
+    if order.typed != act.number_to_type(order.count):
         raise InvalidRequest("to go on, type the number of messages as it stands there", "typed")
     return _start(view, act, form.selector, order, pairs, "start", form.chosen)
 
