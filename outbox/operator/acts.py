@@ -69,9 +69,8 @@ class Declaration:
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
     ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
-    that isn't the name. ``grave`` is what can't be taken back, or loses something; ``undone_by`` is the act that takes it
-    back. ``permission`` is what a user of the
-    console needs, ``role`` the smallest role that has it.
+    that isn't the name. ``grave`` is what can't be taken back, or loses something; ``undone_by`` is the act that takes
+    it back. ``permission`` is what a user of the console needs, ``role`` the smallest role that has it.
     """
 
     name: str
