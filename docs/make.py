@@ -27,10 +27,11 @@ from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import DECLARATIONS, EDIT, END, NOTE, Act, Declaration, Noun, acts_for
+from outbox.operator.acts import EDIT, Act, Declaration, Noun, acts_for
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
+from outbox.operator.whole_acts import DECLARATIONS, WHOLE_ACTS, WholeAct
 from outbox.reader import shape_of
 from outbox.settings import Settings
 from outbox.telemetry import events
@@ -325,15 +326,14 @@ def acts() -> Iterator[str]:
     for noun, title in nouns.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
-    whole = [each for each in DECLARATIONS if each.permission.startswith(("group:", "topic:"))]
-    others = [each for each in DECLARATIONS if not isinstance(each, Act) and each not in {END, NOTE, EDIT, *whole}]
-    sections = {
-        "To a group, or a topic, as a whole": whole,
-        "To a session that holds a lock": [END],
-        "To a group of dead letters": [NOTE],
-        "A copy with another body": [EDIT],
-        "To a reconciliation, or a saga": others,
-    }
+    nouns_of = {"To a group": "group", "To a topic": "topics", "To a lock": "lock", "To dead letters": "dead"}
+    sections: dict[str, list[Declaration]] = {}
+    for title, noun in nouns_of.items():
+        sections[title] = [each for each in WHOLE_ACTS.values() if each.noun == noun]
+    sections["A copy with another body"] = [EDIT]
+    sections["To a reconciliation, or a saga"] = [
+        each for each in DECLARATIONS if not isinstance(each, Act | WholeAct) and each is not EDIT
+    ]
     for title, declarations in sections.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "Role", "Options"), map(_declared, declarations))
@@ -341,6 +341,8 @@ def acts() -> Iterator[str]:
 
 def _declared(act: Declaration) -> tuple[object, ...]:
     options = f"`original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`" if act is EDIT else ""
+    if isinstance(act, WholeAct):
+        options = "; ".join(f"`{each.name}`" for each in shape_of(act.fields))
     reason = "needs a reason" if act.needs_reason else ""
     what = _escaped(f"{act.summary}. {act.details}")
     return f"`{act.name}`", what, act.role, "; ".join(filter(None, (reason, options)))

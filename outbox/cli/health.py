@@ -16,16 +16,16 @@ from rich.text import Text
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.cli import options, output
+from outbox.cli import output
 from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, check_role, opened
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.nouns import dead_app
-from outbox.cli.options import ActorOption, ActorOptions, AppOption, cli_actor, command, gathered
+from outbox.cli.options import AppOption, command, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
+from outbox.cli.whole_acts import add_acts
 from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
-from outbox.operator.acts import END, NOTE
 from outbox.operator.health.locks import LockRow
 from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerRow
 from outbox.reader import variable
@@ -330,50 +330,5 @@ def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABL
     databases.show(lambda operator: operator.locks(databases.only), _LOCKS, form)
 
 
-@gathered
-def end_session(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session, as `outbox lock list` names it.")],
-    databases: DatabasesOptions,
-    acting: ActorOptions,
-) -> None:
-    """End the session that holds a lock."""
-    actor, refusal = cli_actor(acting.actor), f"session {session} was not ended"
-    if not acting.dry_run:
-        options.need_terminal(refusal, yes=acting.yes)
-    with databases.opened() as operator:
-        held = operator.lock_of(session, databases.only)
-        say(
-            f"session {session} (pid {held.pid}, {held.state}, user {held.user!r}, application "
-            f"{held.application_name!r}, client {held.client}) has held the lock of {held.lock} for {held.age:.0f} s"
-        )
-        if not acting.dry_run:
-            options.confirm(f"{END.consequence} {END.button}?", refusal, yes=acting.yes)
-            say(operator.end(session, by=actor, why=acting.reason, database=held.database))
-    if acting.output is Output.JSON:
-        output.print_json(held)
-
-
-_EXAMPLE = f'\b\nExample:\n  outbox lock end 6564f1a2.1267 --reason "{END.why}"'
-lock_app.command(END.name, help=f"{END.summary}.\n\n{END.details}\n\n{_EXAMPLE}")(end_session)
-
-
-# --- notes about dead letters ----------------------------------------------------------------------------------------
-
-
-@gathered
-def write_note(
-    fingerprint: Annotated[
-        str, typer.Argument(metavar="FINGERPRINT", help="The group, as `outbox dead groups` names it.")
-    ],
-    databases: DatabasesOptions,
-    note: Annotated[str, typer.Option(help="What the next operator should know.")] = "",
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Who looks after it.")] = "",
-    actor: ActorOption = None,
-) -> None:
-    """Write a note about a group of dead letters."""
-    with databases.opened() as operator:
-        say(operator.note(fingerprint, by=cli_actor(actor), note=note, owner=owner))
-
-
-_NOTE_EXAMPLE = '\b\nExample:\n  outbox dead note 0f3a91c2d4e5b6a7 --owner payments --note "back at noon"'
-dead_app.command(NOTE.name, help=f"{NOTE.summary}.\n\n{NOTE.details}\n\n{_NOTE_EXAMPLE}")(write_note)
+add_acts(lock_app, "lock")
+add_acts(dead_app, "dead")

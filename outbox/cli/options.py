@@ -12,24 +12,21 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
-from rich.table import Table
 
 from outbox.cli.exits import Failure
-from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output, print_as, say
+from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
 from outbox.operator.model import Actor
 from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.cli.database import DatabasesOptions
     from outbox.operator.acts import Declaration
-    from outbox.operator.operator import Operator
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
@@ -117,14 +114,6 @@ class DecidedOptions:
     def by(self) -> Actor:
         """Who acts, for the audit."""
         return cli_actor(self.actor)
-
-    def perform(self, act: Declaration, databases: DatabasesOptions, do: Callable[[Operator], str]) -> None:
-        """Ask, do an act that isn't one on messages, and say what ``do`` tells of it."""
-        if act.needs_reason and not self.reason.strip():
-            raise Failure(f"give --reason: the audit must tell why ({act.name})")
-        with databases.opened() as operator:
-            confirm(f"{act.consequence} Go on?", f"nothing was done ({act.name})", yes=self.yes)
-            say(do(operator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +238,22 @@ def need_terminal(refusal: str, *, yes: bool) -> None:
         raise Failure(f"{refusal}: there is no terminal to ask at; give --yes if you are sure")
 
 
-def confirm(question: str, refusal: str, *, yes: bool) -> None:
-    """Ask the operator at the terminal, unless ``yes`` was given; ``refusal`` says what isn't done after a no."""
+def confirm(question: str, refusal: str, *, yes: bool, typed: str = "") -> None:
+    """Ask the operator at the terminal, unless ``yes`` was given; ``refusal`` says what isn't done after a no.
+
+    ``typed`` is what has to be typed instead of a yes, before what can't be taken back.
+    """
     need_terminal(refusal, yes=yes)
-    if not yes and not ask(question):
+    if not yes and not ask(question, typed):
         raise Failure(refusal)
 
 
-def ask(question: str) -> bool:
-    """Ask the operator at the terminal."""
+def ask(question: str, typed: str = "") -> bool:
+    """Ask the operator at the terminal, for a yes or for ``typed``."""
     # Not by typer.confirm, which lets a blank slip to stdout.
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a question is no line
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    print(f"{question} [{f'type {typed}' if typed else 'y/N'}] ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a question is no line
+    answer = sys.stdin.readline().strip()
+    return answer == typed if typed else answer.lower() in {"y", "yes"}
 
 
 def cli_actor(actor: str | None) -> Actor:
@@ -273,22 +266,6 @@ def cli_actor(actor: str | None) -> Actor:
         # In a container, a user may have no more than a number.
         user = f"uid {os.getuid()}"
     return Actor((actor or f"{user}@{socket.gethostname()}").strip(), {"via": "cli"})
-
-
-# --- acts on a group or a topic as a whole ---------------------------------------------------------------------------
-
-
-def act_after_preview(
-    act: Declaration, acting: ActorOptions, what: str, preview: object, tables: Sequence[Table], do: Callable[[], str]
-) -> None:
-    """Show what an act on ``what`` is about to do, ask, and do it; ``tables`` are the preview for people."""
-    refusal = f"{what} was left as it is"
-    if not acting.dry_run:
-        need_terminal(refusal, yes=acting.yes)
-    print_as(acting.output, preview, *tables)
-    if not acting.dry_run:
-        confirm(f"{act.consequence} {act.button}?", refusal, yes=acting.yes)
-        say(do())
 
 
 def help_of(act: Declaration, example: str) -> str:

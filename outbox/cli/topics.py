@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +14,13 @@ import typer
 
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Code, Failure
-from outbox.cli.options import ActorOptions, AppOption, DecidedOptions, act_after_preview, command, gathered, help_of
+from outbox.cli.options import AppOption, command
 from outbox.cli.output import (
     ListForm,
     ListFormOption,
     Output,
     OutputOption,
     RowShape,
-    facts_table,
     first_line,
     print_as,
     print_json,
@@ -30,10 +28,10 @@ from outbox.cli.output import (
     table,
 )
 from outbox.cli.processes import load_quietly
+from outbox.cli.whole_acts import add_acts
 from outbox.errors import InvalidSettings
 from outbox.message.topic import Topic
-from outbox.operator.acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
-from outbox.operator.topic_control import TopicPause
+from outbox.operator.topics import TopicPause
 from outbox.text import counted, write_whole
 
 if TYPE_CHECKING:
@@ -136,8 +134,6 @@ def asyncapi(
 
 # --- a topic as a whole, in its producer's database ------------------------------------------------------------------
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-
 _PAUSES = RowShape(
     TopicPause,
     "topic held> paused=paused_at by=paused_by because=pause_reason resumed=resumed_at",
@@ -157,50 +153,7 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
     databases.show(lambda operator: operator.topic_pauses(databases.only), _PAUSES, form)
 
 
-@gathered
-def pause(
-    topic: TopicArgument,
-    databases: DatabasesOptions,
-    decided: DecidedOptions,
-    create: Annotated[bool, typer.Option("--create", help="Also a topic that has no message so far.")] = False,
-) -> None:
-    """Pause a topic."""
-    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only, "create": create}
-    decided.perform(PAUSE_TOPIC, databases, lambda operator: operator.pause_topic(topic, **facts))
-
-
-@gathered
-def resume(topic: TopicArgument, databases: DatabasesOptions, decided: DecidedOptions) -> None:
-    """Resume a topic."""
-    facts: dict[str, Any] = {"by": decided.by, "why": decided.reason, "database": databases.only}
-    decided.perform(RESUME_TOPIC, databases, lambda operator: operator.resume_topic(topic, **facts))
-
-
-topics_app.command("pause", help=help_of(PAUSE_TOPIC, "topics pause orders"))(pause)
-topics_app.command("resume", help=help_of(RESUME_TOPIC, "topics resume orders"))(resume)
-
-
-@gathered
-def delete(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, as `outbox stats` names it.")],
-    databases: DatabasesOptions,
-    acting: ActorOptions,
-) -> None:
-    """Delete a topic."""
-    with databases.opened() as operator:
-        preview = operator.preview_delete_topic(topic, database=databases.only)
-        facts = {
-            "queues": preview.queues,
-            "last messages": preview.last_messages,
-            "groups": ", ".join(f"{group} ({database})" for group, database in preview.groups) or "none",
-            "workers": ", ".join(preview.workers) or "none",
-            "left": "; ".join(preview.living) or "nothing",
-        }
-        do = partial(operator.delete_topic, topic, by=acting.by, why=acting.reason, database=databases.only)
-        act_after_preview(DELETE_TOPIC, acting, f"topic {topic}", preview, [facts_table(f"Topic {topic}", facts)], do)
-
-
-topics_app.command("delete", help=help_of(DELETE_TOPIC, "topics delete order-created"))(delete)
+add_acts(topics_app, "topics")
 
 
 # --- what an application declares ------------------------------------------------------------------------------------

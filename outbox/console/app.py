@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, document, groups, lists, probes, reconciliations, sagas
+from outbox.console.api import acts, document, lists, probes, reconciliations, sagas, whole_acts
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -62,8 +62,7 @@ _API = (
     reconciliations.router,
     reconciliations.exports,
     sagas.router,
-    groups.router,
-    groups.topics,
+    whole_acts.router,
     probes.document,
 )
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

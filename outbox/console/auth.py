@@ -50,8 +50,8 @@ from outbox.console.problems import Problem
 from outbox.database.execute import Template, execute
 from outbox.database.sql import audit
 from outbox.errors import InvalidSettings, OutboxError
-from outbox.operator.acts import LOG_OUT
 from outbox.operator.databases import Database, is_away, read_each
+from outbox.operator.whole_acts import LOG_OUT
 from outbox.telemetry.hooks import emit
 
 E = TypeVar("E", bound=Callable[..., Any])

@@ -33,10 +33,11 @@ from outbox.console.events import RequestDone, RequestFacts, RequestUnavailable
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
-from outbox.operator.acts import ACTS, DECLARATIONS
+from outbox.operator.acts import ACTS
 from outbox.operator.databases import CALLER, Caller
 from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
+from outbox.operator.whole_acts import DECLARATIONS
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
 from outbox.text import summary_of

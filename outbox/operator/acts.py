@@ -1,7 +1,8 @@
-"""The acts of operators, as one table: what each applies to, from which states, what it is called, and what it does.
+"""The acts of operators on messages, as one table: from which states each begins, what it is called, what it does.
 
-Everything about an act follows from its row in `ACTS`: the command, the HTTP endpoint, the button and the question of
-the page, the word in the audit, the permission, the refusal, the page of the documentation. To add an act, add a row.
+Everything about an act follows from its row: the command, the HTTP endpoint, the button and the question of the page,
+the word in the audit, the permission, the refusal, the page of the documentation. To add an act, add a row: of an act
+on messages to `ACTS`, of one on anything else to `outbox.operator.whole_acts.WHOLE_ACTS`.
 
 A state is a word that the database finds (`outbox.operator.changes`): a status of a message or of an inbox row, or a
 finer one.
@@ -48,6 +49,8 @@ STATES: Mapping[str, str] = {
     "unconsumed": "this group's inbox has no row of it",
 }
 
+#: What touches more messages than this has their number typed before, as what can't be taken back.
+FAR = 1_000
 _UNKNOWN_MEND = "was it prepared in another database, or deleted by prune?"
 
 
@@ -66,8 +69,8 @@ class Declaration:
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
     ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
-    that isn't the name. ``grave`` is what can't be taken back, or loses something. ``permission`` is what a user of the
-    console needs, ``role`` the smallest role that has it.
+    that isn't the name. ``grave`` is what can't be taken back, or loses something; ``undone_by`` is the act that takes
+    it back. ``permission`` is what a user of the console needs, ``role`` the smallest role that has it.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Declaration:
     button: str = ""
     needs_reason: bool = True
     grave: bool = False
+    undone_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,10 @@ class Act(Declaration):
     def part(self) -> Literal["producer", "consumer"]:
         """The side whose database the act is done in."""
         return "consumer" if self.noun == "inbox" else "producer"
+
+    def number_to_type(self, count: int) -> str:
+        """Return what an operator types before the act on so many messages; empty where a yes will do."""
+        return str(count) if count > FAR or (self.grave and not self.undone_by) else ""
 
     def states(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the states of a message in which the act can be done with these options."""
@@ -379,6 +387,7 @@ _TABLE = (
         participle="discarded",
         permission="dead:discard",
         grave=True,
+        undone_by="restore",
         mends={
             "consumed": "there is nothing to discard",
             "expired": "it will not be tried anyway",
@@ -413,23 +422,6 @@ _TABLE = (
 #: Every act by its name.
 ACTS: Mapping[str, Act] = {act.name: act for act in _TABLE}
 
-#: The act on what holds a lock of dispatch or of a group's queue; `outbox.operator.health.locks` does it.
-END = Declaration(
-    name="end",
-    summary="End the session that keeps a lock of dispatch or of a group's queue from all workers",
-    details="The database ends the session: its transaction rolls back, and another worker goes on where it began. A "
-    "handler that still runs there fails at its next statement, and its message is handled again. Refused if the "
-    "session holds no such lock any more.",
-    why="its host is gone",
-    consequence="The database ends this session: its transaction rolls back, and another worker goes on where it "
-    "began. A handler that still runs there fails at its next statement, and its message is handled again.",
-    happened="Ended: what its transaction did is rolled back, and another worker goes on.",
-    permission="lock:end",
-    role="admin",
-    button="End it",
-    grave=True,
-)
-
 #: The act that sends a message again with another body; `outbox.operator.edit` does it.
 EDIT = Declaration(
     name="edit",
@@ -446,21 +438,6 @@ EDIT = Declaration(
     role="admin",
     button="Edit and resend",
     grave=True,
-)
-
-#: The act that says something about a kind of dead letters; `outbox.operator.notes` does it.
-NOTE = Declaration(
-    name="note",
-    summary="Write a note about a group of dead letters, and who looks after it",
-    details="For the next operator who comes to it. It stands beside the group, topic and kind of error wherever these "
-    "are shown, also for those that come later. An empty note without an owner takes it away.",
-    why="",
-    consequence="It stands beside all dead letters of this group, topic and kind of error, and replaces what stands "
-    "there. Leave both empty to take it away.",
-    happened="Noted.",
-    permission="dead:note",
-    button="Write it down",
-    needs_reason=False,
 )
 
 #: The acts on reconciliations; `outbox.reconcile.record.orders` does them.
@@ -503,153 +480,6 @@ ANSWER = Declaration(
     role="admin",
     button="Answer",
     grave=True,
-)
-
-#: The acts on a group of a topic as a whole; `outbox.operator.groups` does them.
-RESET_GROUP = Declaration(
-    name="reset_group",
-    summary="Have a group read a topic again, from a time or a position on",
-    details="It handles again what it had consumed, failed or parked there, in order and with all attempts. What the "
-    "inbox said of each message before is kept. What is quarantined, discarded, compensated or expired is not handled "
-    "again. Refused where messages of then were pruned, unless that is accepted, and while a handler holds a queue.",
-    why="the handler of Friday rounded the amounts",
-    consequence="The group handles these messages once more: each effect of its handler comes a second time, unless "
-    "the handler sees to that.",
-    happened="Reset: the group reads on from there.",
-    permission="group:reset",
-    role="admin",
-    button="Reset",
-    grave=True,
-)
-SKIP_GROUP = Declaration(
-    name="skip_group",
-    summary="Have a group leave out what it hasn't read yet",
-    details="It reads on from now, or from a time or position ahead of it. What it leaves out is never handled, unless "
-    "the group is reset. What has failed or is parked stays so.",
-    why="the backlog is of a load test",
-    consequence="The group never handles these messages.",
-    happened="Skipped: the group reads on from there.",
-    permission="group:skip",
-    role="admin",
-    button="Skip",
-    grave=True,
-)
-DELETE_GROUP = Declaration(
-    name="delete_group",
-    summary="Delete a group of a topic that is gone, with its inbox",
-    details="It holds no messages of its producer any more, and is in no list and no statistics. Refused while a "
-    "worker consumes for it. Should it come back, it begins anew, and handles again what its producer still has.",
-    why="the statistics service was shut down in May",
-    consequence="What the group has handled is forgotten. Should it come back, it handles again what its producer "
-    "still has.",
-    happened="Deleted.",
-    permission="group:delete",
-    role="admin",
-    button="Delete",
-    grave=True,
-)
-
-#: The act on a topic as a whole; `outbox.operator.topics` does it.
-DELETE_TOPIC = Declaration(
-    name="delete_topic",
-    summary="Delete a topic that is gone",
-    details="Its last messages, its number of queues and its counts are forgotten; it is in no list and no statistics. "
-    "Refused while it has groups, handlers of living workers, undecided halves, scheduled messages, or messages that "
-    "prune has yet to delete. Whoever sends to it again makes it anew.",
-    why="nothing is sent to it since May",
-    consequence="The topic is forgotten. Whoever sends to it again makes it anew, with the default number of queues.",
-    happened="Deleted.",
-    permission="topic:delete",
-    role="admin",
-    button="Delete",
-    grave=True,
-)
-
-#: What holds a group or a topic back; `outbox.operator.control` and `.topic_control` do these.
-PAUSE_GROUP = Declaration(
-    name="pause_group",
-    summary="Pause a group: its workers handle nothing until it is resumed",
-    details="Of one topic, or of all that it consumes. Each worker sees it within a second; a transaction that runs "
-    "goes on to its end. Nothing is lost: messages wait in their queues, and retries until the group goes on. It holds "
-    "over restarts and for workers that start later.",
-    why="the mail provider is being moved",
-    consequence="Workers begin no message of this group until it is resumed; what runs goes on to its end. Messages "
-    "wait in their queues.",
-    happened="Paused: workers begin nothing more of it within a second.",
-    permission="group:control",
-    button="Pause",
-)
-RESUME_GROUP = Declaration(
-    name="resume_group",
-    summary="Have a paused group go on; one that its breaker has stopped tries a message at once",
-    details="Each worker sees it within a second. What has come meanwhile is handled in order; a rate stays.",
-    why="the mail provider is back",
-    consequence="Workers go on where the group stopped. If its breaker is open, one message is tried at once.",
-    happened="Resumed: workers go on within a second.",
-    permission="group:control",
-    button="Resume",
-    needs_reason=False,
-)
-SET_RATE = Declaration(
-    name="set_rate",
-    summary="Have a group handle only so many messages a second, over all workers",
-    details="It replaces the rate that the group's handler declares, until it is lifted again; then the declared one "
-    "counts, if there is one. Each worker sees it within a second.",
-    why="the provider allows 50 calls a second",
-    consequence="All workers together begin no more messages of this group in a second than that.",
-    happened="Written down: workers keep to it within a second.",
-    permission="group:control",
-    button="Set the rate",
-    needs_reason=False,
-)
-PAUSE_TOPIC = Declaration(
-    name="pause_topic",
-    summary="Pause the dispatch of a topic: nothing more of it reaches any group until it is resumed",
-    details="Producers go on: what they send commits, and waits in the schedule, from where it can be recalled. What "
-    "is in the queues already is still consumed; pause the groups to stop that. A message that is sent again "
-    "by an operator goes out at once.",
-    why="orders are being sent twice since the release",
-    consequence="What is sent to this topic is held: no group gets it until the topic is resumed.",
-    happened="Paused: what is sent to it is held.",
-    permission="topic:control",
-    button="Pause",
-)
-RESUME_TOPIC = Declaration(
-    name="resume_topic",
-    summary="Have the dispatch of a paused topic go on",
-    details="What was held goes out in the order in which it was committed, and nothing new of the topic before that.",
-    why="the release was taken back",
-    consequence="What was held goes out, in the order in which it was committed.",
-    happened="Resumed: what was held goes out within a second.",
-    permission="topic:control",
-    button="Resume",
-    needs_reason=False,
-)
-
-_WHOLE = (
-    *(RESET_GROUP, SKIP_GROUP, DELETE_GROUP, DELETE_TOPIC),
-    *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, PAUSE_TOPIC, RESUME_TOPIC),
-)
-
-#: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*_TABLE, END, EDIT, NOTE, RECONCILE, REPAIR, ANSWER, *_WHOLE)
-
-#: The word under which the audit has the end of a session of the console.
-LOG_OUT = "log_out"
-
-#: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do:
-#: see an unmasked body, order or cancel a bulk job, log out of the console, quarantine a message and lift that again,
-#: call the application for one that is parked, write the message or the status that was missing.
-AUDITED: tuple[str, ...] = (
-    *(act.name for act in DECLARATIONS),
-    "bulk",
-    "reveal",
-    LOG_OUT,
-    "quarantine",
-    "release",
-    "on_parked",
-    "dispatch",
-    "sync_status",
 )
 
 

@@ -15,12 +15,13 @@ from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES
 from outbox.errors import ActRefused, DatabaseUnreached, GroupNotFound, InvalidHandler, InvalidRequest
 from outbox.message.limits import rate_of, rate_text
-from outbox.operator.acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE, Declaration
+from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.sql import GROUP_STATE
 from outbox.operator.health.workers import GroupState
 from outbox.operator.model import Actor
+from outbox.operator.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -188,11 +189,11 @@ class GroupControls(OverDatabases):
     ) -> str:
         """Have all workers together handle so many messages of a group a second, at each topic; return a sentence.
 
-        ``rate`` is as that of `Outbox.consumer`, "100/s" or a number; None: as its handler declares.
+        ``rate`` is as that of `Outbox.consumer`, "100/s" or a number; None or "declared": as its handler declares.
         """
         actor = checked_actor(SET_RATE, by, why)
         try:
-            chosen = None if rate is None else rate_of(rate)
+            chosen = None if rate in {None, "declared"} else rate_of(rate)
         except InvalidHandler as error:
             raise InvalidRequest(str(error), field="rate") from None
         found, topics = self._topics_of(group, topic, database)
@@ -203,14 +204,14 @@ class GroupControls(OverDatabases):
             raise ActRefused(f"the rate of {_named(group, topics)} is {text} already")
         return f"the rate of {_named(group, changed)} is {text}: workers keep to it within a second"
 
-    def control_of(self, group: str, topic: str, database: str | None = None) -> GroupControl:
-        """Return what holds one group of a topic back.
+    def control_of(self, group: str, topic: str | None = None, database: str | None = None) -> GroupControl:
+        """Return what holds one group of a topic back; without one, of the first topic that it consumes.
 
         Raises:
             GroupNotFound: there is none.
         """
         for row in self.controls(database):
-            if (row.group, row.topic) == (group, topic):
+            if row.group == group and topic in {None, row.topic}:
                 return row
         raise _unknown_group(self.databases, group, topic, database)
 

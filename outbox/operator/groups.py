@@ -28,7 +28,7 @@ from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
-from outbox.operator.acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP, Declaration
+from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
@@ -36,6 +36,7 @@ from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
 from outbox.operator.model import Actor
+from outbox.operator.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, database_address
 
@@ -94,6 +95,11 @@ class GroupMove:
     messages: int
     missing: int
 
+    @property
+    def refusal(self) -> str:
+        """Why the act would be refused; empty where it wouldn't."""
+        return "" if self.queues else "there is nothing to do: it is there already"
+
 
 @dataclass(frozen=True, slots=True)
 class GroupContents:
@@ -104,6 +110,11 @@ class GroupContents:
     topic: str
     inbox: dict[str, int]
     workers: list[str]
+
+    @property
+    def refusal(self) -> str:
+        """Why the act would be refused; empty where it wouldn't."""
+        return f"{', '.join(self.workers)} consumes for it" if self.workers else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from outbox.database.execute import Template, execute
 from outbox.errors import DatabaseUnreached, DeadGroupNotFound, InvalidRequest
-from outbox.operator.acts import NOTE
 from outbox.operator.changes import checked_actor, record_of
-from outbox.operator.databases import OverDatabases
 from outbox.operator.look import inbox_sql
-from outbox.operator.look.lists import fingerprint_of
-from outbox.operator.model import LONGEST, Actor
+from outbox.operator.look.lists import Lists, fingerprint_of
+from outbox.operator.model import LONGEST, Actor, DeadGroup
+from outbox.operator.whole_acts import NOTE
 from outbox.text import storable
 
 _WRITE = Template("""
@@ -24,10 +23,21 @@ DELETE FROM {s}.dead_letter_note
 """)
 
 
-class Notes(OverDatabases):
+class Notes(Lists):
     """What operators write about dead letters."""
 
-    def note(self, fingerprint: str, *, by: str | Actor, note: str = "", owner: str = "") -> str:
+    def dead_group(self, fingerprint: str) -> DeadGroup:
+        """Return the group of dead letters of a fingerprint, with what is noted of it.
+
+        Raises:
+            DeadGroupNotFound, DatabaseUnreached: as `note`.
+        """
+        for found in self.dead_groups(limit=inbox_sql.MOST):
+            if found.fingerprint == fingerprint:
+                return found
+        raise self._no_group(fingerprint)
+
+    def note(self, fingerprint: str, *, by: str | Actor, why: str = "", note: str = "", owner: str = "") -> str:
         """Write a note about a group of dead letters, and who looks after it, over what is there; return a sentence.
 
         Both empty take it away. It stays while there are such dead letters, and for ``record_retention`` after that.
@@ -36,7 +46,7 @@ class Notes(OverDatabases):
             DeadGroupNotFound: no registered database has dead letters of this fingerprint.
             InvalidRequest: more than 1,000 characters, or some that the database can't store.
         """
-        actor, texts = checked_actor(NOTE, by, ""), {"note": note.strip(), "owner": owner.strip()}
+        actor, texts = checked_actor(NOTE, by, why), {"note": note.strip(), "owner": owner.strip()}
         for name, text in texts.items():
             if len(text) > LONGEST or storable(text) != text:
                 raise InvalidRequest(
@@ -53,13 +63,16 @@ class Notes(OverDatabases):
                 with database.acting() as connection:
                     write = _WRITE(database.schema, **values, **written, by=actor.name)
                     change = write if any(texts.values()) else _DELETE(database.schema, **values)
-                    record = record_of(database.schema, NOTE.name, actor, "", fingerprint, values | written)
+                    record = record_of(database.schema, NOTE.name, actor, why, fingerprint, values | written)
                     execute(connection, change, record)
                 what = "is noted for" if any(texts.values()) else "is taken away from"
                 return f"the note {what} dead letters of group {group}, topic {topic} ({kind})"
+        raise self._no_group(fingerprint)
+
+    def _no_group(self, fingerprint: str) -> DeadGroupNotFound | DatabaseUnreached:
         if self.databases.away:
-            raise DatabaseUnreached(list(self.databases.away))
-        raise DeadGroupNotFound(
+            return DatabaseUnreached(list(self.databases.away))
+        return DeadGroupNotFound(
             f"no registered database ({', '.join(self.databases)}) has dead letters of the fingerprint "
             f"{fingerprint[:40]!r}; `outbox dead groups` lists those that there are"
         )

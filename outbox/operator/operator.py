@@ -43,11 +43,10 @@ from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
-from outbox.operator.look.lists import Lists, check_messages
+from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
 from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
 from outbox.operator.notes import Notes
-from outbox.operator.topic_control import TopicControls
 from outbox.operator.topics import Topics
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Lists, Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls, TopicControls):
+class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`

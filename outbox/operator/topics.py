@@ -1,8 +1,9 @@
-"""An operator deletes a topic that is gone: what its producer's database keeps of it for ever goes, and its statistics.
+"""An operator pauses the dispatch of a topic, resumes it, and deletes a topic that is gone.
 
-Prune keeps the newest message of each queue, since the next position is counted from it, and so each topic that there
-ever was stays in the lists. A topic is gone when nothing else of it is left: its groups are deleted, no worker has a
-handler for it, nothing of it is undecided or scheduled, and of its messages only those are there that prune keeps.
+Dispatch and release keep to a pause. A deletion takes what the producer's database keeps of a topic for ever. Prune
+keeps the newest message of each queue, since the next position is counted from it, and so each topic that there ever
+was stays in the lists. A topic is gone when nothing else of it is left: its groups are deleted, no worker has a handler
+for it, nothing of it is undecided or scheduled, and of its messages only those are there that prune keeps.
 
 **Races.** Dispatch's lock is held, so that no batch appends messages meanwhile. A sender that commits before or after
 makes the topic anew: it begins with position 1. A group that no registered database knows, and that had read the topic,
@@ -11,19 +12,24 @@ finds that the log went back (`outbox.consumer.log_loss`).
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outbox.database.execute import execute
+from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import take_lock
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, TopicNotFound
+from outbox.message.content import check_topic
 from outbox.operator import groups_sql as sql
-from outbox.operator.acts import DELETE_TOPIC
+from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of, unless_locked
+from outbox.operator.databases import Query
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
+from outbox.operator.model import COUNT_LIMIT
+from outbox.operator.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.text import counted
 
 if TYPE_CHECKING:
@@ -31,6 +37,50 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database
     from outbox.operator.model import Actor
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPause:
+    """A topic whose dispatch is paused, or resumed and not done with what it held.
+
+    ``held`` is how many messages wait, counted up to `COUNT_LIMIT`.
+    """
+
+    database: str
+    topic: str
+    paused_at: dt.datetime
+    paused_by: str
+    pause_reason: str
+    resumed_at: dt.datetime | None
+    held: int
+
+
+_PAUSES = Query("""
+-- topic paused_at paused_by pause_reason resumed_at held
+SELECT topic, paused_at, paused_by, pause_reason, resumed_at,
+       (SELECT count(*) FROM (SELECT FROM {s}.scheduled_message d
+                               WHERE d.held_topic = p.topic AND d.recalled_at IS NULL LIMIT %(most)s) h)
+  FROM {s}.topic_pause p ORDER BY topic
+""")
+
+#: Tell whether a topic is known: by its queues, by what is undecided of it, or since it is paused. Rows: one or none.
+_KNOWN = Template("""
+SELECT 1 FROM {s}.topic WHERE name = %(topic)s UNION ALL SELECT 1 FROM {s}.topic_pause WHERE topic = %(topic)s
+ UNION ALL (SELECT 1 FROM {s}.half_check WHERE topic = %(topic)s LIMIT 1)
+""")
+
+#: Pause a topic, also one that is resumed and not done yet. Rows: one, or none if it is paused already.
+_PAUSE = Template("""
+INSERT INTO {s}.topic_pause AS p (topic, paused_by, pause_reason) VALUES (%(topic)s, %(by)s, %(why)s)
+ON CONFLICT (topic) DO UPDATE
+   SET paused_at = clock_timestamp(), paused_by = excluded.paused_by, pause_reason = excluded.pause_reason,
+       resumed_at = NULL
+ WHERE p.resumed_at IS NOT NULL
+RETURNING 1
+""")
+_RESUME = Template("""
+UPDATE {s}.topic_pause SET resumed_at = clock_timestamp() WHERE topic = %(topic)s AND resumed_at IS NULL RETURNING 1
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +99,61 @@ class TopicContents:
     groups: list[tuple[str, str]]
     workers: list[str]
 
+    @property
+    def refusal(self) -> str:
+        """Why the act would be refused; empty where it wouldn't."""
+        groups = [f"its group {group} ({database}) is there" for group, database in self.groups]
+        return "; ".join([*self.living, *groups, *(f"{worker} has handlers for it" for worker in self.workers)])
+
 
 class Topics(Groups):
-    """The acts of an operator on topics as a whole."""
+    """The acts of an operator on topics as a whole.
+
+    Raises (of a pause, and its end):
+        TopicNotFound: the database has no such topic.
+        ActRefused: there is nothing to change.
+        InvalidMessage: the topic isn't a name.
+        InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
+            producers' databases are registered and none is named.
+        UnknownDatabase: no database of that name.
+    """
+
+    def topic_pauses(self, database: str | None = None) -> list[TopicPause]:
+        """Return the topics whose dispatch is paused, or not done with what was held."""
+        rows = []
+        for each in self.databases.having("producer", database):
+            with each.reading() as connection:
+                found = _PAUSES.read(connection, each.schema, most=COUNT_LIMIT)
+            rows += [TopicPause(database=each.name, **row) for row in found]
+        return rows
+
+    def pause_topic(
+        self, topic: str, *, by: str | Actor, why: str, database: str | None = None, create: bool = False
+    ) -> str:
+        """Have dispatch hold what is sent to a topic until it is resumed; return a sentence.
+
+        With ``create`` also a topic that has no message so far.
+        """
+        actor, found = checked_actor(PAUSE_TOPIC, by, why), self._sole_producer(database)
+        change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
+        if not _changed(found, PAUSE_TOPIC, actor, why, topic, change, create=create):
+            raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
+        return f"topic {topic} is paused: what is sent to it is held"
+
+    def resume_topic(self, topic: str, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
+        """Have what a paused topic holds go out, and then all that comes; return a sentence."""
+        actor, found = checked_actor(RESUME_TOPIC, by, why), self._sole_producer(database)
+        change = _RESUME(found.schema, topic=check_topic(topic))
+        if not _changed(found, RESUME_TOPIC, actor, why, topic, change):
+            raise ActRefused(f"topic {topic} can't be resumed: its dispatch isn't paused")
+        return f"topic {topic} is resumed: what was held goes out within a second"
+
+    def _sole_producer(self, name: str | None) -> Database:
+        found = self.databases.having("producer", name)
+        if len(found) != 1:
+            names = ", ".join(each.name for each in found) or "none has the producer's tables"
+            raise InvalidRequest(f"name one of the producers' databases: {names}", field="database")
+        return found[0]
 
     def preview_delete_topic(self, topic: str, *, database: str | None = None) -> TopicContents:
         """Return what there is of a topic, and what speaks against its deletion; writes nothing.
@@ -141,3 +243,18 @@ def _left(connection: Connection, producer: Database, topic: str) -> tuple[int, 
     if scheduled:
         living.append("a message of it is scheduled")
     return queues, last_messages, living
+
+
+def _changed(
+    database: Database, act: Declaration, actor: Actor, why: str, topic: str, change: Statement, *, create: bool = False
+) -> bool:
+    with database.acting() as connection:
+        known, rows = execute(connection, _KNOWN(database.schema, topic=topic), change)
+        if not known and not create:  # which undoes the change
+            raise TopicNotFound(
+                f"database {database.name} has no topic {topic!r}; see those that it has: outbox stats; to pause one "
+                "before its first message is dispatched: create=True (--create)"
+            )
+        if rows:
+            execute(connection, record_of(database.schema, act.name, actor, why, topic))
+    return bool(rows)

@@ -74,26 +74,29 @@ def test_the_pages(acting: Http, shop: Shop) -> None:
     shop.drain()
     visitor = Visitor(acting).as_role("admin")
     (row,) = shop.outbox.operator.groups()
-    place = f"groups/{row.group}/{row.topic}"
+    where = f"group={row.group}&topic={row.topic}"
     assert "Reset…" not in visitor.as_role("operator").go("groups").text
-    assert visitor.as_role("operator").go(f"{place}/reset").status == 403
+    assert visitor.as_role("operator").go(f"acts/reset_group?{where}").status == 403
     page = visitor.go("groups")
     well_made(page)
     page = visitor.go(page.link("Reset…"))
     well_made(page)
-    assert visitor.send(page.form("/reset"), to="monday").status == 422
-    page = visitor.send(page.form("/reset"), to="3d")
+    assert visitor.send(page.form("/reset_group"), to="monday").status == 422
+    page = visitor.send(page.form("/reset_group"), to="3d")
     well_made(page)
-    assert "Messages 5 in" in page.text
-    page = visitor.send(page.form("/reset"), reason="the handler was wrong")
+    assert "Messages 5" in page.text
+    untyped = visitor.send(page.form("/reset_group"), reason="the handler was wrong")
+    assert (untyped.status, f"type {row.group!r}" in untyped.text) == (422, True)
+    page = visitor.send(untyped.form("/reset_group"), reason="the handler was wrong", typed=row.group)
     assert "Reset: the group reads on from there." in page.text
     assert "1 time" in page.text
-    page = visitor.send(visitor.go(f"{place}/skip?to=now").form("/skip"), reason="none of it is needed")
+    page = visitor.go(f"acts/skip_group?{where}&to=now")
+    page = visitor.send(page.form("/skip_group"), reason="none of it is needed", typed=row.group)
     assert "Skipped: the group reads on from there." in page.text
-    assert "There is nothing to do" in visitor.go(f"{place}/skip?to=now").text
-    page = visitor.go(f"{place}/delete")
+    assert "There is nothing to do" in visitor.go(f"acts/skip_group?{where}&to=now").text
+    page = visitor.go(f"acts/delete_group?{where}")
     well_made(page)
-    page = visitor.send(page.form("/delete"), reason="it is gone")
+    page = visitor.send(page.form("/delete_group"), reason="it is gone", typed=row.group)
     assert "No group has read anything" in page.text
 
 
@@ -119,9 +122,9 @@ def test_a_topic_with_slashes_and_dots(acting: Http, visitor: Visitor, shop: Sho
         assert acting.post(f"/topics/{quote(topic, safe='')}/{act}", WHILE).status_code == 200
     assert acting.get(f"/topics/{quote(topic, safe='')}/delete").json()["topic"] == topic
     drain(other)
-    for act in ("reset", "skip", "delete", "pause", "rate"):
-        page = visitor.go(f"{path}/{act}")
-        assert (page.status, page.form(f"/{act}").action.endswith(f"order%2Fpaid.v2/{act}")) == (200, True)
+    for act in ("reset_group", "skip_group", "delete_group", "pause_group", "set_rate", "delete_topic"):
+        page = visitor.go(f"acts/{act}?group=billing&topic={quote(topic, safe='')}")
+        assert (page.status, topic in page.text) == (200, True)
     assert acting.post(f"/{path}/delete", WHY).status_code == 200
 
 
@@ -149,7 +152,7 @@ def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:
 
 def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
     """By forms; what it holds is shown as held, in both lists, and goes out when it is resumed."""
-    form = visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause")
+    form = visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause_topic")
     page = visitor.send(form, "create", topic="orders", **WHILE)
     assert "Paused: what is sent to it is held" in page.text
     well_made(page)
@@ -158,7 +161,7 @@ def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
     for address in ("messages", "scheduled"):
         assert "held: its topic is paused" in visitor.go(address).text
     assert "held" in visitor.go(f"messages/{held}").text
-    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume it…")).form("/resume"))
+    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume it…")).form("/resume_topic"))
     assert "Resumed: what was held goes out" in resumed.text
     shop.drain()
     assert "No topic is paused" in visitor.go("groups").text
@@ -172,13 +175,13 @@ def test_a_group_is_held_back(visitor: Visitor, shop: Shop) -> None:
     well_made(page)
     asked = visitor.go(page.link("Pause…"))
     assert "begin no message of this group" in asked.text
-    paused = visitor.send(asked.form("/pause"), reason="the provider moves")
+    paused = visitor.send(asked.form("/pause_group"), reason="the provider moves")
     assert "Paused" in paused.text
     assert "the provider moves" in paused.text
-    asked = visitor.go(visitor.go("groups").link("Rate…"))
-    wrong = visitor.send(asked.form("/rate"), rate="fast")
+    asked = visitor.go(visitor.go("groups").link("Set the rate…"))
+    wrong = visitor.send(asked.form("/set_rate"), rate="fast")
     assert (wrong.status, "'100/s'" in wrong.text) == (422, True)
-    assert "5/s" in visitor.send(wrong.form("/rate"), rate="5/s").text
-    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume…")).form("/resume"))
+    assert "5/s" in visitor.send(wrong.form("/set_rate"), rate="5/s").text
+    resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume…")).form("/resume_group"))
     assert "Resumed" in resumed.text
     assert shop.outbox.operator.control_of("billing", "orders").state == "running"

@@ -251,8 +251,9 @@ def test_the_holder_of_a_lock_is_ended(visitor: Visitor, shop: Shop) -> None:
         assert sum("dispatch" in row for row in page.rows) == 1
         asked = visitor.go(page.link("End it"))
         assert "its transaction rolls back" in asked.text
-        told = visitor.send(asked.form("/end"), reason=WHY)
-        assert "another worker goes on" in told.text
+        (session,) = (value for name, value in asked.form("/end").fields if name == "session")
+        told = visitor.send(asked.form("/end"), reason=WHY, typed=session)
+        assert "Ended: what its transaction did is rolled back" in told.text
         # PostgreSQL ends the session in its own time.
         wait_until(lambda: "No lock is held" in visitor.go("locks").text, "the session has ended")
         assert visitor.send(asked.form("/end"), reason=WHY).status == 409
@@ -308,13 +309,13 @@ def test_a_note_is_written_beside_dead_letters(visitor: Visitor, shop: Shop) -> 
     found = visitor.http.get("/dead/groups").json()
     fingerprint = next(each["fingerprint"] for each in found if each["sample"]["message_id"] == str(message))
     page = visitor.as_role("operator")
-    asked = page.go(f"dead/{fingerprint}/note")
+    asked = page.go(f"acts/note?fingerprint={fingerprint}")
     told = page.send(asked.form("/note"), note="<b>call ann</b>", owner="payments")
     assert "Noted." in told.text
     assert "<b>call ann</b>" in told.text
     assert "Parked in each of the last 24 hours" in told.text
     viewer = visitor.as_role("viewer")
-    assert viewer.http.ask("POST", f"/dead/{fingerprint}/note").status_code == 403
+    assert viewer.http.ask("POST", "/acts/note").status_code == 403
     assert viewer.http.post(f"/dead/groups/{fingerprint}/note", {"note": "x"}).status_code == 403
     assert visitor.http.post(f"/dead/groups/{fingerprint}/note", {"note": "by the API"}).status_code == 200
     noted = next(each for each in visitor.http.get("/dead/groups").json() if each["fingerprint"] == fingerprint)

@@ -12,7 +12,7 @@ import pytest
 
 from docs import make
 from outbox.errors import ErrorKind
-from outbox.operator.acts import DECLARATIONS
+from outbox.operator.whole_acts import DECLARATIONS
 from outbox.settings import Settings
 from tests.docs.page import ROOT
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from dataclasses import fields
 from types import FrameType
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from outbox.cli import app
+from outbox.console.api import whole_acts
 from outbox.console.context import Role
+from outbox.console.pages import whole_acts as pages
 from outbox.errors import InvalidRequest
-from outbox.operator.acts import ACTS, AUDITED, STATES, Act, act_named, acts_for
+from outbox.operator.acts import ACTS, STATES, Act, act_named, acts_for
 from outbox.operator.model import Selector, Target
 from outbox.operator.operator import Operator
+from outbox.operator.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from tests.operator.acting import ANN, Desk
 
 EVERY = pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))
@@ -42,6 +48,30 @@ def test_a_method_of_the_operator(act: Act) -> None:
     assert {"by", "why", *(option.name for option in act.options)} <= parameters.keys()
     assert ("group" in parameters) == (act.noun == "inbox")
     assert (parameters["why"].default is inspect.Parameter.empty) == act.needs_reason
+
+
+@pytest.mark.parametrize("act", WHOLE_ACTS.values(), ids=list(WHOLE_ACTS))
+def test_a_row_of_what_is_no_message(act: WholeAct) -> None:
+    """The operator's methods take what the row asks for; each way in has the act, made of the row."""
+    known = {field.name for field in fields(form_of(act))}
+    taken = inspect.signature(getattr(Operator, act.name)).parameters.keys()
+    assert taken - {"self"} == known | {"by", "why"}
+    for method in filter(None, (act.preview, act.current)):
+        assert set(act.taken(Operator, method)) <= known
+    for text in (act.summary, act.details, act.consequence, act.happened, act.button, act.target, act.example):
+        assert text == text.strip() != ""
+    assert act.permission in Role(act.role).permissions
+    values = {field.name: field.name for field in fields(form_of(act))}
+    assert act.names[0] in act.named(values)
+    assert bool(act.to_type(values)) == act.grave
+    endpoints = {(route.path, method) for route in whole_acts.router.routes for method in route.methods}
+    assert (f"/api/v1{act.path}", "POST") in endpoints
+    assert ((f"/api/v1{act.path}", "GET") in endpoints) == bool(act.preview)
+    shown = {(route.path, method) for route in pages.router.routes for method in route.methods}
+    assert {(f"/acts/{act.name}", "GET"), (f"/acts/{act.name}", "POST")} <= shown
+    commands = get_command(app).commands[act.noun].commands
+    assert act.summary in commands[act.word].help
+    assert {each.name.rpartition("_")[2] for each in commands[act.word].params} >= {act.names[0].rpartition("_")[2]}
 
 
 def test_every_act_is_of_one_noun() -> None:

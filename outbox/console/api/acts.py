@@ -15,7 +15,7 @@ from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext,
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act, Declaration
+from outbox.operator.acts import ACTS, EDIT, Act, Declaration
 from outbox.operator.edit import ORIGINALS
 from outbox.operator.model import BulkJob, Preview, Selector, Target
 from outbox.reader import option
@@ -333,44 +333,3 @@ def roll_back_by_ids(
 def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel what is left of a bulk job; what was done stays done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)
-
-
-# --- dead letters ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoteBody:
-    """What is written about a group of dead letters; both empty take it away."""
-
-    note: str = option("", "What the next operator should know.", most=model.LONGEST)
-    owner: str = option("", "Who looks after it.", most=model.LONGEST)
-
-
-@router.post("/dead/groups/{fingerprint}/note", tags=["inbox"], **declared(NOTE))
-def note_dead_group(
-    context: Context,
-    fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")],
-    body: NoteBody = from_body(NoteBody),
-) -> ActSentence:
-    """Write a note about a group of dead letters."""
-    return ActSentence(context.operator.note(fingerprint, by=context.actor, note=body.note, owner=body.owner))
-
-
-# --- locks -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndBody(ReasonBody):
-    """Why a session is ended."""
-
-    database: str | None = option(None, "The database in which it holds a lock, if not any.", most=1000)
-
-
-@router.post("/locks/{session}/end", tags=["state"], **declared(END))
-def end_session(
-    context: Context,
-    session: Annotated[str, Path(pattern=r"^[0-9a-f]+\.[0-9a-f]+$")],
-    body: EndBody = from_body(EndBody),
-) -> ActSentence:
-    """End the session that holds a lock."""
-    return ActSentence(context.operator.end(session, by=context.actor, why=body.reason, database=body.database))

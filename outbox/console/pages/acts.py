@@ -16,12 +16,12 @@ from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.diagram import Diagram
-from outbox.console.pages.lists import MOST_GROUPS, FormPairs, Listing, names_of, options_of, pairs_of, read
+from outbox.console.pages.lists import FormPairs, Listing, names_of, options_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
-from outbox.errors import DeadGroupNotFound, InvalidRequest, VersionMismatch
+from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, END, NOTE, Act, act_named
+from outbox.operator.acts import ACTS, EDIT, Act, act_named
 from outbox.operator.health.workers import HandlerRow
 from outbox.operator.model import Actor, MessageView, Selector, Target
 from outbox.operator.operator import Operator
@@ -34,7 +34,8 @@ router: APIRouter = APIRouter(include_in_schema=False)
 class OrderForm:
     """What the form before an act sends, beside the act's options.
 
-    Before a bulk job that can't be taken back ``typed`` must be ``count``, or for one message its key.
+    Before a bulk job that can't be taken back, or reaches far, ``typed`` must be ``count``; before one that can't, of
+    one message, its key.
     """
 
     reason: str = option("", most=4000)
@@ -45,7 +46,7 @@ class OrderForm:
     rate: float | None = option(None, above=0, most=1e6)
     key: str | None = option(None)
     typed: str = option("")
-    count: str = option("")
+    count: int = option(0, least=0)
 
 
 def _start(
@@ -332,7 +333,7 @@ def start(view: View, pairs: FormPairs) -> Response:
     form, order = read(BulkForm, pairs), read(OrderForm, pairs)
     act = form.act
     view.context.demand(act.name)
-    if act.as_job and order.typed != order.count:
+    if order.typed != act.number_to_type(order.count):
         raise InvalidRequest("to go on, type the number of messages as it stands there", "typed")
     return _start(view, act, form.selector, order, pairs, "start", form.chosen)
 
@@ -364,46 +365,6 @@ def cancel(view: View, bulk_job_id: UUID, pairs: FormPairs) -> Response:
     """Cancel what is left of a bulk job."""
     view.operator.cancel(bulk_job_id, by=view.context.actor, why=read(OrderForm, pairs).reason)
     return view.done("cancel", "bulk-jobs", bulk_job_id)
-
-
-@dataclass(frozen=True, slots=True)
-class NoteForm:
-    """What the form with a note sends."""
-
-    note: str = option("", most=model.LONGEST)
-    owner: str = option("", most=model.LONGEST)
-
-
-@router.get("/dead/{fingerprint}/note", dependencies=[requires(NOTE.permission)])
-def write_note(view: View, fingerprint: str) -> Response:
-    """Show the form with the note of a group of dead letters."""
-    groups, _ = of_each(view.operator, lambda each: each.dead_groups(limit=MOST_GROUPS))
-    found = next((group for group in groups if group.fingerprint == fingerprint), None)
-    if found is None:
-        raise DeadGroupNotFound(f"there are no dead letters of the fingerprint {fingerprint[:40]!r} any more")
-    return view.page("note.html", group=found, act=NOTE)
-
-
-@router.post("/dead/{fingerprint}/note", dependencies=[requires(NOTE.permission)])
-def note(view: View, fingerprint: str, pairs: FormPairs) -> Response:
-    """Write the note."""
-    form = read(NoteForm, pairs)
-    view.operator.note(fingerprint, by=view.context.actor, note=form.note, owner=form.owner)
-    return view.done(NOTE.name, "dead")
-
-
-@router.get("/locks/{session}/end", dependencies=[requires(END.permission)])
-def confirm_end(view: View, session: str, database: str | None = None) -> Response:
-    """Show whose session would be ended, with the form that does it."""
-    return view.page("end.html", held=view.operator.lock_of(session, database), act=END)
-
-
-@router.post("/locks/{session}/end", dependencies=[requires(END.permission)])
-def end(view: View, session: str, pairs: FormPairs) -> Response:
-    """End the session that holds a lock."""
-    order = read(OrderForm, pairs)
-    view.operator.end(session, by=view.context.actor, why=order.reason, database=order.database)
-    return view.done(END.name, "locks")
 
 
 def _preview(view: PageView, form: BulkForm) -> Response:

@@ -18,11 +18,12 @@ from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import AUDITED, END, Act
+from outbox.operator.acts import Act
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.look.paging import listed
 from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, Page, PageRequest
 from outbox.operator.operator import Operator
+from outbox.operator.whole_acts import AUDITED
 from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
@@ -269,7 +270,7 @@ def handlers(view: View) -> Response:
 def locks(view: View) -> Response:
     """Show who holds a lock of dispatch or of a group's queue."""
     found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
-    return view.page("locks.html", found.status, list=found, act=END)
+    return view.page("locks.html", found.status, list=found)
 
 
 @router.get("/system")

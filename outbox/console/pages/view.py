@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -25,9 +25,10 @@ from outbox.console.context import RequestContext, context_of
 from outbox.console.events import BadgesMissing
 from outbox.console.problems import Problem
 from outbox.errors import OutboxError
-from outbox.operator.acts import ACTS, DECLARATIONS, acts_for
+from outbox.operator.acts import ACTS, acts_for
 from outbox.operator.model import MAX_PAGE, HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
+from outbox.operator.whole_acts import DECLARATIONS, whole_acts_of
 from outbox.telemetry.hooks import emit
 from outbox.text import duration, key_text, plain, summary_of
 
@@ -145,9 +146,11 @@ _MEANINGS = {
     "alert": ("raised",),
     "archive": ("discard", "discarded"),
     "check": ("commit", "committed", "consumed"),
+    "clock": ("set_rate",),
     "half": ("written",),
+    "hourglass": ("pause_group", "pause_topic"),
     "inbox": ("received",),
-    "person": ("act",),
+    "person": ("act", "note"),
     "question": ("check", "checked"),
     "retry": ("reset", "retry", "failed"),
     "search": ("found",),
@@ -155,7 +158,7 @@ _MEANINGS = {
     "shield": ("quarantined",),
     "stop": ("park", "half_parked", "parked"),
     "undo": ("recall", "recalled", "compensate", "compensated", "restore", "rolled_back"),
-    "x": ("rollback",),
+    "x": ("rollback", "reset_group", "skip_group", "delete_group", "delete_topic", "end"),
 }
 ICONS = {name: icon for icon, names in _MEANINGS.items() for name in names}
 
@@ -249,6 +252,7 @@ class PageView:
             "url": context.url,
             "static": lambda file: context.url("static", static_files()[file].name),
             "can": may,
+            "acts_on": lambda noun, row=None: [act for act in whole_acts_of(noun, row) if may(act.permission)],
             "can_any": lambda acts: any(may(act.name) for act in acts),
             "console": context.console,
             "principal": context.identity,
@@ -321,13 +325,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text)
+    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text, columns)
     environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
         "ICONS": ICONS,
         "acts_for": acts_for,
+        "boolean_type": bool,
         "acts_in": lambda noun, state: [act for act in acts_for(noun) if state in act.from_states],
         "chip_of": chip_of,
     }
@@ -411,6 +416,11 @@ def text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(text, value))
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def columns(row: Any) -> list[str]:
+    """Return the names of what a row of a preview has."""
+    return [each.name for each in fields(row)]
 
 
 def sentence(clause: str) -> str:

@@ -17,12 +17,12 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.once import dispatch_lock
-from outbox.errors import ActRefused
-from outbox.operator.acts import END
+from outbox.errors import ActRefused, DatabaseUnreached
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
 from outbox.operator.model import Actor
+from outbox.operator.whole_acts import END
 
 #: The name of the lock that whoever appends messages holds.
 DISPATCH = "dispatch"
@@ -100,11 +100,14 @@ class LockViews(OverDatabases):
 
         Raises:
             ActRefused: it holds none of ours, or not any more.
+            DatabaseUnreached: a database can't be read in which it may.
             UnknownDatabase: no database of that name.
         """
         for row in self.locks(database):
             if row.session == session:
                 return row
+        if away := self.databases.away_for(database):
+            raise DatabaseUnreached(away)
         raise ActRefused(_refusal(session))
 
     def end(self, session: str, *, by: str | Actor, why: str, database: str | None = None) -> str:

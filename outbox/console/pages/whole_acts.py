@@ -1,0 +1,128 @@
+"""The page that asks before an act on what isn't a message, and the groups, with the topics that are paused.
+
+The page is made of the act's row (`outbox.operator.whole_acts`). Where a preview depends on what is asked for, that is
+asked first; then the page shows what the act would do, and asks for the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from outbox.console.api.lists import of_each
+from outbox.console.context import requires
+from outbox.console.pages.lists import FormPairs, Pairs, listing_of, pairs_of, read
+from outbox.console.pages.view import PageView, View
+from outbox.errors import InvalidRequest
+from outbox.operator.health.overview import MOST_ROWS
+from outbox.operator.operator import Operator
+from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
+from outbox.reader import option, shape_of
+
+router: APIRouter = APIRouter(include_in_schema=False)
+
+#: Texts that can be longer than this have more than a line.
+_LINE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ActForm:
+    """What the form before every act sends beside its fields.
+
+    ``typed`` is what the act has to be asked where it can't be taken back; ``fixed`` names the fields that the link to
+    the form had given.
+    """
+
+    reason: str = option("", most=4000)
+    typed: str = option("", most=1000)
+    fixed: str = option("", most=1000)
+
+
+@router.get("/groups")
+def groups(view: View) -> Response:
+    """Show the groups, and the topics whose dispatch is paused."""
+    pauses, unreached = of_each(view.operator, Operator.topic_pauses)
+    found = listing_of(view, "groups", view.operator.groups(), unreached)
+    return view.page("groups.html", found.status, list=found, pauses=pauses, most=MOST_ROWS)
+
+
+def _add(act: WholeAct) -> None:
+    """Add the page of an act."""
+
+    def confirm(view: View) -> Response:
+        pairs = pairs_of(view.request.url.query)
+        return _ask(view, act, pairs, {each for each, _ in pairs})
+
+    def do(view: View, pairs: FormPairs) -> Response:
+        order = read(ActForm, pairs)
+        try:
+            values = asdict(read(form_of(act), pairs))
+            if order.typed != act.to_type(values):
+                raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
+            act.perform(view.operator, values, by=view.context.actor, why=order.reason)
+        except InvalidRequest as error:
+            return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error))
+        return view.done(act.name, act.page)
+
+    for endpoint, method in ((confirm, "GET"), (do, "POST")):
+        dependencies = [requires(act.permission)]
+        router.add_api_route(f"/acts/{act.name}", endpoint, methods=[method], dependencies=dependencies)
+
+
+def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "") -> Response:
+    operator, shapes = view.operator, shape_of(form_of(act))
+    pairs = [(name, text) for name, text in pairs if text]
+    texts = dict(pairs)
+    taken = act.taken(operator, act.preview) if act.preview else []
+    inputs = [each for each in taken if each not in {*act.names, "database", "source"}]
+    complete = all(texts.get(name) for name in act.names)
+    first = bool(act.preview) and not (complete and (not inputs or any(each in texts for each in inputs)))
+    preview = current = None
+    if not first and complete:
+        try:
+            values = asdict(read(form_of(act), pairs))
+            preview = act.look(operator, act.preview, values) if act.preview else None
+            current = act.look(operator, act.current, values) if act.current else None
+        except InvalidRequest as error:
+            first, fault = bool(act.preview), fault or str(error)
+            if not first:
+                raise
+    facts, rows = facts_of(preview) if preview is not None else ({}, {})
+    asked = {*inputs, "source"} if act.preview and not first else set()
+    hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | asked) & texts.keys()}
+    shown = [
+        each
+        for each in shapes
+        if each.name not in hidden.keys() | asked
+        and (each.name in taken or not first)
+        and (len(operator.databases) > 1 or each.name not in {"database", "source"})
+    ]
+    before = {each.name: texts.get(each.name, _now(current, each.name)) for each in shown}
+    return view.page(
+        "act.html",
+        422 if fault else 200,
+        act=act,
+        title=f"{act.button} {act.named(texts) if complete else 'a ' + act.names[-1]}",
+        first=first,
+        fault=fault,
+        facts=hidden | facts,
+        rows=rows,
+        refusal=getattr(preview, "refusal", ""),
+        hidden=hidden,
+        shown=shown,
+        before=before,
+        line=_LINE,
+        to_type=act.to_type(texts) if complete and not first else "",
+        reason=dict(pairs).get("reason", ""),
+    )
+
+
+def _now(current: Any, name: str) -> str:
+    """Return a field as it is now, as it is written."""
+    return str(getattr(current, f"{name}_text", None) or getattr(current, name, None) or "") if current else ""
+
+
+for _act in WHOLE_ACTS.values():
+    _add(_act)
