@@ -326,10 +326,10 @@ def acts() -> Iterator[str]:
     for noun, title in nouns.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
-    nouns_of = {"To a group": "group", "To a topic": "topics", "To a lock": "lock", "To dead letters": "dead"}
+    wholes = {"To a group": "group", "To a topic": "topics", "To a lock": "lock", "To dead letters": "dead"}
     sections: dict[str, list[Declaration]] = {}
-    for title, noun in nouns_of.items():
-        sections[title] = [each for each in WHOLE_ACTS.values() if each.noun == noun]
+    for title, word in wholes.items():
+        sections[title] = [each for each in WHOLE_ACTS.values() if each.noun == word]
     sections["A copy with another body"] = [EDIT]
     sections["To a reconciliation, or a saga"] = [
         each for each in DECLARATIONS if not isinstance(each, Act | WholeAct) and each is not EDIT
