@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,7 +17,7 @@ from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
 from outbox.dispatch.once import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, InvalidSettings, NotBound, passing, without_secrets
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound, without_secrets
 from outbox.message.content import check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
@@ -120,7 +121,7 @@ class Outbox(Declarations):
         tenant.bind(bind, engines=engines)
         return tenant
 
-    @passing
+    @contextmanager
     def active(self) -> Iterator[Outbox]:
         """Have the Outbox that this one was made of (by `bound_to`) work on this database within a with block.
 

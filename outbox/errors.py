@@ -57,15 +57,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import wraps
-from types import TracebackType
-from typing import ClassVar, Generic, ParamSpec, Self, TypeVar, cast
+from collections.abc import Sequence
+from typing import ClassVar, Self
 from uuid import UUID
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: The name of this package in the index. ``outbox``, the name that is imported, is another project there.
 DISTRIBUTION = "outbox-postgres"
@@ -89,42 +83,6 @@ def without_secrets(text: str) -> str:
     for secret in _SECRETS:
         text = secret.sub(r"\1***", text)
     return text
-
-
-class _Passing(AbstractContextManager[T], Generic[T]):
-    """The context manager of a generator that yields once."""
-
-    def __init__(self, steps: Generator[T, None, None]) -> None:
-        self._steps = steps
-
-    def __enter__(self) -> T:
-        return next(self._steps)
-
-    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        try:
-            next(self._steps, None) if error is None else self._steps.throw(error)
-        except BaseException as raised:
-            # Python turns a StopIteration that leaves a generator into another error.
-            if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
-                BaseException.with_traceback(error, trace)  # not by assignment: its class may allow none
-            elif isinstance(raised, StopIteration):
-                return True
-            else:
-                raise
-        return False
-
-
-def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """Return what `contextlib.contextmanager` would, through which exceptions pass whatever their classes forbid.
-
-    Python's own assigns a traceback to each, which one of a frozen dataclass refuses with an error in its place.
-    """
-
-    @wraps(function)
-    def manager(*arguments: P.args, **named: P.kwargs) -> AbstractContextManager[T]:
-        return _Passing(cast("Generator[T, None, None]", function(*arguments, **named)))
-
-    return manager
 
 
 def pip_install(*extras: str) -> str:

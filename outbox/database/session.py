@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,7 +34,7 @@ from outbox.database.at_commit import (
 from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
 from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
-from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired, passing
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.answer import CalledKind, is_from_outside
 from outbox.message.model import HANDLED
 from outbox.text import function_name
@@ -125,7 +125,7 @@ class RunningTransaction:
         running = _running.get()
         return running if running is not None and running._owner == _caller() else None
 
-    @passing
+    @contextmanager
     def around(self) -> Iterator[None]:
         """Let the code of a block find it."""
         token = _running.set(self)
@@ -251,7 +251,7 @@ class JoinedSession:
 
         return AsyncConnection(AsyncEngine(self._connection.engine), self._connection)
 
-    @passing
+    @contextmanager
     def pipeline(self) -> Iterator[None]:
         """Have the statements of cursors travel together until the block ends; one by one where libpq can't do that.
 
@@ -476,7 +476,7 @@ def _on_end(session: Session, transaction: SessionTransaction) -> None:
         sent.entries.clear()
 
 
-@passing
+@contextmanager
 def holding(carrier: Any, function: str, decorator: str) -> Iterator[None]:
     """Keep the code of a block, which is a call of a decorated function, from ending the transaction of its session.
 
@@ -521,7 +521,7 @@ def wait_for(awaitable: Any) -> Any:
     return await_only(awaitable)
 
 
-@passing
+@contextmanager
 def _awaited(manager: AbstractAsyncContextManager[object]) -> Iterator[None]:
     """Be inside of an async context manager of the driver's inside ``run_sync``."""
     wait_for(manager.__aenter__())
@@ -574,7 +574,7 @@ class Transactions:
         """Has the next one begun?"""
         return self._open is not None
 
-    @passing
+    @contextmanager
     def next(self, connection: Connection) -> Iterator[list[list[Row]] | None]:
         """Be in the next transaction, and commit it at the end unless that was done.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.database.at_commit import after_commit, refusing
 from outbox.database.execute import Statement, driver_of, execute, in_transaction, is_lost
-from outbox.errors import InvalidSettings, TransactionRequired, passing
+from outbox.errors import InvalidSettings, TransactionRequired
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,7 +29,7 @@ logger: logging.Logger = logging.getLogger("outbox.django")
 _WRAPPER = "outbox.django"
 
 
-@passing
+@contextmanager
 def django_within(connection: Connection, using: str | None) -> Iterator[None]:
     """Have the ORM work in the transaction of a worker's connection until the block ends.
 
@@ -89,7 +90,7 @@ def _refuse_close() -> None:
     raise TransactionRequired("the connection is the worker's, and a handler can't close it: its transaction goes on")
 
 
-@passing
+@contextmanager
 def _as_django_makes(driver: Any, wrapper: Any) -> Iterator[None]:
     """Give a connection the cursors and the types of Django's own, for a while."""
     parameters = wrapper.get_connection_params()

@@ -6,6 +6,7 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
@@ -15,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from outbox.database.at_commit import Hold, hold_open
 from outbox.database.drivers import when_committed
 from outbox.django.databases import outbox
-from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired, passing
+from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired
 from outbox.message.content import check_topic
 from outbox.message.model import Outgoing, SendOptions
 from outbox.producer.decorators import KeyOf, send_result
@@ -118,7 +119,7 @@ def transactional(
     return decorate
 
 
-@passing
+@contextmanager
 def _carrier(using: str | None, verb: str) -> Iterator[Any]:
     """Yield Django's own connection of a database, which is in a transaction."""
     alias = using or DEFAULT_DB_ALIAS

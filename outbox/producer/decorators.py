@@ -11,7 +11,7 @@ import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
@@ -23,7 +23,7 @@ from outbox.database.decision import already, fence_key, op
 from outbox.database.execute import execute
 from outbox.database.session import holding, wait_for
 from outbox.database.sql import take_lock
-from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing, passing
+from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.answer import finished
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.producer.outcome import CallOutcome, new_outcome
@@ -307,7 +307,7 @@ class _HalfOfCall:
     def __post_init__(self) -> None:
         self._outcome.message_id, self._outcome.resolution = self._half_id, Resolution.UNKNOWN
 
-    @passing
+    @contextmanager
     def deciding_failures(self, rollback_on: tuple[type[BaseException], ...]) -> Iterator[None]:
         """Let the exception of a block reach the caller, but first roll the half back, or leave it to the check."""
         try:
@@ -351,10 +351,10 @@ class _HalfOfCall:
 
     def _note(self, error: BaseException, failure: Exception) -> None:
         """Tell that the half couldn't be rolled back, by the exception that reaches the caller."""
-        note = f"half message {self._half_id} was not rolled back ({message_of(failure)}); the check will decide it"
         with suppress(BaseException):  # it may keep something else by the name of its notes
-            # As `add_note` does, past its class, which may allow no assignment.
-            object.__setattr__(error, "__notes__", [*getattr(error, "__notes__", []), note])
+            error.add_note(
+                f"half message {self._half_id} was not rolled back ({message_of(failure)}); the check will decide it"
+            )
         with work_for(self._producer.middlewares):
             emit(RollbackFailed(half_id=self._half_id, error=failure))
 

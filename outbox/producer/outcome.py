@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
-
-from outbox.errors import passing
 
 if TYPE_CHECKING:
     from outbox.message.model import Resolution
@@ -37,7 +36,7 @@ class CallOutcome:
 _lists: ContextVar[tuple[list[CallOutcome], ...]] = ContextVar("outbox_outcomes", default=())
 
 
-@passing
+@contextmanager
 def outcomes() -> Iterator[list[CallOutcome]]:
     """Yield a list that gets an `CallOutcome` for each call of a decorated function within a with block.
 

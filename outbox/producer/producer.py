@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -43,7 +44,7 @@ from outbox.database.session import (
     unscoped,
 )
 from outbox.database.sql import OPS, notify
-from outbox.errors import InvalidMessage, TransactionRequired, passing
+from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
 from outbox.message.ids import FOLLOWING_VERSION
@@ -355,7 +356,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
         assign(session, sent)
 
 
-@passing
+@contextmanager
 def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
     """Raise the error in the list, if there is one, in the place of any that came after it."""
     try:
@@ -367,7 +368,7 @@ def _own_error_first(errors: list[BaseException]) -> Iterator[None]:
         try:
             raise errors[0]
         finally:
-            BaseException.__dict__["__context__"].__set__(errors[0], context)  # its class may allow no assignment
+            errors[0].__context__ = context
 
 
 class Producer:
@@ -417,7 +418,7 @@ class Producer:
         assert sessions is not None  # noqa: S101 - there is one of the two
         return sessions
 
-    @passing
+    @contextmanager
     def transaction(self, *, is_async: bool) -> Iterator[Any]:
         """Open a session in a transaction, which commits when the block ends without an exception.
 
@@ -441,7 +442,7 @@ class Producer:
                 errors.append(error)
                 raise
 
-    @passing
+    @contextmanager
     def within(self, session: Any, *, is_async: bool) -> Iterator[Any]:
         """Have decorated functions that are called in the block join the transaction of a session."""
         with RunningTransaction(self._engine, is_async, lambda: session).around():
@@ -547,7 +548,7 @@ class Producer:
         with self.calling() as session:
             return self.decide_now(session, half_id, resolution)
 
-    @passing
+    @contextmanager
     def calling(self) -> Iterator[Session]:
         """Open a session in a transaction for code that is plain, or inside ``run_sync`` on an AsyncEngine.
 

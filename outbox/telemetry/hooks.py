@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from outbox.errors import passing
 from outbox.message.answer import CalledKind, is_from_outside
 from outbox.telemetry.event import TelemetryEvent
 from outbox.text import shown, tellable
@@ -179,7 +178,7 @@ def add_send_hook(hook: SendHook) -> Callable[[], None]:
     return send_hooks.add(hook)
 
 
-@passing
+@contextmanager
 def work_for(middlewares: Registry[Middleware]) -> Iterator[None]:
     """Have the middlewares that an Outbox uses see what happens in a with block, instead of another Outbox's."""
     token = middlewares_here.set(middlewares.hooks)

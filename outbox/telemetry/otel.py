@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
-from outbox.errors import passing, pip_install
+from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
@@ -153,7 +154,7 @@ class _Instrumentation:
         began = now - int(seconds * 1e9)
         self._tracer.start_span(name, within, attributes=attributes, start_time=began).end(now)
 
-    @passing
+    @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
         """Make a span around a call of a handler, a checker, a compensation or a callback."""
         match activity:
@@ -194,7 +195,7 @@ class _Instrumentation:
             case _:
                 yield
 
-    @passing
+    @contextmanager
     def _handling(self, call: Handling) -> Iterator[None]:
         labels = {**_messaging("process", "process", call.topic), _GROUP: call.group}
         attributes = {**labels, _QUEUE: str(call.queue)}
@@ -219,7 +220,7 @@ class _Instrumentation:
         finally:
             self._processing.record(time.perf_counter() - began, {**labels, **failed})
 
-    @passing
+    @contextmanager
     def _child(self, name: str, attributes: Mapping[str, Any], message: Message) -> Iterator[Span]:
         """Make a span whose parent is the context in a message's headers; the rest of that (baggage) is current too."""
         attributes = {**attributes, _ID: str(message.id), "outbox.attempt": message.attempt}
@@ -230,7 +231,7 @@ class _Instrumentation:
         finally:
             context.detach(token)
 
-    @passing
+    @contextmanager
     def _current(
         self,
         name: str,

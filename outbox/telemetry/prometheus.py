@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.errors import passing, pip_install
+from outbox.errors import pip_install
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     CallbackReturned,
@@ -201,7 +202,7 @@ class Meter:
                 self._set_gauges(event.statistics)
                 self._sample_age.set(event.age)
 
-    @passing
+    @contextmanager
     def observe(self, activity: Activity) -> Iterator[None]:
         """Time a handler, and count the messages that it has in hand."""
         if not isinstance(activity, Handling):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from outbox.database.decision import already
 from outbox.database.drivers import raw_connection
-from outbox.errors import HalfNotFound, passing
+from outbox.errors import HalfNotFound
 from outbox.message.model import Decision, Resolution
 from outbox.telemetry.hooks import emit
 from outbox.testing.sent import SentMessage, SentMessages, SentState
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@passing
+@contextmanager
 def capture(*outboxes: Outbox) -> Iterator[SentMessages]:
     """Keep what these outboxes send until the block ends, and write nothing of it; yield it, growing.
 
@@ -52,7 +52,7 @@ class _Captured:
         self._decisions: dict[UUID, Decision] = {}
         self._sessions = _Sessions()
 
-    @passing
+    @contextmanager
     def replacing(self) -> Iterator[None]:
         """Stand in for the producer's own methods until the block ends."""
         own = vars(self._producer)

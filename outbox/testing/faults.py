@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from outbox.database.at_commit import hook
 from outbox.database.engines import OUTBOX_ENGINE, engine_of
 from outbox.database.execute import driver_of
 from outbox.database.session import RunningTransaction
-from outbox.errors import InvalidHandler, passing
+from outbox.errors import InvalidHandler
 from outbox.testing import sql
 from outbox.testing.runners import rolled_back
 
@@ -38,7 +38,7 @@ class Killed(BaseException):
     """The worker is dead: nothing that follows in it happens."""
 
 
-@passing
+@contextmanager
 def failing(
     outbox: Outbox,
     topic: str,
@@ -71,7 +71,7 @@ def failing(
         yield
 
 
-@passing
+@contextmanager
 def killing(
     outbox: Outbox, topic: str, *, group: str | None = None, point: Point = "after_handler", process: bool = False
 ) -> Iterator[None]:
@@ -123,7 +123,7 @@ def killing(
     _wait_until_gone(outbox, victims[0])
 
 
-@passing
+@contextmanager
 def _after_commit(connection: Connection, then: Callable[[Connection], None]) -> Iterator[None]:
     """Call ``then`` when the connection has committed, until the block ends."""
     # The listener that sends the COMMIT comes first: the engine has it already. One that is made like it, for another
@@ -193,7 +193,7 @@ def handling_connection() -> Connection | None:
     return None if running is None else running.connection
 
 
-@passing
+@contextmanager
 def replaced_handlers(
     outbox: Outbox, around: Callable[[Subscription], Handler], topic: str | None = None, group: str | None = None
 ) -> Iterator[None]:

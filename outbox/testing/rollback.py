@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, event
 
 from outbox.database.at_commit import write_now
 from outbox.database.execute import PSYCOPG
-from outbox.errors import InvalidHandler, TransactionRequired, passing
+from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.testing.runners import TransactionRunner, rolled_back
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
 
 
-@passing
+@contextmanager
 def rolling_back(outbox: Outbox, connection: Connection | None = None) -> Iterator[Connection]:
     """Do all of an outbox in one transaction until the block ends, and undo it then; yield its connection.
 
@@ -79,7 +79,7 @@ def _sync(connection: AsyncConnection) -> Connection:
     return connection.sync_connection
 
 
-@passing
+@contextmanager
 def _inside(outbox: Outbox, runner: TransactionRunner, bind: Connection | AsyncConnection) -> Iterator[None]:
     """Have the outbox's sessions join the transaction, and write what sessions on it send when they commit."""
     from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -17,7 +18,7 @@ from outbox.database.at_commit import write_now
 from outbox.database.engines import EngineRunner, LoopRunner, NewRunner, Pass, Runner, address_of, engine_of
 from outbox.database.execute import execute
 from outbox.database.session import begin
-from outbox.errors import InvalidHandler, passing
+from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql
 
@@ -146,7 +147,7 @@ def read(runner: Runner, function: Callable[[Connection], T]) -> T:
     return results[0]
 
 
-@passing
+@contextmanager
 def source_connection(bind: Engine | AsyncEngine | str | None, connection: Connection) -> Iterator[Connection]:
     """Yield a connection to a producer's database: ``connection`` if that is the consumer's."""
     if bind is None:

@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import ndiff
@@ -19,7 +20,6 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 from outbox.database.session import JoinedSession
-from outbox.errors import passing
 from outbox.message.answer import unfinished
 from outbox.testing.faults import handling_connection, replaced_handlers
 
@@ -48,7 +48,7 @@ class NotIdempotent(AssertionError):
     """Handlers that did something outside the database once more when they were run again."""
 
 
-@passing
+@contextmanager
 def running_twice(
     outbox: Outbox, *, outside: Callable[[], Any] | None = None, ignore: Collection[str] = ()
 ) -> Iterator[None]:
@@ -169,7 +169,7 @@ class _Twice:
         finally:
             self._compare(message, first, second)
 
-    @passing
+    @contextmanager
     def _recorded(self, run: _Effects, *, raising: bool = True) -> Iterator[None]:
         token = _recorded.set(run.events)
         try:

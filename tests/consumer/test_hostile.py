@@ -93,9 +93,6 @@ def test_whatever_is_raised(bench: Bench, engine_name: str, seen: bool, caplog: 
         name: ("consumed", 1) if name == "well" else ("failed", 1) for name in names
     }
     assert all(row.error for id_, row in inbox.items() if ids[id_] != "well")
-    assert all(
-        "hostile.Frozen" in str(row.error).partition("\n")[0] for id_, row in inbox.items() if ids[id_] == "frozen"
-    )
     told = [record for record in caplog.records if getattr(record, "outbox_event", "") == "message.failed"]
     assert len(told) == len(names) - 1
     assert all(logging.Formatter().format(record) for record in told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from greenlet import GreenletExit
@@ -43,13 +42,6 @@ class _Anonymous(Refused, metaclass=_Unnamed):
     """One of such a class."""
 
 
-@dataclass(frozen=True)
-class Frozen(Exception):
-    """One whose attributes can't be set, also not those that Python gives it."""
-
-    why: str = "refused"
-
-
 def _deep() -> BaseException:
     """Return one behind which there are thousands."""
     error: BaseException = ValueError("the first")
@@ -85,7 +77,6 @@ HOSTILE: dict[str, Callable[[], BaseException]] = {
     "no attribute at all": _with(__getattribute__=_broken),
     "attributes that raise": _with(__getattr__=_broken),
     "an origin that raises": _with(orig=property(_broken), sqlstate=property(_broken)),
-    "frozen": Frozen,
     "a group of them": lambda: BaseExceptionGroup("many", [_with(__cause__=property(_broken))(), SystemExit(1)]),
     "deep": _deep,
 }

@@ -66,7 +66,12 @@ def test_a_row_of_what_is_no_message(act: WholeAct) -> None:
     assert act.names[0] in act.named(values)
     assert bool(act.to_type(values)) == act.grave
     endpoints, shown = (
-        {(route.path, method) for route in router.routes if isinstance(route, APIRoute) for method in route.methods}
+        {
+            (route.path, method)
+            for route in router.routes
+            if isinstance(route, APIRoute)
+            for method in route.methods or ()
+        }
         for router in (whole_acts.router, pages.router)
     )
     assert (f"/api/v1{act.path}", "POST") in endpoints
