@@ -1,4 +1,4 @@
-"""What is wrong, how far all has come, what runs, and who holds a lock: ``outbox doctor``, ``stats``, ``lock`` …"""
+"""Show problems, progress, workers and holders of locks: ``outbox doctor``, ``stats``, ``lock`` …"""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ def write_note(
     ],
     databases: DatabasesOptions,
     note: Annotated[str, typer.Option(help="What the next operator should know.")] = "",
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Who looks after it.")] = "",
+    owner: Annotated[str, typer.Option(metavar="NAME", help="Its owner.")] = "",
     actor: ActorOption = None,
 ) -> None:
     """Write a note about a group of dead letters."""

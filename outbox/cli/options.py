@@ -38,7 +38,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 UpToOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Not more than so many. Default: all.")]
-ACTOR_HELP = "Who acts; in the audit. Default: your user@host."
+ACTOR_HELP = "The actor, in the audit. Default: your user@host."
 ActorOption = Annotated[str | None, typer.Option("--actor", metavar="NAME", help=ACTOR_HELP)]
 AppOption = Annotated[
     str | None,
@@ -107,7 +107,7 @@ class PageOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecidedOptions:
-    """Who acts and why, and whether the operator is asked once more."""
+    """The actor and the reason of an act, and whether the operator is asked once more."""
 
     reason: str = option("", "Why; recorded in the audit.")
     actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
@@ -115,7 +115,7 @@ class DecidedOptions:
 
     @property
     def by(self) -> Actor:
-        """Who acts, for the audit."""
+        """Return the actor, for the audit."""
         return cli_actor(self.actor)
 
     def perform(self, act: Declaration, databases: DatabasesOptions, do: Callable[[Operator], str]) -> None:
@@ -129,7 +129,7 @@ class DecidedOptions:
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions(DecidedOptions):
-    """Who acts and why, and how sure the operator is."""
+    """The actor and the reason of an act, and how sure the operator is."""
 
     dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
     output: Output = option(Output.TABLE, FORM_HELP)
@@ -264,7 +264,7 @@ def ask(question: str) -> bool:
 
 
 def cli_actor(actor: str | None) -> Actor:
-    """Return who acts, for the audit: the name of ``--actor``, else ``user@host``."""
+    """Return the actor, for the audit: the name of ``--actor``, else ``user@host``."""
     if actor is not None and not actor.strip():
         raise Failure("--actor is empty: the audit must name the operator")
     try:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from outbox.console.connections import Source
     from outbox.database.engines import Bind
 
-#: Who may read the metrics: there are none, principals with the permission to view, or everybody.
+#: The access to the metrics: there are none, for principals with the permission to view, or for all.
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
@@ -157,7 +157,7 @@ def create_console_app(
         app.include_router(router)
     if metrics != "off":
         app.include_router(probes.metrics, dependencies=known if metrics == "authenticated" else [])
-    # These answer to senders whom the authorizer knows; the last takes what no other has.
+    # These answer to senders that the authorizer knows; the last takes the paths that no other has.
     for router in (*_API, *pages.ROUTERS, pages.unknown):
         app.include_router(router, dependencies=known)
     return app
@@ -170,8 +170,8 @@ def create_console_router(
 
     The parameters are those of `create_console_app`, without ``root_path``. The console protects itself: it needs
     nothing of the application around it (middleware, dependencies, handlers of errors) and changes nothing there.
-    ``documented_in`` is the application whose OpenAPI document describes the console's endpoints as well; whoever may
-    read that document then reads them there. By default none does.
+    ``documented_in`` is the application whose OpenAPI document describes the console's endpoints as well, for every
+    reader of that document. By default none does.
 
     Raises:
         As `create_console_app`.
@@ -338,7 +338,7 @@ class ConsoleConfig(ConsoleServer):
     session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
     session_idle: Seconds = option(3600.0, "How long a session lives without use.", above=0)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
-    metrics: Metrics = option("off", "Who may read /metrics.")
+    metrics: Metrics = option("off", "The access to /metrics.")
     metrics_rows: int = option(500, "How many topics, and groups, have gauges of their own there.", least=1)
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ _REQUEST = "%(method)s %(path)a of %(principal)a from %(client)a (request %(requ
 
 @event("console.failed", "console", logging.ERROR, f"{_REQUEST} failed, which is a defect: %(traceback)a")
 class RequestFailed(_OfRequest):
-    """A request met an error that nobody expected: a 500, whose page shows the request's id.
+    """A request met an unexpected error: a 500, whose page shows the request's id.
 
     ``traceback`` is its end, as one escaped text.
     """

@@ -1,4 +1,4 @@
-"""The acts of operators, as one table: what each applies to, from which states, what it is called, and what it does.
+"""Declare the acts of operators, as one table: the noun, states, texts and change of each.
 
 Everything about an act follows from its row in `ACTS`: the command, the HTTP endpoint, the button and the question of
 the page, the word in the audit, the permission, the refusal, the page of the documentation. To add an act, add a row.
@@ -18,7 +18,7 @@ from outbox.operator import changes
 from outbox.operator.changes import Change
 from outbox.operator.model import MessageStatus, Target
 
-#: What an act applies to: a message of a producer, an undecided half message, a message in the inbox of a group.
+#: The things that acts apply to: a producer's message, an undecided half message, a message in the inbox of a group.
 Noun = Literal["message", "half", "inbox"]
 
 #: Each state of a message, as the clause that a refusal gives. Those beside the statuses: an undecided half with a
@@ -62,12 +62,12 @@ class ActOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What an act is called, says and demands. Its name is the word of the command, the endpoint and the audit.
+    """Declare the texts and demands of an act. Its name is the word of the command, the endpoint and the audit.
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
     ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
-    that isn't the name. ``grave`` is what can't be taken back, or loses something. ``permission`` is what a user of the
-    console needs, ``role`` the smallest role that has it.
+    that isn't the name. ``grave``: it can't be taken back, or loses something. A user of the console needs
+    ``permission``; ``role`` is the smallest role that has it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Act(Declaration):
     """One act on messages.
 
     ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
-    done, ``mends`` what an operator can do instead in each other state.
+    done, ``mends`` the act to do instead in each other state.
 
     ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
     ``as_job`` the act is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out.
@@ -165,7 +165,7 @@ _TABLE = (
         change=changes.resend,
         summary="Send a dispatched message once more, under the same id",
         details="A group that has consumed the message knows its id and does nothing. A group that has parked or "
-        "failed it tries again. A group that has lost it gets it. Only what was dispatched can be sent again.",
+        "failed it tries again. A group that has lost it gets it. Only a dispatched message can be sent again.",
         why="mail lost its inbox",
         consequence="The same message goes out once more, with the same id: groups that have consumed it leave it out, "
         "groups that have parked or failed it try again, groups that lack it get it.",
@@ -362,7 +362,7 @@ _TABLE = (
             "discarded": "it is set aside already",
             "quarantined": "it will not be tried anyway",
             "waiting": "retry or discard that one",
-            "unconsumed": "only what has failed can be parked",
+            "unconsumed": "only a failed message can be parked",
         },
     ),
     Act(
@@ -386,7 +386,7 @@ _TABLE = (
             "discarded": "restore it if that was wrong",
             "quarantined": "it will not be tried anyway",
             "waiting": "retry or discard that one",
-            "unconsumed": "only what is parked can be discarded",
+            "unconsumed": "only a parked message can be discarded",
         },
     ),
     Act(
@@ -405,7 +405,7 @@ _TABLE = (
         mends={
             "parked": "it was not discarded; retry it, or discard it",
             **dict.fromkeys(("failed", "waiting", "consumed", "quarantined", "expired"), "it was not discarded"),
-            "unconsumed": "only what was discarded can be restored",
+            "unconsumed": "only a discarded message can be restored",
         },
     ),
 )
@@ -451,8 +451,8 @@ EDIT = Declaration(
 #: The act that says something about a kind of dead letters; `outbox.operator.notes` does it.
 NOTE = Declaration(
     name="note",
-    summary="Write a note about a group of dead letters, and who looks after it",
-    details="For the next operator who comes to it. It stands beside the group, topic and kind of error wherever these "
+    summary="Write a note about a group of dead letters, and name its owner",
+    details="For the next operator. It stands beside the group, topic and kind of error wherever these "
     "are shown, also for those that come later. An empty note without an owner takes it away.",
     why="",
     consequence="It stands beside all dead letters of this group, topic and kind of error, and replaces what stands "
@@ -478,11 +478,11 @@ RECONCILE = Declaration(
 )
 REPAIR = Declaration(
     name="repair",
-    summary="Repair what a run of a reconciliation has found",
+    summary="Repair the findings of a run of a reconciliation",
     details="A bulk job, which a worker carries out that has the reconciliation. It reads both sides of each message "
-    "once more: what has healed is left alone, and so is what is of another kind by now.",
+    "once more, and leaves a finding alone that has healed, or is of another kind by now.",
     why="the group has lost its inbox",
-    consequence="A worker reads both sides of each message once more, and repairs what is still as it was found.",
+    consequence="A worker reads both sides of each message once more, and repairs those that are still as found.",
     happened="Ordered. A worker that has the reconciliation carries it out.",
     permission="reconciliation:repair",
     button="Repair",
@@ -492,7 +492,7 @@ REPAIR = Declaration(
 ANSWER = Declaration(
     name="answer",
     summary="Answer a saga's command for a participant that doesn't",
-    details="For a step in doubt, once it is known what the participant did: done, with what it should have replied "
+    details="For a step in doubt, once it is known what the participant did: done, with the reply that it owes "
     "where later steps need that; or refused. The saga goes on as with an answer of the participant's: a step that is "
     "done is undone if the saga turns back. Retry a command that its group has parked instead. Refused if there is an "
     "answer, and for a command that undoes a step: that can't be refused.",
@@ -509,9 +509,10 @@ ANSWER = Declaration(
 RESET_GROUP = Declaration(
     name="reset_group",
     summary="Have a group read a topic again, from a time or a position on",
-    details="It handles again what it had consumed, failed or parked there, in order and with all attempts. What the "
-    "inbox said of each message before is kept. What is quarantined, discarded, compensated or expired is not handled "
-    "again. Refused where messages of then were pruned, unless that is accepted, and while a handler holds a queue.",
+    details="It handles again all messages that it had consumed, failed or parked there, in order and with all "
+    "attempts. The earlier inbox row of each message is kept. A message that is quarantined, discarded, compensated or "
+    "expired is not handled again. Refused where messages of then were pruned, unless that is accepted, and while a "
+    "handler holds a queue.",
     why="the handler of Friday rounded the amounts",
     consequence="The group handles these messages once more: each effect of its handler comes a second time, unless "
     "the handler sees to that.",
@@ -523,9 +524,9 @@ RESET_GROUP = Declaration(
 )
 SKIP_GROUP = Declaration(
     name="skip_group",
-    summary="Have a group leave out what it hasn't read yet",
-    details="It reads on from now, or from a time or position ahead of it. What it leaves out is never handled, unless "
-    "the group is reset. What has failed or is parked stays so.",
+    summary="Have a group leave out the messages that it hasn't read yet",
+    details="It reads on from now, or from a time or position ahead of it. A message that it leaves out is never "
+    "handled, unless the group is reset. Failed and parked messages stay so.",
     why="the backlog is of a load test",
     consequence="The group never handles these messages.",
     happened="Skipped: the group reads on from there.",
@@ -540,8 +541,8 @@ DELETE_GROUP = Declaration(
     details="It holds no messages of its producer any more, and is in no list and no statistics. Refused while a "
     "worker consumes for it. Should it come back, it begins anew, and handles again what its producer still has.",
     why="the statistics service was shut down in May",
-    consequence="What the group has handled is forgotten. Should it come back, it handles again what its producer "
-    "still has.",
+    consequence="The group's inbox and offsets are forgotten. Should it come back, it handles again all messages that "
+    "its producer still has.",
     happened="Deleted.",
     permission="group:delete",
     role="admin",
@@ -555,9 +556,9 @@ DELETE_TOPIC = Declaration(
     summary="Delete a topic that is gone",
     details="Its last messages, its number of queues and its counts are forgotten; it is in no list and no statistics. "
     "Refused while it has groups, handlers of living workers, undecided halves, scheduled messages, or messages that "
-    "prune has yet to delete. Whoever sends to it again makes it anew.",
+    "prune has yet to delete. The next message to it makes it anew.",
     why="nothing is sent to it since May",
-    consequence="The topic is forgotten. Whoever sends to it again makes it anew, with the default number of queues.",
+    consequence="The topic is forgotten. The next message to it makes it anew, with the default number of queues.",
     happened="Deleted.",
     permission="topic:delete",
     role="admin",
@@ -582,7 +583,7 @@ PAUSE_GROUP = Declaration(
 RESUME_GROUP = Declaration(
     name="resume_group",
     summary="Have a paused group go on; one that its breaker has stopped tries a message at once",
-    details="Each worker sees it within a second. What has come meanwhile is handled in order; a rate stays.",
+    details="Each worker sees it within a second. Messages that came meanwhile are handled in order; a rate stays.",
     why="the mail provider is back",
     consequence="Workers go on where the group stopped. If its breaker is open, one message is tried at once.",
     happened="Resumed: workers go on within a second.",
@@ -605,22 +606,22 @@ SET_RATE = Declaration(
 PAUSE_TOPIC = Declaration(
     name="pause_topic",
     summary="Pause the dispatch of a topic: nothing more of it reaches any group until it is resumed",
-    details="Producers go on: what they send commits, and waits in the schedule, from where it can be recalled. What "
-    "is in the queues already is still consumed; pause the groups to stop that. A message that is sent again "
+    details="Producers go on: their messages commit, and wait in the schedule, from where they can be recalled. The "
+    "messages in the queues are still consumed; pause the groups to stop that. A message that is sent again "
     "by an operator goes out at once.",
     why="orders are being sent twice since the release",
-    consequence="What is sent to this topic is held: no group gets it until the topic is resumed.",
-    happened="Paused: what is sent to it is held.",
+    consequence="New messages of this topic are held: no group gets them until the topic is resumed.",
+    happened="Paused: its new messages are held.",
     permission="topic:control",
     button="Pause",
 )
 RESUME_TOPIC = Declaration(
     name="resume_topic",
     summary="Have the dispatch of a paused topic go on",
-    details="What was held goes out in the order in which it was committed, and nothing new of the topic before that.",
+    details="Held messages go out in the order of their commits, and no new message of the topic before them.",
     why="the release was taken back",
-    consequence="What was held goes out, in the order in which it was committed.",
-    happened="Resumed: what was held goes out within a second.",
+    consequence="Held messages go out, in the order of their commits.",
+    happened="Resumed: held messages go out within a second.",
     permission="topic:control",
     button="Resume",
     needs_reason=False,

@@ -70,7 +70,7 @@ class Topics(Groups):
     def delete_topic(self, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
         """Delete a topic that is gone; return a sentence about it.
 
-        Its last messages, its number of queues and its counts are forgotten. Whoever sends to it again makes it anew.
+        Its last messages, its number of queues and its counts are forgotten. The next message to it makes it anew.
 
         Raises:
             TopicNotFound, DatabaseUnreached: as `preview_delete_topic`.
@@ -94,7 +94,7 @@ class Topics(Groups):
             record = record_of(schema, DELETE_TOPIC.name, actor, why, topic, result)
             execute(connection, *(each(schema, topic=topic) for each in sql.forget_topic), record)
         messages = counted(last_messages, "last message")
-        return f"topic {topic!r} is deleted, with its {messages}; whoever sends to it again makes it anew"
+        return f"topic {topic!r} is deleted, with its {messages}; the next message to it makes it anew"
 
     def _producer_of(self, topic: str, name: str | None) -> Database:
         having = []

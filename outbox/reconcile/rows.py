@@ -93,7 +93,7 @@ FINDING = pa.schema(
 )
 
 
-#: The digests of bodies, which nothing has that is shown or kept: who knows one of a short body finds the body by it.
+#: The digests of bodies, which nothing has that is shown or kept: the digest of a short body gives the body away.
 DIGESTS = frozenset({"producer_digest", "consumer_digest"})
 
 

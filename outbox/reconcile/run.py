@@ -457,7 +457,7 @@ def _recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -
         # This is the error to tell, also where the record can't be written any more.
         with suppress(OutboxError):
             if ids is not None:
-                # Once, as `fail`: where the record is what can't be reached, nobody waits for it.
+                # Once, as `fail`: where it is the record that can't be reached, the run doesn't wait for it.
                 record.begin(ids, tries=1)
             for run_id in runs:
                 record.fail(run_id, error)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 #: minute in all, which a fail-over takes.
 MOST_TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-#: A reader tries less often: whoever holds its snapshot knows better whether there is something to wait for.
+#: A reader tries less often: the holder of its snapshot knows better whether there is something to wait for.
 _READER_TRIES = 3
 # While it waits it asks so often whether it still should.
 _ASK_EVERY = 0.2
@@ -359,7 +359,7 @@ class PostgresSide:
         except SourceLost as error:
             if reached:
                 raise
-            # Nothing was lost: this host has no way to it, and whoever holds the snapshot knows whether it is there.
+            # Nothing was lost: this host has no way to it, and the holder of the snapshot knows whether it is there.
             raise_bare(SourceError(str(error)))
 
     def _read(self, query: str, reached: list[bool]) -> pa.Table:

@@ -241,7 +241,7 @@ WAIT_A_MOMENT = Statement("SET LOCAL lock_timeout = '500ms'")
 WAIT_AS_EVER = Statement("SET LOCAL lock_timeout TO DEFAULT")
 #: Rows: ``(is it a standby?,)``.
 IS_STANDBY = Statement("SELECT pg_is_in_recovery()")
-#: Asks whether anybody is there.
+#: Ask whether the server answers.
 NOTHING = Statement("SELECT 1")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")

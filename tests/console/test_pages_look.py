@@ -227,7 +227,7 @@ def test_a_conversation_is_a_diagram_and_a_table(acting: Http, shop: Shop) -> No
     page = Visitor(acting).go(page.link("as a sequence diagram").removeprefix("/"))
     well_made(page)
     svg = next(values for name, values in page.tags if name == "svg" and values.get("role") == "img")
-    assert svg["aria-label"].startswith("Who sent what to whom: shop, answering, asking.")
+    assert svg["aria-label"].startswith("Messages between senders and groups: shop, answering, asking.")
     for text in ("question", "answer", "consumed", "parked", "an <answer> that is none", "2 messages that began with"):
         assert text in page.text, text
     found = acting.get(f"/messages/{question}/conversation").json()

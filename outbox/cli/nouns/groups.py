@@ -50,7 +50,7 @@ _GROUPS = RowShape(
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions(DecidedOptions):
-    """Who acts on a group and why, and on what of it."""
+    """The actor and the reason of an act on a group, and the topic that it is limited to."""
 
     topic: str | None = option(None, "Only what it consumes of this topic. Default: of all.", metavar="NAME")
 
@@ -65,7 +65,7 @@ def list_groups(
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     form: ListFormOption = ListForm.TABLE,
 ) -> None:
-    """List the groups: which go on, how far each is behind, its failures, who consumes for it, how often it was moved.
+    """List the groups: which go on, how far each is behind, its failures, consumers and moves.
 
     \b
     States:

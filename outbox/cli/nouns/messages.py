@@ -83,7 +83,7 @@ def show_message(
 
 
 def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
-    """Return on whose account a body is revealed; None if it is masked."""
+    """Return the actor to reveal a body to; None if it is masked."""
     if reveal and not body:
         raise Failure("--reveal goes with --body")
     return cli_actor(actor) if reveal else None

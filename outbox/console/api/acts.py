@@ -343,7 +343,7 @@ class NoteBody:
     """What is written about a group of dead letters; both empty take it away."""
 
     note: str = option("", "What the next operator should know.", most=model.LONGEST)
-    owner: str = option("", "Who looks after it.", most=model.LONGEST)
+    owner: str = option("", "Its owner.", most=model.LONGEST)
 
 
 @router.post("/dead/groups/{fingerprint}/note", tags=["inbox"], **declared(NOTE))

@@ -223,7 +223,7 @@ class EditForm:
     again: bool = option(False)
 
 
-# Not a link, as of a reveal: who edits a body sees it unmasked, which is recorded.
+# Not a link, as of a reveal: the editor sees the body unmasked, which is recorded.
 @router.post("/messages/{message_id}/edit", dependencies=[requires(EDIT.permission), requires(REVEAL)])
 def write_copy(view: View, message_id: UUID) -> Response:
     """Show the form with the body of a message, unmasked."""
@@ -394,7 +394,7 @@ def note(view: View, fingerprint: str, pairs: FormPairs) -> Response:
 
 @router.get("/locks/{session}/end", dependencies=[requires(END.permission)])
 def confirm_end(view: View, session: str, database: str | None = None) -> Response:
-    """Show whose session would be ended, with the form that does it."""
+    """Show the owner of the session to end, with the form that ends it."""
     return view.page("end.html", held=view.operator.lock_of(session, database), act=END)
 
 

@@ -267,7 +267,7 @@ def handlers(view: View) -> Response:
 
 @router.get("/locks")
 def locks(view: View) -> Response:
-    """Show who holds a lock of dispatch or of a group's queue."""
+    """Show the holders of the locks of dispatch and of groups' queues."""
     found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
     return view.page("locks.html", found.status, list=found, act=END)
 

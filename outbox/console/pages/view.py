@@ -57,7 +57,7 @@ _MOST_GROUPS = 500
 #: What was done last, by its code: a link can only name an act, never bring its own text.
 _DONE = {act.name: act.happened for act in DECLARATIONS} | {
     "start": "Ordered. Workers carry it out.",
-    "cancel": "Cancelled: what is left is not done.",
+    "cancel": "Cancelled: the open items are not done.",
 }
 _TYPES = {
     "css": "text/css; charset=utf-8",
@@ -105,7 +105,7 @@ _CHIPS = {
     "running": Chip("play", "info", "running", "workers are at it"),
     "done": Chip("check", "good", "done", "all of it was done"),
     "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
-    "cancelled": Chip("x", "", "cancelled", "what was left of it was not done"),
+    "cancelled": Chip("x", "", "cancelled", "its open items were not done"),
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
     "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
@@ -125,7 +125,7 @@ _CHIPS = {
     "action": Chip("play", "info", "action", "asks the participant to do the step"),
     "compensation": Chip("undo", "", "compensation", "asks the participant to undo the step"),
     "refused": Chip("x", "warn", "refused", "the participant said no, or can't be reached"),
-    "overdue": Chip("alert", "bad", "overdue", "the participant hasn't answered in time: nobody knows what it did"),
+    "overdue": Chip("alert", "bad", "overdue", "the participant hasn't answered in time: what it did is unknown"),
     # A worker, a finding, a check.
     "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
     "silent": Chip("alert", "warn", "silent", "missed three of its reports"),

@@ -24,7 +24,7 @@ from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
 from outbox.operator.model import Actor
 
-#: The name of the lock that whoever appends messages holds.
+#: The name of the lock that a session holds while it appends messages.
 DISPATCH = "dispatch"
 _NO_PRIVILEGE = "42501"
 

@@ -186,8 +186,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "half.missing": Rule(
         "{halves:committed half is|committed halves are} gone, the first ({half_id}) since {age:duration} or longer: "
-        "somebody has deleted {halves:=it|them}, so that dispatch could make no message.",
-        "find out who deletes from half_message\n"
+        "{halves:=it was|they were} deleted, so that dispatch could make no message.",
+        "find out which program deletes from half_message\n"
         "put the rows back from a backup, and let a reconciliation dispatch them: outbox reconcile --apply …",
         value="halves",
         details="halves half_id age",
@@ -205,7 +205,7 @@ RULES: Mapping[str, Rule] = {
         "{messages:message has|messages have} rows that contradict each other: the first ({half_id}) {how}, since "
         "{age:duration}. Something else than the outbox writes or deletes rows of half_message, op_message or message.",
         "find out what does, and take its privileges away\n"
-        "put back from a backup what is gone, and list them all by a reconciliation (torn): outbox reconcile …",
+        "put the lost rows back from a backup, and list them all by a reconciliation (torn): outbox reconcile …",
         value="messages",
         details="messages half_id how age",
     ),
@@ -229,7 +229,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "saga.overdue": Rule(
         "{flows:flow|flows} of saga {saga!r} {flows:=waits|wait} for an answer that is overdue, the first ({flow_id}) "
-        "for {age:duration}: nobody knows whether step {step!r} was done, or undone.",
+        "for {age:duration}: whether step {step!r} was done, or undone, is unknown.",
         "see it: outbox sagas show {flow_id} {at}\n"
         "find out what its participant did with message {message_id}; have its group try it again where it is parked\n"
         "or answer for it: outbox sagas answer {message_id} done --reason … {at}",
@@ -272,7 +272,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "segments.not_allowed": Rule(
         "The role {role} may not make or empty segments: halves, ops and messages are deleted row by row, which leaves "
-        "dead rows for as long as anybody keeps an old snapshot.",
+        "dead rows for as long as a transaction keeps an old snapshot.",
         "GRANT {owner} TO {role}; GRANT CREATE ON SCHEMA {schema} TO {role};\nif workers have another role: that one",
         severity=Severity.NOTE,
     ),
@@ -283,9 +283,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "segment.overdue": Rule(
         "Segment {segment} could not be emptied for {age:duration} after its retention: it has many messages that must "
-        "be kept, or somebody always has a lock of it. Its rows are deleted one by one, unless it waits for known "
+        "be kept, or a transaction always has a lock of it. Its rows are deleted one by one, unless it waits for known "
         "groups.",
-        "see what is undecided, scheduled or not dispatched, and which groups are behind: outbox stats {at}\n"
+        "see the undecided, scheduled and undispatched messages, and the groups behind: outbox stats {at}\n"
         "and which transactions run for long: outbox doctor {at}",
         severity=Severity.NOTE,
     ),
@@ -435,7 +435,7 @@ RULES: Mapping[str, Rule] = {
         page="locks",
     ),
     "duty.missing/dispatch": Rule(
-        "No living worker dispatches database {database!r}: what is committed there never becomes a message.",
+        "No living worker dispatches database {database!r}: a half committed there never becomes a message.",
         _WORKER + " --roles dispatch,release",
         page="handlers",
     ),
@@ -523,7 +523,7 @@ RULES: Mapping[str, Rule] = {
     # --- what holds vacuum back ----------------------------------------------------------------------------------
     "transaction.open": Rule(
         "A transaction has been open for {age:duration} (pid {pid}, {state}, application {application_name!r}{others})."
-        " Vacuum can't remove what was deleted since, and a fence that it holds keeps its half undecided.",
+        " Vacuum can't remove rows deleted since, and a fence that it holds keeps its half undecided.",
         "SELECT pg_terminate_backend({pid});",
     ),
     "transaction.prepared": Rule(

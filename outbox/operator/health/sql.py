@@ -239,7 +239,7 @@ SELECT count(DISTINCT half_id), (array_agg(half_id ORDER BY half_id))[1], (array
  WHERE how IS NOT NULL
 """)
 
-#: Who may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
+#: Tell whether this role may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
 SEGMENT_OWNER = Template("""
 SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),
        pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')
@@ -350,7 +350,7 @@ GROUP_STATES = Query(f"""
 SELECT consumer_group, topic, {GROUP_STATE} FROM {{s}}.group_control c
 """)
 
-#: Groups that are stopped, by an operator or by their breaker: for how long (s) either, by whom and why.
+#: Groups that an operator or their breaker has stopped: for how long (s) either, the operator and the reason.
 STOPPED = Query("""
 -- group topic paused by why opened because
 SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason,
@@ -359,7 +359,7 @@ SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - paused_at):
  ORDER BY 1, 2
 """)
 
-#: Topics of which nothing is dispatched: for how long (s), by whom and why.
+#: Topics of which nothing is dispatched: for how long (s), the operator and the reason.
 PAUSED_TOPICS = Query("""
 -- topic paused by why
 SELECT topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason

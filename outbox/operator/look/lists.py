@@ -64,8 +64,8 @@ class Lists(OverDatabases):
         """Return a page of the producers' messages that fit, the newest first.
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages, of the topic if one is given) at most,
-        unless an index finds what fits: undecided and scheduled messages, and a key, unless somebody has dropped its
-        index. Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
+        unless an index finds the matches: undecided and scheduled messages, and a key, unless its index was dropped.
+        Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
         group, see `outbox.operator.look.unconsumed`.
         """
 
@@ -224,7 +224,7 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
             field="group",
         )
     if criteria.group is not None and criteria.body is not None:
-        raise InvalidRequest("what is in bodies can't be searched together with a group; leave one out", field="body")
+        raise InvalidRequest("bodies can't be searched together with a group; leave one out", field="body")
     return criteria
 
 

@@ -211,7 +211,7 @@ def _next_at_producer(found: MessageFacts) -> Iterator[str]:
     elif found.state == "recalled" and found.scheduled:
         yield f"recalled by {found.scheduled['recalled_by']}: it is not sent"
     elif found.state == "scheduled" and (found.scheduled or {}).get("held_topic"):
-        yield "held: the dispatch of its topic is paused, or what was held before it is still to go out"
+        yield "held: the dispatch of its topic is paused, or messages held before it are still to go out"
     elif found.state == "scheduled":
         due = (found.scheduled or found.half or {})["deliver_at"]
         yield f"scheduled for {_at(due)}"
@@ -478,7 +478,7 @@ def _opened(stored: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def _id_in(text: str | None) -> UUID | None:
-    """Return the id that a header has; anybody may have written it."""
+    """Return the id that a header has; any sender may have written it."""
     try:
         return UUID(text) if text else None
     except ValueError:

@@ -120,7 +120,7 @@ class _Addition:
         return cls(databases, moving)
 
     def parts(self, name: str) -> list[jobs.Part]:
-        """Return whose tables are read in a database."""
+        """Return the sides of the tables that are read in a database."""
         sends = any(member.producer == name for member, _ in self.moving)
         takes = any(member.consumer == name for member, _ in self.moving)
         return [*(["producer"] if sends else []), *(["consumer"] if takes else [])]  # type: ignore[list-item]

@@ -25,7 +25,7 @@ from outbox.reconcile.record.views import SETTLED
 from outbox.reconcile.record.write import FINDINGS, of_findings
 from outbox.reconcile.rows import Finding
 
-#: For so many seconds a pass is left to whoever has claimed it: a worker that dies over it leaves it to another one.
+#: For so many seconds a pass is left to the worker that has claimed it; if that one dies, another one takes it then.
 LEASE = 60.0
 #: After so many seconds a run is ended, and another one goes on with what is open.
 RUN_LASTS = 86_400.0

@@ -1,6 +1,6 @@
 """What operators order of reconciliations: that one is run now, and that what a run has found is repaired.
 
-Both are rows in the consumer's database, which a worker takes that has the reconciliation: who orders needs neither the
+Both are rows in the consumer's database, which a worker takes that has the reconciliation: an order needs neither the
 producer's database nor a library of the extra. A repair is a bulk job, whose items are the findings.
 """
 
@@ -179,7 +179,7 @@ SELECT b.id, r.id, r.topic, r.consumer_group, b.requested_by, b.reason, b.option
  ORDER BY b.created_at LIMIT 100
 """)
 
-#: End what is left of the repairs whose runs were pruned: nobody knows any more what they found. Rows: ``(bulk job,)``.
+#: End the open items of repairs whose runs were pruned: their findings are gone, too. Rows: ``(bulk job,)``.
 skip_pruned: Template = Template(f"""
 UPDATE {{s}}.bulk_item i
    SET state = 'skipped', outcome = 'its run was pruned', changed_at = clock_timestamp()

@@ -193,7 +193,7 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
 def fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
     """Has the producer, or the group, lost something of before the mark, though it still is the same storage?
 
-    Storage that was put back tells nobody; new transactions have the numbers, and new messages the positions, of those
+    Storage that was put back tells nothing; new transactions have the numbers, and new messages the positions, of those
     that were lost. So the newest of that time must still be there.
     """
     if now["xmax"] < before["xmax"]:

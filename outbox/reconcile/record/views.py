@@ -61,7 +61,7 @@ class Run:
     process last said that it is at work: one that hasn't for long, and has no end, has died.
     ``applied``: the run itself repaired. ``measures`` are the sums of business tables, as the JSON report has them; a
     list of runs has only their totals. ``plan`` says how it was compared, and why so. ``seconds`` is how long it took.
-    ``ordered_by`` is the operator who ordered the run, ``schedule`` the timetable by which it began.
+    ``ordered_by`` is the operator that ordered the run, ``schedule`` the timetable by which it began.
     """
 
     database: str

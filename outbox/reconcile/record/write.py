@@ -122,7 +122,7 @@ class RunRecord:
             stopped = isinstance(error, KeyboardInterrupt | Interrupted)
             error = "interrupted" if stopped else why_of(error, self._recorded)
         values = {"id": run_id, "error": error}
-        # Once: whoever ends for an error isn't kept.
+        # Once: a run that ends for an error isn't kept waiting.
         self._execute(replace(statement(self._schema, _FAIL, values), lossy=("error",)), tries=1)
 
     @contextmanager

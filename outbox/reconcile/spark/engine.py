@@ -132,7 +132,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
 
     name = f"outbox-{uuid4().hex}"
     box: list[pa.Table | BaseException] = []
-    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts who joins it.
+    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts the thread that joins it.
     ended = Event()
 
     def collect() -> None:

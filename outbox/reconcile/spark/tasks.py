@@ -56,7 +56,7 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
 
 
 def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass rows on: whoever does so has a Python, this package and its libraries."""
+    """Pass rows on: an executor that does so has a Python, this package and its libraries."""
     yield from batches
 
 
