@@ -65,7 +65,7 @@ money: Participant[Order | str | None] = Participant(outbox, "money")
 
 
 class StillReserved(Exception):
-    """Somebody else tried this order, and has neither confirmed nor cancelled it so far."""
+    """Another process tried this order, and has neither confirmed nor cancelled it so far."""
 
 
 def order_transfer_tcc(order: Order) -> None:
@@ -109,7 +109,7 @@ def ask_compliance(order: Order) -> str | None:
 def confirm(order: Order, half_id: UUID, session: Session) -> None:
     """Debit what was reserved and commit the message, in the caller's transaction, which fails if it is too late."""
     outbox.commit(half_id, within=session)
-    # Cancelled already? Then there is nothing to debit, and the commit of this transaction fails and says by whom.
+    # Cancelled already? Then there is nothing to debit, and the commit of this transaction fails and names the decider.
     with suppress(BranchCancelled):
         money.confirm(session, half_id, order)
 

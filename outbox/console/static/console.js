@@ -162,7 +162,7 @@
       if (!target.open) target.showModal();
       (one("[autofocus]", target) || one("button, a, input", target))?.focus();
     }
-    // A user who walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
+    // A user that walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     const row = document.activeElement?.closest(".rows tbody tr");
     if (row && !current()) (row.matches(".below") ? row.previousElementSibling : row).classList.add("at");
     showTimes();
