@@ -128,7 +128,7 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
         yield output.rows_table(
             "when=acted_at act=action by=actor since_then",
             view.outcomes,
-            "What came of it",
+            "Outcome",
             since_then=lambda each: fates_text(each.fates),
         )
     if view.attempts:

@@ -36,7 +36,7 @@ class AnswerBody(ReasonBody):
     """What a participant did."""
 
     answer: CommandAnswer = option(help="What it did.")
-    result: str | None = option(None, "What it should have replied, as JSON in a text.", most=LONGEST_RESULT)
+    result: str | None = option(None, "The participant's reply, as JSON in a text.", most=LONGEST_RESULT)
 
 
 @router.post("/commands/{message_id}/answer", **declared(ANSWER, 404, 409, 415))

@@ -41,7 +41,7 @@ class Tile:
 TILES = (
     Tile("dead", "Dead letters", "dead", grave=True),
     Tile("failed", "Waiting for a retry", "inbox", {"status": "failed"}),
-    Tile("lag", "Worst lag of a group", "inbox"),
+    Tile("lag", "Highest lag", "inbox"),
     Tile("throughput", "Throughput", "messages", unit="/min"),
     Tile("pending", "Not yet dispatched", "messages", {"status": "committed"}),
     Tile("oldest_pending", "The oldest of them waits", "messages", {"status": "committed"}, unit="s"),
