@@ -282,7 +282,7 @@ class SnapshotPairing(AnyPairing):
     def result(
         self, planned: ComparisonPlan, tasks: Sequence[Task], digests: Digested, collected: Collected, lag: Lag | None
     ) -> PairResult:
-        """Return what was found by reading, and how the plan was carried out."""
+        """Return the findings of reading, and how the plan was carried out."""
         return PairResult(
             self.run_id,
             self.pair,
@@ -315,7 +315,7 @@ class Pairing(SnapshotPairing):
         return self._plan(strategy)
 
     def compare(self) -> FirstPass:
-        """Compare, and return what was found."""
+        """Compare, and return the findings."""
         began = time.monotonic()
         rules = rules_of(self.job, self.pair, self.snapshots)
         producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)

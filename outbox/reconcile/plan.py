@@ -1,4 +1,4 @@
-"""What is compared how: which ranges need not be read, where the others are cut, and whether digests pay.
+"""Plan a comparison: which ranges need not be read, where the others are cut, and whether digests pay.
 
 Every choice comes with a sentence, which is shown.
 """
@@ -156,7 +156,7 @@ def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
 
 
 def without(whole: Range, settled: Sequence[Range]) -> list[Range]:
-    """Return what is left of a range without those inside it, which are in order and don't overlap."""
+    """Return the rest of a range without those inside it, which are in order and don't overlap."""
     gaps, begin = [], whole.first
     for first, end in settled:
         if first > begin:

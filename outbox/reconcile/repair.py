@@ -343,7 +343,7 @@ def _result(finding: Finding, row: LockedRow | None) -> str:
         return row.result(finding)
     if finding.outcome is Outcome.FAILED and not row.status.open:
         return HEALED  # its retry has succeeded, or was quarantined
-    return f"refused: it is {row.status.value}: only what is to be retried can be parked"
+    return f"refused: it is {row.status.value}: only a message that will be retried can be parked"
 
 
 def _known_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:

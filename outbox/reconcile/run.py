@@ -125,7 +125,7 @@ def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = N
     that are in it already.
 
     Raises:
-        SourceError: a source can't be read; what was found until then is in the record.
+        SourceError: a source can't be read; the findings until then are in the record.
         InvalidSettings: a measure that can't be computed.
         ReconcileError: Spark doesn't start, or fails.
         SchemaMissing, SchemaOutdated: a database isn't migrated.

@@ -1,4 +1,4 @@
-"""Statements that find what was written since a follower's last pass, without reading what it has judged."""
+"""Build statements that find the rows written since a follower's last pass, without reading those it has judged."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ UPDATE {s}.bulk_item i
 RETURNING i.number, i.message_id, i.attempts, f.kind, coalesce(f.action, 'alert')
 """)
 
-#: Cancel what is left of a repair that was cancelled while a worker was at it.
+#: Cancel the open items of a repair that was cancelled while a worker was at it.
 cancel_left: Template = Template("""
 UPDATE {s}.bulk_item SET state = 'cancelled', changed_at = clock_timestamp()
  WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
@@ -331,7 +331,7 @@ class ReconciliationOrders(Reconciliations):
         if found > MAX_ITEMS:
             raise BulkJobTooLarge(f"{found} findings are left; repair at most {MAX_ITEMS} at once, such as one kind")
         if written < found or number not in {None, found}:
-            raise SelectorChanged(f"what is left has changed since the preview: now {found}; look at the preview again")
+            raise SelectorChanged(f"the findings have changed since the preview, to {found}; look at the preview again")
         says = "UPDATE {s}.bulk_job SET selector = selector || %(says)s::jsonb WHERE id = %(id)s"
         described_as = {"says": _json({"described": described(run, selection, found)}), "id": values["id"]}
         execute(connection, statement(database.schema, says, described_as))

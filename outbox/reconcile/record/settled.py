@@ -251,7 +251,7 @@ def load(
 
 
 def keep(access: Access, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
-    """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
+    """Record the ranges that are settled now; False if another run of the same pair was faster, which is no harm."""
     with connected(access) as connection:
         # The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
         mark = json.dumps(settled.mark)

@@ -43,7 +43,7 @@ class RunState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs; what isn't given fits all."""
+    """Select runs; a field left out fits all."""
 
     database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
     topic: str | None = option(None, "Only this topic.", most=LONGEST)
@@ -134,7 +134,7 @@ class FindingFilter:
     """Which findings of a run."""
 
     kind: str | None = option(None, f"Only of this kind: {', '.join(_LABELS)}.", most=LONGEST, metavar="KIND")
-    left: bool = option(False, "Only what is neither repaired nor healed.")
+    left: bool = option(False, "Only findings that are neither repaired nor healed.")
     after: int = option(0, "Only findings behind the one of this number.", least=0, most=2**63 - 1, metavar="N")
 
 

@@ -68,7 +68,7 @@ from outbox.text import counted, duration, key_text
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
-    """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
+    """Return the facts about one message at ``now``, the time of the comparison, in a sentence without its kind."""
     parts = [_producer(finding, now), _consumer(finding, now)]
     if finding.outcome is Outcome.DIGEST_MISMATCH:
         parts.append("the bodies differ")
@@ -157,7 +157,7 @@ class KindSummary:
 
     @property
     def repair(self) -> str:
-        """What was done, or would be done, about them, in a few words."""
+        """Name the repair that was done, or would be done, in a few words."""
         if self.action is Repair.ALERT:
             return ""
         if not self.tried:

@@ -36,7 +36,7 @@ class TablePairing(SnapshotPairing):
     """One pair of which a side at least has a foreign table, being compared."""
 
     def compare(self) -> FirstPass:
-        """Compare, and return what was found.
+        """Compare, and return the findings.
 
         Raises:
             InvalidSettings: a foreign table lacks a column, or has a row that can't be judged.
