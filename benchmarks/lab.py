@@ -1,4 +1,4 @@
-"""What a benchmark is given: migrated databases of its own, a scale, and a voice."""
+"""Give a benchmark migrated databases of its own, a scale, and a voice."""
 
 from __future__ import annotations
 

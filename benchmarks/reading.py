@@ -73,7 +73,7 @@ class Ours:
         return done / (time.perf_counter() - began)
 
     def all(self) -> None:
-        """Consume what is there."""
+        """Consume the messages there."""
         self._until = float("inf")
         while counts := self._consumer.consume_once(self._connection, self._source):
             assert not counts.failed, "the handler failed"

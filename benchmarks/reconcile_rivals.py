@@ -1,4 +1,4 @@
-"""What a data engineer would write instead: two queries, and a full outer join of an engine that is there already.
+"""Run the alternative of a data engineer: two queries, and a full outer join of an engine that is there already.
 
 All read what decides of a difference (decision, newest send, status, digest of the body) and how long a message took,
 and tell what the reconciliation tells: counts, differences, a histogram of the lags. None knows of a grace period or of

@@ -38,7 +38,7 @@ _HEAD = ("What", "Messages a second", "CPU a message: Python + PostgreSQL", "Com
 
 @dataclass
 class Outcome:
-    """Rows of the table, under their titles; bars; and what is to be said about them."""
+    """Rows of the table, under their titles; bars; and notes about them."""
 
     rows: dict[str, list[tuple[str, str, str, str]]] = field(default_factory=dict)
     bars: list[Figure] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Run what was asked for, and print the tables."""
+    """Run the contests asked for, and print the tables."""
     options = _options()
     outcome = Outcome()
     with embedded.server([_TEMPLATE], durable=not options.quick, settings=SERVER_SETTINGS) as server:

@@ -7,7 +7,7 @@ can be (`order_transfer`). With a half message first, the intent is on record be
 Before, both banks are asked whether they would execute the order (`bank_a_inquiry`). After, each transfer ends as
 credited or refunded (`bank_a_settlement`).
 
-``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, dispatches what was sent, asks
+``outbox run --app examples.bank_transfer.bank_a:outbox`` checks undecided halves, dispatches messages, asks
 bank B what became of it, and refunds.
 """
 
@@ -58,7 +58,7 @@ __all__ = [
 def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered | None:
     """Debit the sender, and tell bank B; None if the order was executed before.
 
-    What is returned is sent in the transaction that debits. The key is the receiver: what is meant for one
+    The returned body is sent in the transaction that debits. The key is the receiver: what is meant for one
     account stays in order, and no two consumers fight over its row.
 
     Raises:

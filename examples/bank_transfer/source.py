@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(slots=True)
 class Survey:
-    """What is known of the orders before the first is executed.
+    """Hold the facts about the orders before the first is executed.
 
     ``needs`` is the amount that each sender's orders add up to, ``shares`` the number of orders per teller,
     ``refusals`` are the rows which are no orders.

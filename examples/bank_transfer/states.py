@@ -1,4 +1,4 @@
-"""How the transfers of bank A ended, by their states, and what is wrong about it.
+"""Tell how the transfers of bank A ended, by their states, and find the faults.
 
 A state is only a word until both ledgers bear it out: credited is what bank B's ledger has, refunded what bank A's has,
 and nothing is both. The framework has compensated each refunded transfer, once, and bank B's inbox is quarantined.

@@ -70,7 +70,7 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Waits for what is to happen, and meanwhile looks at both services once a ``minute`` (seconds)."""
+    """Wait for an event, and meanwhile looks at both services once a ``minute`` (seconds)."""
 
     accounts: Engine
     orders: Engine

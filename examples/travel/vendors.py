@@ -76,7 +76,7 @@ class Vendor:
         message.reply(session, {"price": str(price)})
 
     def cancel(self, message: Message[TripPlanned], session: Session) -> None:
-        """Cancel what was booked; whether there was anything to cancel is seen at the end."""
+        """Cancel the booking; whether there was anything to cancel is seen at the end."""
         session.add(Cancellation(trip_id=UUID(message.key), booked_by=message.correlation))
         message.reply(session, {})
 

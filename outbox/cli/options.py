@@ -193,7 +193,7 @@ def _option(shape: FieldShape) -> str:
 
 
 def read_options(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that its options give; what isn't a text is a value already."""
+    """Return the values of a dataclass's fields that its options give; other objects are values already."""
     shapes = {shape.name: shape for shape in shape_of(kind)}
     # The option of a field that is true by default says that it is false: --no-record.
     values = {name: not text if shapes[name].default is True else text for name, text in texts.items()}
@@ -233,7 +233,7 @@ _READER = Reader(form="text", error=lambda message, _: Failure(message))
 
 
 def as_id(text: str, name: str = "ID") -> UUID:
-    """Return the id that a text is; ``name`` is what it is called where it is none."""
+    """Return the id that a text is; ``name`` is its name in the error where it is none."""
     try:
         return UUID(text)
     except ValueError:

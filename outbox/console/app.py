@@ -80,7 +80,7 @@ _DESCRIPTION = (
 
 
 class ConsoleOptions(TypedDict, total=False):
-    """What can be said of a console beside its source and authorizer.
+    """Set the options of a console beside its source and authorizer.
 
     ``databases`` are further ones by name: those of the consumers. ``settings`` default to those of the source, or of
     the environment. ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are
@@ -202,7 +202,7 @@ class _Application(FastAPI):
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Return what the sender of a request is shown of an error, and tell it to the log."""
+    """Return the answer to a request that met an error, and log the error."""
     context, problem = context_of(request), as_problem(error)
     if problem is None or problem.status_code == 500:
         _tell_failure(context, error)
@@ -405,7 +405,7 @@ def serve(
     authorizer, token = authorizer_of(config)
     app = app_of(config, authorizer, settings, codecs)
     console = app.state.console
-    # What is wrong with all of the databases is an error now, and not at the first request.
+    # A fault of all databases is an error now, and not at the first request.
     for name, database in console.source().databases.items():
         parts = " and ".join(sorted(database.parts, reverse=True))
         announce(f"{name} ({parts}): {described(database.engine.url, database.schema)}")

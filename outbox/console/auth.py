@@ -485,13 +485,13 @@ class PasswordHash:
 
 
 def hash_password(password: str, *, cost: int = _COST) -> str:
-    """Return what is stored of a password: ``scrypt$cost$block$parallel$salt$hash``."""
+    """Return the stored form of a password: ``scrypt$cost$block$parallel$salt$hash``."""
     salted = PasswordHash(salt=secrets.token_bytes(16), cost=cost)
     return str(replace(salted, derived=salted.derive(password)))
 
 
 def hash_token(token: str) -> str:
-    """Return what is stored of a token: its SHA-256, in hexadecimal. Tokens are random, so it needs no salt."""
+    """Return the stored form of a token: its SHA-256, in hexadecimal. Tokens are random, so it needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -108,7 +108,7 @@ _GAUGES: Mapping[tuple[str, ...], Sequence[GaugeOfStats]] = {
 
 
 def exposition(overview: Overview, most: int = MOST_ROWS) -> bytes:
-    """Return the gauges of ``most`` topics, groups and sagas, and of the others together; without what isn't known."""
+    """Return the gauges of ``most`` topics, groups and sagas, and of the others together; without unknown numbers."""
     registry = CollectorRegistry()
     groups = [group for topic in overview.topics for group in topic.groups]
     measured: list[Sequence[Any]] = [overview.topics, groups, overview.sagas]

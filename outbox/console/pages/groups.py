@@ -50,7 +50,7 @@ _TAKES = dict.fromkeys(("delete", "pause", "resume"), ("database",)) | {
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """What the form of an act on a group sends; no rate is as the handler declares."""
+    """Take the form of an act on a group; no rate is as the handler declares."""
 
     to: str = option("", most=10_000)
     skip_pruned: bool = option(False)
@@ -108,7 +108,7 @@ def _ask(view: PageView, group: str, topic: str, word: str, form: GroupForm, *, 
 
 @dataclass(frozen=True, slots=True)
 class TopicForm:
-    """What the form before an act on a topic sends."""
+    """Take the form before an act on a topic."""
 
     topic: str = option("", most=1000)
     reason: str = option("", most=4000)

@@ -252,7 +252,7 @@ def audit(view: View) -> Response:
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
-    """Show the workers and what is registered on them, and the processes that send."""
+    """Show the workers with their functions, and the processes that send."""
     registered, unreached = of_each(view.operator, Operator.handlers)
     running, _ = of_each(view.operator, Operator.workers)
     running.sort(key=lambda row: not row.alive)

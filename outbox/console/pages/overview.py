@@ -177,7 +177,7 @@ def draw(
     if not series or not series[0].times:
         return None
     times = series[0].times
-    # What isn't finite isn't known.
+    # A number that isn't finite is unknown.
     values = [
         [None if value is None or not math.isfinite(value) else max(0.0, value) for value in one.values]
         for one in series

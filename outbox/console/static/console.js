@@ -141,7 +141,7 @@
     if (!region?.matches?.("[data-live]")) return;
     const found = tasks[0]?.fragment?.firstElementChild;
     if (ctx.response.status >= 400 || !found) {
-      // What is shown stays, marked as old.
+      // The rows shown stay, marked as old.
       event.preventDefault();
       const wait = Number(ctx.response.headers.get("Retry-After"));
       notBefore = Date.now() + 1000 * (wait > 0 ? wait : 10);

@@ -1,4 +1,4 @@
-"""The rules of health, as data: what is wrong when which number passes which threshold, in which words, what mends it.
+"""Declare the rules of health, as data: number, threshold, words and mend of each fault.
 
 `outbox doctor`, the console's overview, ``/metrics`` and `outbox stats` show the same numbers (`stats`); the doctor and
 the overview judge them by the same rules. A rule is declared here once. The modules beside this one read the numbers.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: So many are counted; a number that has come to it means "at least".
 LIMIT = 10_000
-#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
+#: The outcomes of a reconciliation that are in order (`outbox.reconcile.job.Outcome`).
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 _SECRETS = frozenset({"password", "sslpassword"})
 
@@ -50,10 +50,10 @@ class Thresholds:
     ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while idle,
     while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should take
     it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals. ``old``: a
-    half that is so many times as old as all its checks should take. ``behind``: a group that has not read what is older
+    half that is so many times as old as all its checks should take. ``behind``: a group that has not read messages older
     than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
     ``saga``: an answer to a saga's command overdue for so long.
-    ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
+    ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, a loss of the producer.
     ``unreachable``: a known group that can't be asked, or a callback that fails, for more passes than that.
     ``confirm``: no pass has ended for so many of its intervals. ``reconciled``: no result of a reconciliation for so
     long. ``clock``: a clock so far off. ``held_transactions``: a replication slot or standby that keeps what so many
@@ -457,7 +457,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "database.unreachable": Rule(
         "Database {database!r} can't be reached: {error}",
-        "start it, or mend its address and what is between\nsee: outbox doctor {at}",
+        "start it, or mend its address and the network between\nsee: outbox doctor {at}",
         page="system",
     ),
     # --- settings ------------------------------------------------------------------------------------------------
@@ -611,7 +611,7 @@ class _Sentences(string.Formatter):
         return counted(value, one, several)
 
 
-# --- what is judged -----------------------------------------------------------------------------------------------
+# --- the subject of rules -----------------------------------------------------------------------------------------
 
 
 def address(url: URL) -> str:
@@ -624,7 +624,7 @@ def address(url: URL) -> str:
 class Subject:
     """A database that is judged: its name, its address, and the settings with which it is used.
 
-    ``app`` is what the application is called in commands. ``checkers`` by topic are None where the application isn't
+    ``app`` is the application's name in commands. ``checkers`` by topic are None where the application isn't
     known. ``parts`` are those whose tables can be read. ``served``: workers should be there; the doctor is asked before
     the first deployment as well.
     """
@@ -649,7 +649,7 @@ class Subject:
 
     @cached_property
     def workers(self) -> list[WorkerReport]:
-        """What the workers report."""
+        """Return the reports of the workers."""
         return reports(self.name, self.rows(WORKERS))
 
     @property

@@ -89,7 +89,7 @@ SELECT h.topic, count(*), min(d.deliver_at) FILTER (WHERE d.held_topic IS NULL),
  GROUP BY h.topic ORDER BY h.topic
 """)
 
-# What a group has after all, since an operator sent it again, has a newer delivery.
+# A message that a group has after all, since an operator sent it again, has a newer delivery.
 #: Counts of messages that were given up in some known group, ``limit`` at most: a part of `TopicStats`.
 EXHAUSTED = Query("""
 -- topic exhausted oldest_exhausted exhausted_id exhausted_group
@@ -183,7 +183,7 @@ def undispatched(cursor: Cursor | None, *, each: bool = False) -> Query:
 
 
 #: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.
-#: Prune comes round every prune_interval; what is left after ten rounds, and an hour in any case, is left for good.
+#: Prune comes round every prune_interval; a half left after ten rounds, and an hour in any case, is left for good.
 UNPRUNED = Query("""
 -- halves oldest retention
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, max(kept)::float8
@@ -400,7 +400,7 @@ SELECT g.consumer_group, g.topic,
  ORDER BY 1, 2
 """)
 
-#: What the producer lost of what groups had read in the last ``lost`` s: a part of `GroupStats`.
+#: The messages that groups had read, and that the producer lost in the last ``lost`` s: a part of `GroupStats`.
 LOSSES = Query("""
 -- group topic lost newest_loss lost_id
 SELECT consumer_group, topic, count(DISTINCT m.id),
@@ -411,7 +411,7 @@ SELECT consumer_group, topic, count(DISTINCT m.id),
 """)
 
 # By the index of the runs of a pair; a follower's run ends after a day, and another one goes on.
-#: What the reconciliation that follows the log knows of a group, and how long ago (seconds) it looked: a part of
+#: The state of a group by the reconciliation that follows the log, and how long ago (seconds) it looked: a part of
 #: `GroupStats`.
 FOLLOWED = Query(f"""
 -- group topic differences unfollowed
@@ -564,7 +564,7 @@ SELECT n.nspname::pg_catalog.text, pg_catalog.string_agg(o.name::pg_catalog.text
 """)
 
 #: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
-#: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
+#: the reserved ones; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
 #: database (NULL: none), in use by all, by the role, in the database.
 CONNECTIONS = Template("""
 SELECT current_setting('max_connections')::int,
