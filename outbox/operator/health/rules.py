@@ -50,7 +50,7 @@ class Thresholds:
     ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while idle,
     while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should take
     it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals. ``old``: a
-    half that is so many times as old as all its checks should take. ``behind``: a group that has not read messages older
+    half that is so many times as old as all its checks should take. ``behind``: a group that hasn't read messages older
     than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
     ``saga``: an answer to a saga's command overdue for so long.
     ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, a loss of the producer.

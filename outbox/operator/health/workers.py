@@ -70,7 +70,7 @@ GroupState = Literal["running", "paused", "open", "half_open"]
 
 @dataclass(frozen=True, slots=True)
 class HandlerRow:
-    """Tell of a function registered for a topic on living workers; ``kind``: consumer, checker, compensation, reconciliation.
+    """Hold a function registered for a topic on workers; ``kind``: consumer, checker, compensation, reconciliation.
 
     ``workers`` are the names of those that have it, ``numbers`` the work of a consumer's handler there. ``state`` tells
     of it whether its group goes on.
