@@ -21,7 +21,7 @@ from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 #: Rows of a side in a bucket, where nothing is known of the differences: small, so that little is read for one.
 _ROWS_OF_BUCKET = 60
-#: The same between settled ranges. Most of what is there differed before and will again: all but a few rows around
+#: The same between settled ranges. Most of its rows differed before and will again: all but a few rows around
 #: each difference get settled, and the next night reads next to nothing for it.
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.

@@ -63,7 +63,7 @@ def repair(
     but its last batch. ``why`` and ``origin`` go into the audit, where an operator has ordered it.
 
     Raises:
-        sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: what is done is found healed.
+        sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: repaired findings are found healed.
     """
     work = Work(job, pair, run_id, producer, consumer, why, origin or {})
     by_kind: dict[Outcome, list[Finding]] = {}
@@ -182,7 +182,7 @@ def ids_of(findings: Sequence[Finding]) -> list[UUID]:
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
     """Open a transaction in a database; it commits at the end of the block."""
-    # READ COMMITTED, whatever the server's default: what is read after a lock must be newer than the lock.
+    # READ COMMITTED, whatever the server's default: a read after a lock must be newer than the lock.
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
         execute(connection, wait_at_most(PATIENCE), plan_by_index())
         yield connection
@@ -412,7 +412,7 @@ def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     return results
 
 
-# --- the inbox contradicts what is known: write the truth into it ------------------------------------------
+# --- the inbox contradicts the known facts: write the truth into it ----------------------------------------
 
 _INSERT_INBOX = """
 INSERT INTO {s}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
@@ -427,7 +427,7 @@ RETURNING message_id
 
 
 def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Write what is true where the row, or its absence, is as it was found and the effects still bear it out.
+    """Write the truth where the row, or its absence, is as it was found and the effects still bear it out.
 
     The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it,
     and `quarantined` where the producer has withdrawn it and it took no effect.
@@ -477,7 +477,7 @@ def _compensated_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
 
 
 def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None) -> str:
-    """Decide what is to be done about a message; ``effects`` is None where no business table is named."""
+    """Choose the repair of a message; ``effects`` is None where no business table is named."""
     truth = truth_of(finding)
     if row is not None and row.status is truth:
         return HEALED

@@ -36,7 +36,7 @@ from outbox.text import class_name, summary_of
 
 T = TypeVar("T")
 
-#: So often what is lost is tried at most, with waits (seconds) from _FIRST_WAIT to _LONGEST_WAIT between: most of a
+#: So often a lost source is tried at most, with waits (seconds) from _FIRST_WAIT to _LONGEST_WAIT between: most of a
 #: minute in all, which a fail-over takes.
 MOST_TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
@@ -106,7 +106,7 @@ def insist(
 ) -> T:
     """Return what an act returns, which may be done twice; do it again where a source is lost over it.
 
-    ``waiting`` is called now and then in between; what it raises ends the wait. ``lost`` is told what was lost.
+    ``waiting`` is called now and then in between; what it raises ends the wait. ``lost`` is told of the loss.
 
     Raises:
         SourceLost: it was lost so often.
@@ -377,7 +377,7 @@ class PostgresSide:
 
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""
-        # ADBC begins a transaction by itself; what is set for it must come before the first query.
+        # ADBC begins a transaction by itself; settings for it must come before the first query.
         with connection.cursor() as cursor, cancellable(cursor):
             cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
             if self.snapshot is not None:

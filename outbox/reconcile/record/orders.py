@@ -285,7 +285,7 @@ class ReconciliationOrders(Reconciliations):
     ) -> BulkJob:  # fmt: skip
         """Order a bulk job that repairs what a run has found, and is neither repaired nor healed; return it.
 
-        A worker that has the reconciliation looks at each message again: what has healed is left alone, and what is of
+        A worker that has the reconciliation looks at each message again: it leaves what has healed, and what is of
         another kind now. ``number`` is that of the preview, ``rate`` is messages a second at most. The same
         ``idempotency_key`` returns the bulk job that was ordered with it before.
 

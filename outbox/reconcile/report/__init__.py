@@ -136,7 +136,7 @@ def bound(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindSummary:
-    """How many differences of one kind there were, what is done about them, and what became of it.
+    """Count the differences of one kind, with their repair, and its results.
 
     ``tried``: repairs were to be done. ``refused`` counts by reason.
     """
@@ -312,7 +312,7 @@ def reports(result: JobResult, limit: int | None = None) -> list[PairReport]:
 
 
 def shares(numbers: Sequence[int], limit: int | None) -> list[int]:
-    """Return how many of each may be shown, at most ``limit`` in all: equal shares, and what is over goes to the first.
+    """Return how many of each may be shown, at most ``limit`` in all: equal shares, and the rest goes to the first.
 
     So that a hundred thousand of one kind don't hide the only one of another. None is no limit.
     """

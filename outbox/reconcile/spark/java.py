@@ -85,7 +85,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 def launcher_home(java: Java) -> Path:
     """Return a JAVA_HOME for Spark's scripts, in a cache folder that only this user can enter.
 
-    Made at its first use. Its name is the hash of what is in it, so that another Java gets another.
+    Made at its first use. Its name is the hash of its content, so that another Java gets another.
 
     Raises:
         JavaNotFound: no folder for it could be made; says where that was tried.
