@@ -1,4 +1,4 @@
-"""What a reconciliation is asked to do: two databases, the pairs to compare, how, and what is done about differences.
+"""Describe the job of a reconciliation: two databases, the pairs to compare, how, and the repair of differences.
 
 This module needs no library of the extra: applications and commands describe a job with it, and `run` runs it.
 The fields of `Job`, `Window` and `Spark` are what a file, a command and a mapping in code can say (`config`).

@@ -178,8 +178,9 @@ class Estimate:
 class ComparisonPlan:
     """How a pair was compared, and why so; ``why`` are sentences.
 
-    ``expected`` is its cost as estimated before the first digest, and ``came`` the real one until the second look. ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries,
-    ``foreign`` the sides whose tables aren't ours.
+    ``expected`` is its cost as estimated before the first digest, and ``came`` the real one until the second look.
+    ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries, ``foreign``
+    the sides whose tables aren't ours.
     """
 
     tier: Tier

@@ -5,7 +5,7 @@ so unless something is added: an op that became visible, a message (dispatched l
 check, a failure. Each is found by an index on what was added since the mark of the last run, so that a night costs
 the day's rows and the differences, not the history.
 
-Where the producer's storage was put back to an earlier state, nothing is trusted: what was the newest at the mark must
+Where the producer's storage was put back to an earlier state, nothing is trusted: the newest rows at the mark must
 still be there. The consumer's storage has taken the marks with it, unless they are in another database: then the mark
 says how far the group had come, and a group that isn't as far any more has lost something.
 
@@ -86,7 +86,7 @@ SELECT q, coalesce(l.position, 0), l.half_id::text
 
 _NEWEST_OP = "SELECT sequence, half_id::text FROM {s}.op_message ORDER BY sequence DESC LIMIT 1"
 
-# What was lost behind an offset that is as far again was handled again.
+# A message lost behind an offset that is as far again was handled again.
 _CONSUMED = f"""
 SELECT concat_ws('.', {STORAGE}),
        (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text

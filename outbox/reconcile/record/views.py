@@ -100,7 +100,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class KindOfRun:
-    """The differences of one kind in a run: what they mean, what is to be done about them, and what became of that.
+    """The differences of one kind in a run: their meaning, their repair, and its results.
 
     ``action`` is the repair that the policy of the run has for them, and ``does`` what that does to a message;
     ``repairs`` are those that there are. ``refused`` were tried in vain, ``why`` says so of one of them. ``left`` are

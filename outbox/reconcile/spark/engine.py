@@ -165,7 +165,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
                         session.spark.interruptTag(name)
                     else:
                         session.spark.sparkContext.cancelJobGroup(name)
-                # What isn't submitted yet can't be cancelled yet.
+                # A job that isn't submitted yet can't be cancelled yet.
                 ended.wait(_REPORT_EVERY)
             raise
     if isinstance(box[0], BaseException):

@@ -217,7 +217,7 @@ class TopicLog:
                 raise SourceError(
                     f"the log of topic {self.topic!r} in {described(self.access.url)} went back: in queue {queue} "
                     f"message {expected} stood at position {position}, and now "
-                    f"{f'{found} does' if found else 'nothing does'}. What was read behind that may never have been "
+                    f"{f'{found} does' if found else 'nothing does'}. Messages read behind that may never have been "
                     "sent; see what the fail-over or the restore has lost, take it out of what was written, and begin "
                     "with a new checkpoint"
                 )
