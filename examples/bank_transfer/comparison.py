@@ -61,7 +61,7 @@ PROMISED = Measure(
 def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
     """Return the comparison of the two banks; ``apply`` also mends what can be mended without a human.
 
-    The day's work is done when it runs: there is no grace for transfers on their way. Nothing is taken on trust that was in
+    The day's work is done when it runs: there is no grace for open transfers. Nothing is taken on trust that was in
     sync before, since a demo is to show that it is.
     """
     urls = banks.environment
