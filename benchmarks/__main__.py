@@ -40,7 +40,7 @@ _TEMPLATE = "migrated"
 
 
 def main() -> None:
-    """Run what was asked for, each benchmark in a process of its own, and print the table."""
+    """Run the benchmarks asked for, each in a process of its own, and print the table."""
     options = _options()
     results: dict[str, tuple[Sequence[Figure], float]] = {}
     with embedded.server([_TEMPLATE], durable=True, settings=SERVER_SETTINGS) as server:

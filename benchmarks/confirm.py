@@ -128,7 +128,7 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Day:
-    """What a day's messages cost, and the same by hand (seconds)."""
+    """Hold the cost of a day's messages, and of the same by hand (seconds)."""
 
     cost: _Cost
     by_hand: float
@@ -159,7 +159,7 @@ def _day(lab: Lab, engine: Engine, one_pass: _Pass, count: int, besides: str) ->
     with engine.begin() as connection:
         connection.execute(_BY_HAND, values)
     by_hand = time.perf_counter() - began
-    # What was sent again is read by the group: the next pass finds it consumed.
+    # The group reads a message that was sent again: the next pass finds it consumed.
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while dispatch_once(connection, Settings()).more:
             pass

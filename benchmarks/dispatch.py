@@ -59,7 +59,7 @@ class _OneCore:
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Measure a backlog, then the passes of every day over a large table of what is dispatched already."""
+    """Measure a backlog, then the passes of every day over a large table of dispatched messages."""
     settings = Settings()
     engine, queue = lab.engine("main"), lab.psycopg("main")
     handmade.create(engine)

@@ -47,7 +47,7 @@ SELECT sum(n_dead_tup) FILTER (WHERE relname <> 'worker'), sum(pg_total_relation
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What was measured in one minute: latencies and passes in milliseconds, sizes in MiB."""
+    """Hold the measures of one minute: latencies and passes in milliseconds, sizes in MiB."""
 
     rate: float
     p99: float

@@ -14,7 +14,7 @@ _TIMED = "import time; began = time.perf_counter(); {}; print(time.perf_counter(
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Measure the package alone, and with the class that everybody imports."""
+    """Measure the package alone, and with the class that every application imports."""
     statements = {
         "sqlalchemy": "import sqlalchemy",
         "import outbox": "import outbox",

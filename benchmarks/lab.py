@@ -1,4 +1,4 @@
-"""What a benchmark is given: migrated databases of its own, a scale, and a voice."""
+"""Give a benchmark migrated databases of its own, a scale, and a voice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lab:
         return quick if self.quick else full
 
     def say(self, text: str) -> None:
-        """Show what is being done, if somebody watches."""
+        """Show the current step, if a person watches."""
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\033[K{text[:100]}")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Rounds of ours and its baselines, interleaved, and what is told about them.
+"""Rounds of ours and its baselines, interleaved, and the report about them.
 
 What disturbs a machine lasts longer than a round. So the arms take turns in short rounds, in alternating order, and
 the ratio is taken round by round: a disturbance hits both sides of a ratio or is outvoted by the median.

@@ -27,7 +27,7 @@ _STATUSES = text("SELECT status, count(*) FROM outbox.consumer_message WHERE con
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """What is left after an outage: attempts that failed, messages parked, and seconds until nothing waited."""
+    """Count the traces of an outage: attempts that failed, messages parked, and seconds until nothing waited."""
 
     attempts: int
     parked: int

@@ -73,7 +73,7 @@ class Ours:
         return done / (time.perf_counter() - began)
 
     def all(self) -> None:
-        """Consume what is there."""
+        """Consume the messages there."""
         self._until = float("inf")
         while counts := self._consumer.consume_once(self._connection, self._source):
             assert not counts.failed, "the handler failed"
@@ -125,7 +125,7 @@ class ByHand:
 
 
 def first_rows(raw: psycopg.Connection[Any], count: int) -> list[Row]:
-    """Return messages of the first queue, for those who only need some."""
+    """Return messages of the first queue, for callers that only need some."""
     rows = raw.execute(_READ, (TOPIC, 0, 0, count), binary=True).fetchall()
     raw.commit()
     return rows

@@ -48,7 +48,7 @@ def run(lab: Lab) -> Iterator[Figure]:
 
 
 def rows_of(lab: Lab, usual: int) -> int:
-    """Return how many rows a side: OUTBOX_BENCH_ROWS, or what is usual."""
+    """Return how many rows a side: OUTBOX_BENCH_ROWS, or the usual number."""
     return usual if lab.quick else int(os.environ.get("OUTBOX_BENCH_ROWS", usual))
 
 
@@ -80,7 +80,7 @@ def fill_a_day(books: Books, place: Place, rows: int, differences: int) -> int:
 
 
 def _settle(books: Books, place: Place) -> None:
-    """Reconcile twice, and remember what is settled since: the second night settles more around the differences."""
+    """Reconcile twice, and remember the ranges settled since: the second night settles more around the differences."""
     books.say("settling")
     with opened({SETTLED: ours.settled}, place) as arms:
         arms[SETTLED]()

@@ -22,7 +22,7 @@ _TABLES = {"producer": ("half_message", "op_message", "message"), "consumer": ("
 
 Connect = Callable[[str], psycopg.Connection[tuple[Any, ...]]]
 
-# A day of messages that ended an hour ago; every hundredth was rolled back, and nobody but the producer knows it.
+# A day of messages that ended an hour ago; every hundredth was rolled back, and only the producer knows it.
 # STABLE, which they are not: only so does the planner put what they say into the statement.
 _FUNCTIONS: LiteralString = """
 CREATE SCHEMA made;
@@ -120,7 +120,7 @@ _PLANT: dict[str, tuple[LiteralString, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Both databases. ``connect`` opens one by its name; ``say`` is told what is being done."""
+    """Both databases. ``connect`` opens one by its name; ``say`` is told each step."""
 
     connect: Connect
     producer: str
@@ -145,13 +145,13 @@ class Books:
             connection.execute("ANALYZE outbox.consumer_offset")
 
     def remember_settled(self) -> None:
-        """Keep what is settled now."""
+        """Keep the ranges settled now."""
         with self.connect(self.consumer) as connection:
             for table in _SETTLED:
                 connection.execute(_REMEMBER.format(*map(sql.Identifier, (table, table))))
 
     def recall_settled(self) -> None:
-        """Have settled what was settled then."""
+        """Put the ranges back that were settled then."""
         with self.connect(self.consumer) as connection:
             for table in _SETTLED:
                 connection.execute(sql.SQL("TRUNCATE outbox.{}").format(sql.Identifier(table)))

@@ -58,7 +58,7 @@ SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)
 
 @dataclass(slots=True)
 class _Watched:
-    """What was seen of the server: the most sessions at once, and how long (seconds) the longest snapshot was held."""
+    """Hold the server's load: the most sessions at once, and how long (seconds) the longest snapshot was held."""
 
     sessions: int = 0
     held: float = 0.0
@@ -85,7 +85,7 @@ def _watching(connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[_W
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Compare all pairs twice: all anew, and what isn't settled."""
+    """Compare all pairs twice: all anew, and the unsettled ranges."""
     size, number = lab.scale(20, 3), lab.scale(2_000, 100)
     with lab.psycopg("main") as template:
         name = template.info.dbname

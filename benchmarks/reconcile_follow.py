@@ -39,7 +39,7 @@ _BATCH = 50
 #: So long (seconds) before anything is measured: then each pass takes up as many messages as are sent.
 _WARM_UP = GRACE + 2 * PASS_EVERY
 
-# Of what was consumed within the last seconds, one.
+# Of the messages consumed within the last seconds, one.
 _RECENT: LiteralString = """
 SELECT message_id FROM outbox.consumer_message
  WHERE consumer_group = 'bank_b' AND message_id >= %s AND status = 'consumed' ORDER BY message_id LIMIT 1
@@ -48,7 +48,7 @@ _PHANTOM: LiteralString = """
 INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts)
 VALUES ('bank_b', %s, 'transfer', 0, 1, 'consumed', 1)
 """
-#: What is done to a message, at which side, and the kind of difference that it makes.
+#: The damage to a message, its side, and the kind of difference that it makes.
 _FALSIFIED: tuple[tuple[str, str, LiteralString], ...] = (
     ("missing", "consumer", "DELETE FROM outbox.consumer_message WHERE message_id = %s"),
     ("digest_mismatch", "consumer", "UPDATE outbox.consumer_message SET body_digest = '\\x00' WHERE message_id = %s"),
@@ -143,7 +143,7 @@ def _cpu(pid: int | None, backends: list[int]) -> tuple[float, float]:
 
 
 def _falsify(lab: Lab, seconds: float) -> dict[UUID, tuple[str, float]]:
-    """Falsify one message in so many; return what was done to which, and when it was sent."""
+    """Falsify one message in so many; return the damage by message, and when it was sent."""
     falsified: dict[UUID, tuple[str, float]] = {}
     chance, began = random.Random(1), time.monotonic()
     with lab.psycopg("producer") as producer, lab.psycopg("consumer") as consumer:

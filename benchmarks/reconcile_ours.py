@@ -51,12 +51,12 @@ def digests(place: Place) -> Callable[[], Found]:
 
 
 def settled(place: Place) -> Callable[[], Found]:
-    """Return what makes digests of what isn't settled, and settles it."""
+    """Return the function that digests the unsettled ranges, and settles them."""
     return partial(_found, _job(place, Tier.DIGEST))
 
 
 def behind(place: Place) -> Callable[[], Found]:
-    """Return what is left to itself, as a nightly run is."""
+    """Return the run with default options, as a nightly run has them."""
     return partial(_found, _job(place, Tier.AUTO))
 
 

@@ -1,4 +1,4 @@
-"""What a data engineer would write instead: two queries, and a full outer join of an engine that is there already.
+"""Run the alternative of a data engineer: two queries, and a full outer join of an engine that is there already.
 
 All read what decides of a difference (decision, newest send, status, digest of the body) and how long a message took,
 and tell what the reconciliation tells: counts, differences, a histogram of the lags. None knows of a grace period or of
@@ -75,7 +75,7 @@ def spark_jdbc(place: Place) -> Callable[[], Found]:
 
 
 def spark_jdbc_by_hand(place: Place) -> Callable[[], Found]:
-    """Return the same by somebody who knows what PostgreSQL makes of it: 8 queries a side, each table bounded."""
+    """Return the same, written with knowledge of PostgreSQL's plans: 8 queries a side, each table bounded."""
     return partial(_by_spark, _spark(place), place, _read_by_hand)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _URL = "OUTBOX_BENCH_LOG_URL"
-#: What is filled has gaps, where messages were rolled back after they had their numbers.
+#: The filled log has gaps, where messages were rolled back after they had their numbers.
 _OPTIONS = {"topic": TOPIC, "url_env": _URL, "on_pruned": "skip"}
 #: Messages a second while the lag is measured, and how often (seconds) Spark looks for more.
 _STEADY, _TRIGGER = 500, 1
@@ -50,7 +50,7 @@ _WARM_UP = 30
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Stream a day's log, with bodies of 150 bytes, several times into folders of their own; then what is sent now."""
+    """Stream a day's log, with bodies of 150 bytes, several times into folders of their own; then new messages."""
     rows, rounds = rows_of(lab, lab.scale(2_000_000, 100_000)), lab.scale(3, 1)
     books = books_of(lab)
     os.environ[_URL] = lab.urls["producer"]

@@ -1,4 +1,4 @@
-"""What a process, all that it started, and the database server use of the machine."""
+"""Measure the use of the machine by a process, all that it started, and the database server."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ def _act(act: Act) -> tuple[object, ...]:
 
 
 def all_events() -> Iterator[str]:
-    """What is told of: the events, by their code."""
+    """Yield the page of the events, by their code."""
     yield "What the framework tells of, as records of the log and to hooks ([Observing](../observing.md)). The classes"
     yield "are in `outbox.telemetry.events`, those of the console in `outbox.console.events`.\n"
     all_kinds = [

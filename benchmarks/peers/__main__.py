@@ -38,7 +38,7 @@ _HEAD = ("What", "Messages a second", "CPU a message: Python + PostgreSQL", "Com
 
 @dataclass
 class Outcome:
-    """Rows of the table, under their titles; bars; and what is to be said about them."""
+    """Rows of the table, under their titles; bars; and notes about them."""
 
     rows: dict[str, list[tuple[str, str, str, str]]] = field(default_factory=dict)
     bars: list[Figure] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Run what was asked for, and print the tables."""
+    """Run the contests asked for, and print the tables."""
     options = _options()
     outcome = Outcome()
     with embedded.server([_TEMPLATE], durable=not options.quick, settings=SERVER_SETTINGS) as server:
@@ -85,7 +85,7 @@ def main() -> None:
 def _run(only: tuple[str, ...], lab: Lab, stack: ExitStack, outcome: Outcome) -> None:
     observer = stack.enter_context(lab.engine("ours").connect().execution_options(isolation_level="AUTOCOMMIT"))
     server = ServerProcesses(backend_pid(observer))
-    # What handles also installs the tables of each library, for those who come after it.
+    # What handles also installs the tables of each library, for the contests after it.
     arms = handling.arms(lab, stack)
     if "handling" in only:
         for title, costs in handling.contests(lab, server, arms):

@@ -1,4 +1,4 @@
-"""What all arms do: a message of 300 bytes credits an account, once; who has no inbox writes a row to tell by."""
+"""Do the work of all arms: credit an account for a message of 300 bytes, once; arms without inbox write a row."""
 
 from __future__ import annotations
 

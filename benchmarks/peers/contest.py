@@ -61,7 +61,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What is to be reached: the ratio of an arm to another one, by rate or by the time of processors."""
+    """Set the bar to reach: the ratio of an arm to another one, by rate or by the time of processors."""
 
     what: str
     ours: str

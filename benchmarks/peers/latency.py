@@ -24,7 +24,7 @@ from outbox import Message, Outbox, Settings
 from outbox.worker import Worker
 
 RATE = 200
-#: The pause (seconds) of those who look again and again: one by hand, and pgmq.
+#: The pause (seconds) of consumers that look again and again: one by hand, and pgmq.
 _POLL = 0.010
 _IMPORT_SECONDS, _WARM_UP, _DEADLINE = 3.0, 0.5, 30.0
 QUEUE = "latency"
@@ -93,7 +93,7 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-# --- who sends -------------------------------------------------------------------------------------------------------
+# --- senders ---------------------------------------------------------------------------------------------------------
 
 Send = Callable[[dict[str, Any]], object]
 
@@ -165,7 +165,7 @@ def _send_faststream(url: str) -> Iterator[Send]:
         runner.run(engine.dispose())
 
 
-# --- who handles -----------------------------------------------------------------------------------------------------
+# --- handlers --------------------------------------------------------------------------------------------------------
 
 
 def _listen_ours(url: str, started: Moments, stop: threading.Event) -> None:

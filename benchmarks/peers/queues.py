@@ -27,7 +27,7 @@ from benchmarks.peers.business import (
 from benchmarks.peers.contest import Arm
 
 AT_ONCE = 10
-#: What is done with a message: its id, and its body.
+#: The effect of a message: takes its id, and its body.
 Effect = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 

@@ -17,7 +17,7 @@ Read it in this order:
 1. `message`: what bank A announces to bank B.
 2. `bank_a`: the producer. One decorated function debits the sender and sends the message, both or neither; another
    prepares the message first. `bank_a_tables` has the tables, and what it takes to book a transfer.
-3. `bank_a_tcc`: the same by try, confirm or cancel, and the checker which decides what was left undecided.
+3. `bank_a_tcc`: the same by try, confirm or cancel, and the checker which decides halves left undecided.
 4. `bank_b`: the consumer. One handler credits the receiver, once.
 5. `bank_b_desk` and `bank_a_inquiry`: what bank A asks bank B before it debits. `bank_a_settlement`: how each transfer
    ends, as credited or refunded, without an operator.

@@ -51,7 +51,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the auditor counted, and every fault found, as sentences."""
+    """Hold the auditor's counts, and every fault found, as sentences."""
 
     sums: Sums
     transfers: int
@@ -84,8 +84,8 @@ def audit(
 ) -> Audit:
     """Compare the two banks with each other, with ``before``, and with the number of orders not refused.
 
-    ``resent`` is how many messages were sent once more, to repair what was lost. ``tried`` tells which transfers were
-    reserved first, where some were. What is parked is a fault, unless an operator is to refund it ``by_hand``.
+    ``resent`` is how many messages were sent once more, to repair a loss. ``tried`` tells which transfers were
+    reserved first, where some were. A parked message is a fault, unless an operator is to refund it ``by_hand``.
     """
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))

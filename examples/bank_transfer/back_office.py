@@ -1,6 +1,6 @@
 """What an operator decides: the demo's operator mends what the reconciliation only reports.
 
-The operator knows nothing of what was planted: only the findings, and the tables of both banks. Where these leave a
+The operator knows nothing of the planted faults: only the findings, and the tables of both banks. Where these leave a
 doubt, the finding stays.
 """
 
@@ -30,7 +30,7 @@ OPERATOR = "operator"
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """What the operator did about one message, as a sentence."""
+    """Tell what the operator did about one message, as a sentence."""
 
     message: UUID
     kind: Outcome
@@ -43,7 +43,7 @@ class ByHand:
 
 
 def mend(result: JobResult, banks: Banks) -> Iterator[ByHand]:
-    """Go through the findings that are for a human; yield what was done, and skip those that stay."""
+    """Go through the findings that are for a human; yield each mend, and skip those that stay."""
     for pair in result.pairs:
         for finding in to_findings(pair.findings):
             did = _mend(finding, banks)

@@ -7,7 +7,7 @@ can be (`order_transfer`). With a half message first, the intent is on record be
 Before, both banks are asked whether they would execute the order (`bank_a_inquiry`). After, each transfer ends as
 credited or refunded (`bank_a_settlement`).
 
-``outbox run --app examples.bank_transfer.bank_a:outbox`` checks what was left undecided, dispatches what was sent, asks
+``outbox run --app examples.bank_transfer.bank_a:outbox`` checks undecided halves, dispatches messages, asks
 bank B what became of it, and refunds.
 """
 
@@ -58,7 +58,7 @@ __all__ = [
 def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered | None:
     """Debit the sender, and tell bank B; None if the order was executed before.
 
-    What is returned is sent in the transaction that debits. The key is the receiver: what is meant for one
+    The returned body is sent in the transaction that debits. The key is the receiver: what is meant for one
     account stays in order, and no two consumers fight over its row.
 
     Raises:
@@ -79,8 +79,8 @@ def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered
 def order_transfer_two_phase(order: Order, session: Session = INJECTED) -> None:
     """Debit the sender; the half message for bank B was prepared before, and is committed with the debit.
 
-    Whoever dies in here leaves an orphan. It needs no checker: the half carries a fence, which tells the check whether
-    this transaction still runs. When it has ended without a commit, the orphan is rolled back.
+    A process that dies in here leaves an orphan. It needs no checker: the half carries a fence, which tells the check
+    whether this transaction still runs. When it has ended without a commit, the orphan is rolled back.
 
     Raises:
         AlreadyExecuted: the order was executed before. The half message is rolled back.

@@ -1,6 +1,6 @@
 """How a transfer ends at bank A: bank B has credited it, or the sender has the money back.
 
-Bank A's workers ask bank B what became of each message. What was credited is noted. What bank B has parked, for
+Bank A's workers ask bank B what became of each message. A credit is noted. A message that bank B has parked, for
 the account was closed after bank A had asked, is refunded without an operator: the message is quarantined at bank B
 first, so that it can't be credited any more.
 """
@@ -20,7 +20,7 @@ from .message import GROUP, TOPIC, TransferOrdered
 #: Where the messages of the topic are consumed. Bank B's inbox is asked what became of them, and quarantined before a
 #: refund.
 CONSUMER = os.environ.get("BANK_B_URL", "postgresql+psycopg://localhost/bank_b")
-#: How long (seconds) bank B's operators may heal what is parked, before it is refunded.
+#: How long (seconds) bank B's operators may heal a parked message, before it is refunded.
 REFUND_AFTER = float(os.environ.get("BANK_A_REFUND_AFTER", "3600"))
 
 outbox.known_group(TOPIC, group=GROUP, consumer=CONSUMER)
@@ -47,7 +47,7 @@ def note_credit(delivery: Delivery, session: Session) -> None:
 
 @outbox.compensation(TOPIC, model=TransferOrdered, consumers=[CONSUMER], when="parked", after=REFUND_AFTER)
 def refund(message: Message, session: Session) -> dict[str, str]:
-    """Give the sender back what the transfer took; return what is to be on record about it.
+    """Give the sender back what the transfer took; return the text for the record.
 
     The framework calls it once for each message, in the transaction that also records the compensation: by itself for
     what stays parked, or when an operator orders it. If an operator has refunded the transfer by hand, the ledger

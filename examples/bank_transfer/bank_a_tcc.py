@@ -65,7 +65,7 @@ money: Participant[Order | str | None] = Participant(outbox, "money")
 
 
 class StillReserved(Exception):
-    """Somebody else tried this order, and has neither confirmed nor cancelled it so far."""
+    """Another process tried this order, and has neither confirmed nor cancelled it so far."""
 
 
 def order_transfer_tcc(order: Order) -> None:
@@ -107,15 +107,15 @@ def ask_compliance(order: Order) -> str | None:
 
 
 def confirm(order: Order, half_id: UUID, session: Session) -> None:
-    """Debit what was reserved and commit the message, in the caller's transaction, which fails if it is too late."""
+    """Debit the reserved amount and commit the message, in the caller's transaction, which fails if it is too late."""
     outbox.commit(half_id, within=session)
-    # Cancelled already? Then there is nothing to debit, and the commit of this transaction fails and says by whom.
+    # Cancelled already? Then there is nothing to debit, and the commit of this transaction fails and names the decider.
     with suppress(BranchCancelled):
         money.confirm(session, half_id, order)
 
 
 def cancel(half_id: UUID, reason: str, session: Session) -> None:
-    """Release what was reserved and roll the message back, in the caller's transaction, which fails if it is late."""
+    """Release the reserved amount and roll the message back, in the caller's transaction, which fails if it is late."""
     outbox.rollback(half_id, within=session)
     with suppress(BranchConfirmed):
         money.cancel(session, half_id, reason)
@@ -155,7 +155,7 @@ def reserve(branch: Branch[Order], session: Session) -> None:
 
 @money.on_confirm
 def debit_reserved(branch: Branch[Order], session: Session) -> None:
-    """Debit what was set aside."""
+    """Debit the amount set aside."""
     reservation, account = _release(branch.transaction_id, session)
     reservation.state = CONFIRMED
     debit(branch.body, account, session)
@@ -163,13 +163,13 @@ def debit_reserved(branch: Branch[Order], session: Session) -> None:
 
 @money.on_cancel
 def release(branch: Branch[str | None], session: Session) -> None:
-    """Give back what was set aside."""
+    """Give back the amount set aside."""
     reservation, _ = _release(branch.transaction_id, session)
     reservation.state, reservation.reason = ABANDONED if branch.body is None else CANCELLED, branch.body
 
 
 def _release(half_id: UUID, session: Session) -> tuple[Reservation, Account]:
-    """Give the account back what was reserved; return the reservation and the account, locked."""
+    """Give the account its reserved amount back; return the reservation and the account, locked."""
     reservation = session.get_one(Reservation, half_id)
     account = session.get_one(Account, reservation.account_id, with_for_update=True)
     account.reserved -= reservation.amount

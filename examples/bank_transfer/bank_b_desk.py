@@ -1,9 +1,9 @@
 """Bank B's desk, by HTTP: bank A asks, before it debits, whether bank B would credit a transfer.
 
 Neither bank needs the other's database for it. The answer may be stale when the money arrives: that is why `credit`
-looks again, and why bank A refunds what is refused then.
+looks again, and why bank A refunds a transfer refused then.
 
-The demo runs it as a process of its own, which may be killed like any other: it keeps nothing but what is in the
+The demo runs it as a process of its own, which may be killed like any other: it keeps no state but that in the
 database. There, customers close their accounts in the worst moment: when bank A has just been told that all is well.
 """
 

@@ -30,7 +30,7 @@ SELECT body ->> 'receiver' AS receiver, count(*) AS transfers, sum((body ->> 'am
            AND NOT EXISTS (SELECT FROM {bank_a.outbox.settings.schema}.compensation c WHERE c.half_id = h.id)) h
 """
 
-#: What bank A debited, and did not refund, is what bank B credited, and what is on its way.
+#: The sum that bank A debited, and did not refund, equals the one that bank B credited plus the transfers on their way.
 DEBITED = Measure(
     name="debited",
     topic=TOPIC,
@@ -61,7 +61,7 @@ PROMISED = Measure(
 def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
     """Return the comparison of the two banks; ``apply`` also mends what can be mended without a human.
 
-    The day's work is done when it runs: there is no grace for what is on its way. Nothing is taken on trust that was in
+    The day's work is done when it runs: there is no grace for open transfers. Nothing is taken on trust that was in
     sync before, since a demo is to show that it is.
     """
     urls = banks.environment

@@ -23,7 +23,7 @@ def credit(connection: Connection, message_id: UUID, transfer: TransferOrdered) 
 
 
 def take_back(connection: Connection, message_id: UUID, keep: int = 0) -> Decimal:
-    """Undo all credits of a message but for the first ``keep``; return what was taken back."""
+    """Undo all credits of a message but for the first ``keep``; return the amount taken back."""
     entries = select(LedgerEntry.id).where(LedgerEntry.message_id == message_id).order_by(LedgerEntry.id).offset(keep)
     undone = (
         delete(LedgerEntry).where(LedgerEntry.id.in_(entries)).returning(LedgerEntry.account_id, LedgerEntry.amount)

@@ -1,4 +1,4 @@
-"""How the half messages of bank A were decided: by whom, after which checks, and what is wrong about it."""
+"""Tell how the half messages of bank A were decided: the deciders, the checks before, and the faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo can be asked to do."""
+"""Declare the options of the demo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the demo is asked to do.
+    """Hold the options of a run of the demo.
 
     ``orders``: a file of payment orders (see `orders`); None generates ``transfers`` of them from ``seed``.
     ``accounts``: a file of the account ids that bank A knows; None: all that the orders name.
@@ -34,8 +34,8 @@ class DemoOptions:
     ``crash``), by default 30.
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
-    two are compared, and what was damaged is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
-    ``console``: accounts are closed, and nobody but an operator refunds; when the work is done, the banks stay open,
+    two are compared, and the damage is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
+    ``console``: accounts are closed, and only an operator refunds; when the work is done, the banks stay open,
     with the admin console at ``console_port``.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 

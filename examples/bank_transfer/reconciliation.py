@@ -32,7 +32,7 @@ _SETTLED = ("consumed", "parked")
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What was planted, found, repaired and mended by hand, and what is found after that.
+    """Hold the faults planted, found, repaired and mended by hand, and those found after that.
 
     Nothing is repaired where nothing was planted: then ``after`` is ``found``.
     """
@@ -51,7 +51,7 @@ class Reconciliation:
 
     @property
     def repairs(self) -> tuple[Repaired, ...]:
-        """What was repaired without a human."""
+        """Return the repairs without a human."""
         return repairs(self.repaired) if self.repaired else ()
 
     @property
@@ -60,7 +60,7 @@ class Reconciliation:
         return sum(repair.action is Repair.RESEND for repair in self.repairs)
 
     def faults(self, parked: int) -> Iterator[str]:
-        """Yield what is wrong, as sentences; ``parked`` is how many messages bank B can't credit, and rightly so."""
+        """Yield the faults, as sentences; ``parked`` is how many messages bank B can't credit, and rightly so."""
         yield from self._badly_found()
         left = by_kind(self.after)
         yield from counts_differ(
@@ -74,7 +74,7 @@ class Reconciliation:
                 yield f"{measure.name}: {row.unexplained} {row.value} unexplained at {key_text(row.key)}"
 
     def _badly_found(self) -> Iterator[str]:
-        """Yield where what was found isn't what was planted."""
+        """Yield the differences between the findings and the planted faults."""
         if not self.planted:
             return
         found = by_kind(self.found)
@@ -132,7 +132,7 @@ def by_kind(result: JobResult) -> dict[Outcome, frozenset[UUID]]:
 
 
 def repairs(result: JobResult) -> tuple[Repaired, ...]:
-    """Return what was repaired."""
+    """Return the repairs."""
     return tuple(repair for pair in result.pairs for repair in pair.repairs if repair.result == DONE)
 
 

@@ -1,4 +1,4 @@
-"""What a run says of its half messages: how many there were, and how each orphan was decided."""
+"""Report the half messages of a run: how many there were, and how each orphan was decided."""
 
 from __future__ import annotations
 

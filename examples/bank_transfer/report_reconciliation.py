@@ -1,4 +1,4 @@
-"""What a run says of its reconciliation: what was found, repaired and mended by hand, and which sums agree."""
+"""Report the reconciliation of a run: findings, repairs, mends by hand, and the sums that agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN, _OF_EACH = 10, 2
 
 
 def as_facts(done: Reconciliation) -> dict[str, Any]:
-    """Return what JSON says: the numbers by kind, what was done by hand, and the reports of each comparison."""
+    """Return the JSON: the numbers by kind, the mends by hand, and the reports of each comparison."""
     return {
         "planted": {kind.label: len(ids) for kind, ids in sorted(done.planted.items())},
         "found": _numbers(done.found),

@@ -1,4 +1,4 @@
-"""What became of the reservations at bank A, and what is wrong about it."""
+"""Tell the outcomes of the reservations at bank A, and find the faults."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(slots=True)
 class Survey:
-    """What is known of the orders before the first is executed.
+    """Hold the facts about the orders before the first is executed.
 
     ``needs`` is the amount that each sender's orders add up to, ``shares`` the number of orders per teller,
     ``refusals`` are the rows which are no orders.
@@ -83,7 +83,7 @@ def teller_of(order: Order, tellers: int) -> int:
 
 
 def choose_closing(source: Source, seed: int) -> list[int]:
-    """Return some orders, each of another receiver, who closes the account when bank A has just asked about it.
+    """Return some orders, each of another receiver, which closes the account when bank A has just asked about it.
 
     Raises:
         OrdersUnreadable: the file as a whole is of no use.

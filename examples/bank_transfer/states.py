@@ -1,7 +1,7 @@
-"""How the transfers of bank A ended, by their states, and what is wrong about it.
+"""Tell how the transfers of bank A ended, by their states, and find the faults.
 
 A state is only a word until both ledgers bear it out: credited is what bank B's ledger has, refunded what bank A's has,
-and nothing is both. Whoever is refunded was compensated by the framework, once, and bank B's inbox is quarantined.
+and nothing is both. The framework has compensated each refunded transfer, once, and bank B's inbox is quarantined.
 """
 
 from __future__ import annotations

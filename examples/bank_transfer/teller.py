@@ -1,7 +1,7 @@
 """A teller of bank A: executes its share of the orders, in a process of its own.
 
 It keeps no book of how far it got. When it was killed it begins again at the first order, and the database
-tells what was executed already.
+tells which orders were executed already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the image runs: a service's Outbox with its consumers. The URL comes from a mounted secret."""
+"""Define the service of the image: an Outbox with its consumers. The URL comes from a mounted secret."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The account service and the order service have a database each. Paying debits the user and tells the order service.
 Each minute a scheduler asks the order service, by HTTP, what became of the messages: it brings its own states to those
-of the other side, sends again what was lost, and gives up after a while. What the order service can't settle is rolled
+of the other side, sends lost messages again, and gives up after a while. A payment that can't be settled is rolled
 back: by itself when it is parked, by an operator when it was given up; the user has the money back. Run it in a
 checkout::
 

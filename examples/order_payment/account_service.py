@@ -82,7 +82,7 @@ def pay(
 ) -> Outgoing:
     """Debit the user and tell the order service, both or neither.
 
-    What is returned is sent in the transaction that debits. The key is the enterprise: no two consumers fight over its
+    The returned body is sent in the transaction that debits. The key is the enterprise: no two consumers fight over its
     balance. The tag says what was paid ``by``.
 
     Raises:

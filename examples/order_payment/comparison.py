@@ -20,7 +20,7 @@ _MOST = 500
 def job(accounts: Engine, orders: Engine, engine: EngineName) -> Job:
     """Return the comparison of the two databases.
 
-    All work is done when it is run: no grace for what is on its way, and no trust in what was in sync before.
+    All work is done when it is run: no grace for messages on their way, and no trust in earlier results.
     """
     values = {
         "producer": _access(accounts, account_service.outbox),

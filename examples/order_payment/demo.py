@@ -71,7 +71,7 @@ def run(orders: int, seed: int, minute: float, engine: EngineName, listening: so
     )
     with Worker(account_service.outbox):
         _pay(each for each in purchases if each.enterprise not in {BLOCKED, CLOSED})
-        timeline.wait("nobody consumes")
+        timeline.wait("no group consumes")
         with Worker(order_service.outbox):
             _live(timeline, purchases, seed, listening)
     for table in timeline.tables():

@@ -1,4 +1,4 @@
-"""What the account service tells the order service: the contract of the topic `order-paid`."""
+"""Define the contract of the topic `order-paid`, from the account service to the order service."""
 
 from __future__ import annotations
 

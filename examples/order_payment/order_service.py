@@ -85,7 +85,7 @@ class EnterpriseBlocked(Exception):
     group=GROUP,
     source=os.environ.get("ACCOUNTS_URL", "postgresql+psycopg://localhost/accounts"),
     model=OrderPaid,
-    # Vouchers are for the next release. The account service wasn't told: nobody is perfect.
+    # Vouchers are for the next release. The account service wasn't told, by mistake.
     tags=[CARD],
 )
 def settle(message: Message, session: Session) -> Park | None:
@@ -112,7 +112,7 @@ def settle(message: Message, session: Session) -> Park | None:
 
 
 def application(consuming: Outbox) -> FastAPI:
-    """Return what the order service serves by HTTP: the status of its inbox, for those who have the token."""
+    """Return what the order service serves by HTTP: the status of its inbox, for callers with the token."""
     served = FastAPI(title="Order service")
     token = os.environ.get("ORDERS_STATUS_TOKEN", "a token of this example only")
     served.mount("/inbox/status", InboxStatusService(consuming, token=token))

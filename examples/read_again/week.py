@@ -95,7 +95,7 @@ class Shop:
         drain(app)
 
     def sleep(self) -> None:
-        """Let a day pass: what is there gets a day older."""
+        """Let a day pass: all rows get a day older."""
         with self.engine.begin() as connection:
             for table, columns in _TIMES.items():
                 older = ", ".join(f"{each} = {each} - interval '1 day'" for each in columns)

@@ -74,7 +74,7 @@ def take(message: Message[PaymentDue], session: Session) -> None:
 
 @outbox.consumer("payment.give", group="bank", source=_AGENCY, model=PaymentDue)
 def give_back(message: Message[PaymentDue], session: Session) -> None:
-    """Give back what was taken."""
+    """Give the amount taken back."""
     payment = session.scalars(select(Payment).where(Payment.message_id == message.correlation)).one()
     account = session.get_one(Account, payment.customer, with_for_update=True)
     account.balance += payment.amount

@@ -1,4 +1,4 @@
-"""The books of all five services at the end: how the trips ended, where the money is, and what is wrong about it."""
+"""The books of all five services at the end: how the trips ended, where the money is, and the faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
 
     @property
     def net(self) -> Decimal:
-        """What was done and stays."""
+        """Return the steps that were done and stay."""
         undone = {message_id for _, message_id in self.undone}
         return sum((price for _, message_id, price in self.done if message_id not in undone), Decimal())
 
@@ -56,7 +56,7 @@ class Service:
 
 @dataclass(slots=True)
 class Books:
-    """All books; ``undone`` counts by service, ``faults`` says what is wrong, and is empty at a good end."""
+    """All books; ``undone`` counts by service, ``faults`` is empty at a good end."""
 
     trips: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What the travel agency asks the other services for."""
+"""Define the commands of the travel agency to the other services."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from outbox import Message, Outbox
 
 from .message import TripPlanned
 
-#: Where no flights go, where there are no hotels, and how old somebody must be to rent a car.
+#: Where no flights go, where there are no hotels, and how old a driver must be to rent a car.
 NO_FLIGHTS, NO_HOTELS, OLD_ENOUGH = "Atlantis", "Antarctica", 21
 
 
@@ -76,7 +76,7 @@ class Vendor:
         message.reply(session, {"price": str(price)})
 
     def cancel(self, message: Message[TripPlanned], session: Session) -> None:
-        """Cancel what was booked; whether there was anything to cancel is seen at the end."""
+        """Cancel the booking; whether there was anything to cancel is seen at the end."""
         session.add(Cancellation(trip_id=UUID(message.key), booked_by=message.correlation))
         message.reply(session, {})
 

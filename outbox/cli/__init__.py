@@ -50,7 +50,7 @@ _EPILOG = (
 
 
 class _Group(TyperGroup):
-    """Turns what can be expected to go wrong into one line on stderr and an exit code."""
+    """Turn expected errors into one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -120,8 +120,8 @@ def show_version() -> None:
 
 
 def main(arguments: Sequence[str] | None = None, program: str | None = None) -> None:
-    """Run the command line and leave with its exit code; ``program`` is what its help calls it."""
-    # A message may hold what the terminal can't show; that is no reason to fail.
+    """Run the command line and leave with its exit code; ``program`` is its name in its help."""
+    # A message may hold characters that the terminal can't show; that is no reason to fail.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

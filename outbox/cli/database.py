@@ -366,9 +366,7 @@ def check_role(name: str) -> str:
 
 @command(app, "grants")
 def show_grants(
-    role: Annotated[
-        str, typer.Option(metavar="|".join(grants.ROLES), help=f"What the role is there for. {_ROLES_HELP}.")
-    ],
+    role: Annotated[str, typer.Option(metavar="|".join(grants.ROLES), help=f"The use of the role. {_ROLES_HELP}.")],
     to: Annotated[str, typer.Option(metavar="NAME", help="The role of PostgreSQL that gets the privileges.")],
     topic: Annotated[
         list[str] | None,
@@ -386,8 +384,8 @@ def show_grants(
 ) -> None:
     """Print the GRANTs that a role needs, and no more.
 
-    For the owner of the tables to run: what is done in the producer's database, and what in the consumer's; where both
-    are one database, both. This command itself connects to nothing.
+    For the owner of the tables to run: one part in the producer's database, one in the consumer's; where both are one
+    database, both. This command itself connects to nothing.
 
     \b
     Examples:

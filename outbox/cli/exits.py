@@ -14,14 +14,14 @@ from outbox.text import message_of
 
 
 class Code(enum.IntEnum):
-    """What the process leaves with; ``meaning`` is for the help text."""
+    """Number the exit codes of the process; ``meaning`` is for the help text."""
 
     DONE = 0, "done"
     FAILED = 1, "failed"
     USAGE = 2, "wrong usage, or refused"
     NOT_FOUND = 3, "not found"
     CONFLICT = 4, "conflict: the state doesn't allow it, or another actor was first"
-    PARTIAL = 5, "done in part: some of what was named failed, or is missing"
+    PARTIAL = 5, "done in part: some of the named things failed, or are missing"
     PROBLEMS = 6, "a check found problems; of `reconcile`: differences are left"
     UNAVAILABLE = 69, "the database is unavailable"
     NO_RESULT = 70, "`reconcile` came to no result"
@@ -60,7 +60,7 @@ _CODES = {
     ErrorKind.NO_RESULT: Code.NO_RESULT,
 }
 
-#: What the command line says of the database's error, around the database's own words.
+#: The command line's words for the database's error, around the database's own words.
 _DATABASE_SAYS = {
     ErrorKind.UNAVAILABLE: "the database is unavailable: {}",
     ErrorKind.CONFLICT: "another transaction holds a lock: {}; try again in a while",

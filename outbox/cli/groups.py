@@ -259,7 +259,7 @@ def run_act(
 
 
 def _beginning(group: CommandGroup[Any], act: Act) -> dict[str, Any]:
-    """Return what a filter says of the states in which the act can begin, unless the options say which."""
+    """Return the filter's values for the states in which the act can begin, unless the options say which."""
     kind: Any = group.kind
     (status,) = (shape for shape in shape_of(kind) if shape.name == "status")
     if not status.many:
@@ -301,7 +301,7 @@ def _carry_out(
     flags: Mapping[str, Any],
     acting: ActOptions,
 ) -> None:
-    """Show what is to be done, ask, do it, and say what came of it."""
+    """Show the act to be done, ask, do it, and report the outcome."""
     by, why, targets = options.cli_actor(acting.actor), acting.reason.strip(), selector.targets or ()
     common: dict[str, Any] = {"database": databases.only, "options": flags}
     # One message is acted on at once, unless only a worker can do it, or is to do it.

@@ -1,4 +1,4 @@
-"""What is wrong, how far all has come, what runs, and who holds a lock: ``outbox doctor``, ``stats``, ``lock`` …"""
+"""Show problems, progress, workers and holders of locks: ``outbox doctor``, ``stats``, ``lock`` …"""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def doctor(
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """Say what is wrong with one database, and how to mend it.
+    """Report the faults of one database, and how to mend them.
 
     It only reads, and reads little: it may be run at any time, and also where there is a transaction pooler in between.
     With --app (or OUTBOX_APP) it examines the application's own database, settings, checkers and consumers, connecting
@@ -97,7 +97,7 @@ def _examine(database: DatabaseOptions, app: str | None, roles: list[str] | None
         try:
             outbox = load_quietly(app)
         except Failure as failure:
-            # Settings that contradict each other are what the doctor is there for, where it knows a database.
+            # The doctor is there for settings that contradict each other, where it knows a database.
             if not isinstance(failure.__cause__, InvalidSettings) or not (database.url or variable(URL_VARIABLE)):
                 raise
             refused = failure.__cause__
@@ -292,7 +292,7 @@ def show_handlers(
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     form: ListFormOption = ListForm.TABLE,
 ) -> None:
-    """List what is registered on the workers that run: consumers, checkers, compensations.
+    """List the functions registered on the workers that run: consumers, checkers, compensations.
 
     A topic without a compensation can't be compensated; one without a checker or fence can't be checked. Of consumers:
     how many messages a second they consumed in the last five minutes, within what time half of the calls and nearly

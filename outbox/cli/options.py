@@ -35,7 +35,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 UpToOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="Not more than so many. Default: all.")]
-ACTOR_HELP = "Who acts; in the audit. Default: your user@host."
+ACTOR_HELP = "The actor, in the audit. Default: your user@host."
 ActorOption = Annotated[str | None, typer.Option("--actor", metavar="NAME", help=ACTOR_HELP)]
 AppOption = Annotated[
     str | None,
@@ -104,7 +104,7 @@ class PageOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecidedOptions:
-    """Who acts and why, and whether the operator is asked once more."""
+    """The actor and the reason of an act, and whether the operator is asked once more."""
 
     reason: str = option("", "Why; recorded in the audit.")
     actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
@@ -112,13 +112,13 @@ class DecidedOptions:
 
     @property
     def by(self) -> Actor:
-        """Who acts, for the audit."""
+        """Return the actor, for the audit."""
         return cli_actor(self.actor)
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions(DecidedOptions):
-    """Who acts and why, and how sure the operator is."""
+    """The actor and the reason of an act, and how sure the operator is."""
 
     dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
     output: Output = option(Output.TABLE, FORM_HELP)
@@ -182,7 +182,7 @@ def _option(shape: FieldShape) -> str:
 
 
 def read_options(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields that its options give; what isn't a text is a value already."""
+    """Return the values of a dataclass's fields that its options give; other objects are values already."""
     shapes = {shape.name: shape for shape in shape_of(kind)}
     # The option of a field that is true by default says that it is false: --no-record.
     values = {name: not text if shapes[name].default is True else text for name, text in texts.items()}
@@ -222,7 +222,7 @@ _READER = Reader(form="text", error=lambda message, _: Failure(message))
 
 
 def as_id(text: str, name: str = "ID") -> UUID:
-    """Return the id that a text is; ``name`` is what it is called where it is none."""
+    """Return the id that a text is; ``name`` is its name in the error where it is none."""
     try:
         return UUID(text)
     except ValueError:
@@ -257,7 +257,7 @@ def ask(question: str, typed: str = "") -> bool:
 
 
 def cli_actor(actor: str | None) -> Actor:
-    """Return who acts, for the audit: the name of ``--actor``, else ``user@host``."""
+    """Return the actor, for the audit: the name of ``--actor``, else ``user@host``."""
     if actor is not None and not actor.strip():
         raise Failure("--actor is empty: the audit must name the operator")
     try:

@@ -140,7 +140,7 @@ def age(seconds: float | None) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return what an error says, without its traceback."""
+    """Return the first line of an error, without its traceback."""
     return (text or "").partition("\n")[0]
 
 

@@ -156,7 +156,7 @@ def run(
     raise typer.Exit(ending.code)
 
 
-#: What a worker does for a database whose services speak SQL only.
+#: The roles of a worker for a database whose services speak SQL only.
 _WITHOUT_APPLICATION = "dispatch,release,prune,bulk"
 
 
@@ -295,14 +295,14 @@ def load_quietly(path: str) -> Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What an application declares of bodies: how they are read, and what those of a topic may be."""
+    """Hold an application's declarations of bodies: how they are read, and the model of each topic."""
 
     codecs: Codecs
     topics: Mapping[str, Topic[Any]]
 
 
 def declared_by(path: str | None) -> Declared:
-    """Import an Outbox as `load_quietly` does, if one is named; return what it declares of bodies."""
+    """Import an Outbox as `load_quietly` does, if one is named; return its declarations of bodies."""
     if path is None:
         return Declared(NO_CODECS, {})
     outbox = load_quietly(path)
@@ -352,7 +352,7 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
     "demo-spark" installed, the reconciliation runs on Spark.
 
     At the end the message tables and ledgers of the two banks are reconciled. With --faults they are damaged before:
-    the report says what was found, what was repaired, and what an operator had to mend.
+    the report tells the findings, the repairs, and the mends by an operator.
 
     With --crash, processes are killed, and accounts of bank B closed between bank A's inquiry and its debit. Each
     transfer ends as credited or refunded all the same, without an operator.
@@ -398,7 +398,7 @@ app: typer.Typer = typer.Typer(invoke_without_command=True, rich_markup_mode=Non
 
 
 class RoleName(enum.StrEnum):
-    """What a person may do in the console."""
+    """Name the role of a user of the console."""
 
     VIEWER = enum.auto()
     OPERATOR = enum.auto()
@@ -418,7 +418,7 @@ def serve(
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Serve the admin console: pages and HTTP endpoints to see every message, and to heal what is stuck.
+    """Serve the admin console: pages and HTTP endpoints to see every message, and to heal stuck ones.
 
     It runs until Ctrl-C or SIGTERM. It needs no code of yours, but for the codecs of bodies that you wrote (--app);
     compensations and checks are done by workers.

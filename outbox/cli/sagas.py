@@ -87,7 +87,7 @@ def answer_command(
     answer: Annotated[CommandAnswer, typer.Argument(help="What the participant did.")],
     databases: DatabasesOptions,
     result: Annotated[
-        str | None, typer.Option(metavar="JSON", help="What it should have replied, where later steps need that.")
+        str | None, typer.Option(metavar="JSON", help="The participant's reply, where later steps need that.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Why; recorded in the audit.")] = "",
     actor: ActorOption = None,

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from outbox.console.connections import Source
     from outbox.database.engines import Bind
 
-#: Who may read the metrics: there are none, principals with the permission to view, or everybody.
+#: The access to the metrics: there are none, for principals with the permission to view, or for all.
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
@@ -79,7 +79,7 @@ _DESCRIPTION = (
 
 
 class ConsoleOptions(TypedDict, total=False):
-    """What can be said of a console beside its source and authorizer.
+    """Set the options of a console beside its source and authorizer.
 
     ``databases`` are further ones by name: those of the consumers. ``settings`` default to those of the source, or of
     the environment. ``read_only`` refuses every act and reveal, and its transactions can't write. ``allowed_hosts`` are
@@ -156,7 +156,7 @@ def create_console_app(
         app.include_router(router)
     if metrics != "off":
         app.include_router(probes.metrics, dependencies=known if metrics == "authenticated" else [])
-    # These answer to senders whom the authorizer knows; the last takes what no other has.
+    # These answer to senders that the authorizer knows; the last takes the paths that no other has.
     for router in (*_API, *pages.ROUTERS, pages.unknown):
         app.include_router(router, dependencies=known)
     return app
@@ -169,8 +169,8 @@ def create_console_router(
 
     The parameters are those of `create_console_app`, without ``root_path``. The console protects itself: it needs
     nothing of the application around it (middleware, dependencies, handlers of errors) and changes nothing there.
-    ``documented_in`` is the application whose OpenAPI document describes the console's endpoints as well; whoever may
-    read that document then reads them there. By default none does.
+    ``documented_in`` is the application whose OpenAPI document describes the console's endpoints as well, for every
+    reader of that document. By default none does.
 
     Raises:
         As `create_console_app`.
@@ -201,7 +201,7 @@ class _Application(FastAPI):
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Return what the sender of a request is shown of an error, and tell it to the log."""
+    """Return the answer to a request that met an error, and log the error."""
     context, problem = context_of(request), as_problem(error)
     if problem is None or problem.status_code == 500:
         _tell_failure(context, error)
@@ -337,7 +337,7 @@ class ConsoleConfig(ConsoleServer):
     session_key: str | None = option(None, "Makes sessions outlive a restart.", secret=True)
     session_idle: Seconds = option(3600.0, "How long a session lives without use.", above=0)
     payload: Literal["hidden", "masked", "full"] = option("masked", "How bodies are shown.")
-    metrics: Metrics = option("off", "Who may read /metrics.")
+    metrics: Metrics = option("off", "The access to /metrics.")
     metrics_rows: int = option(500, "How many topics, and groups, have gauges of their own there.", least=1)
 
     def __post_init__(self) -> None:
@@ -404,7 +404,7 @@ def serve(
     authorizer, token = authorizer_of(config)
     app = app_of(config, authorizer, settings, codecs)
     console = app.state.console
-    # What is wrong with all of the databases is an error now, and not at the first request.
+    # A fault of all databases is an error now, and not at the first request.
     for name, database in console.source().databases.items():
         parts = " and ".join(sorted(database.parts, reverse=True))
         announce(f"{name} ({parts}): {described(database.engine.url, database.schema)}")

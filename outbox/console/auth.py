@@ -73,7 +73,7 @@ _MEMORY = 256 * 1024 * 1024
 
 
 def authentication(authorizer: Authorizer) -> Callable[..., None]:
-    """Return a dependency that lets in a sender whom the authorizer knows, to act only unless the console only reads.
+    """Return a dependency that lets in a sender known to the authorizer, to act only unless the console only reads.
 
     An endpoint that changes nothing although its method is POST is marked by `only_reads`.
 
@@ -107,7 +107,7 @@ def only_reads(endpoint: E) -> E:
 
 
 class AllowAll:
-    """Lets everybody in, as an admin or what ``role`` says. For a laptop; never where others reach the console."""
+    """Let every sender in, as an admin or as ``role`` says. For a laptop; never where others reach the console."""
 
     def __init__(self, role: Role | str = Role.ADMIN) -> None:
         self._principal = Principal.of("anonymous", role)
@@ -139,7 +139,7 @@ class Basic:
             name: (PasswordHash.read(hashed), Principal.of(name, role)) for name, (hashed, role) in users.items()
         }
         self._throttle = throttle or Throttle()
-        # Of a user who isn't there: no password has it, and it takes as long to compare with.
+        # Of an unknown user: no password has it, and it takes as long to compare with.
         costs = max((hashed for hashed, _ in self._users.values()), key=lambda each: each.cost, default=PasswordHash())
         self._decoy = replace(costs, salt=secrets.token_bytes(16), derived=secrets.token_bytes(32))
         self._key = secrets.token_bytes(32)
@@ -159,7 +159,7 @@ class Basic:
             return None
         hashed, principal = self._users.get(name, (self._decoy, None))
         digest = hmac.digest(self._key, f"{hashed}:{name}:{password}".encode(), hashlib.sha256)
-        # Whoever is in stays in, whatever others try from the same address.
+        # A user that is in stays in, whatever others try from the same address.
         if digest in self._right:
             return principal
         context, loop = context_of(request), asyncio.get_running_loop()
@@ -212,19 +212,19 @@ class ConsoleSession:
 
     @property
     def audited(self) -> str:
-        """What it is called in the audit: nobody can tell its number from that."""
+        """Return its name in the audit, which doesn't tell its number."""
         return f"session/{hashlib.sha256(self.number.encode()).hexdigest()[:32]}"
 
 
 class Bearer:
-    """Tokens: in the header ``Authorization: Bearer …`` by programs, typed into a page by people, who get a session.
+    """Accept tokens: from programs in the header ``Authorization: Bearer …``, from people on a page, for a session.
 
     ``tokens`` maps the hash of a token (by `hash_token`) to its principal. A session ends with its token, after
     ``seconds``, when it wasn't used for ``idle`` seconds, or with the process. The cookie says when it was used last,
     by the clock of the console's host, and is replaced with use; a page that refreshes itself doesn't use it. Its
     cookie names the token (not what may be done with it) and is signed by
     HMAC-SHA-256, for which the standard library is enough. Without ``session_key`` the process makes one of its own:
-    nothing to configure, nothing to leak, and a restart logs everybody out. Several processes behind one address need
+    nothing to configure, nothing to leak, and a restart logs all users out. Several processes behind one address need
     the same key (at least 32 characters).
 
     Logging out ends a session wherever copies of its cookie are. With a ``session_key``, every process that has the key
@@ -348,14 +348,14 @@ def _has_ended(session: ConsoleSession, context: RequestContext) -> bool:
     """Return whether a process has ended a session, as far as the databases can be read; one that knows it is enough.
 
     Raises:
-        Problem: (503) none can be read, so that nobody knows.
+        Problem: (503) none can be read, so that the answer is unknown.
     """
     found = read_each(context.console.source().databases.values(), partial(_is_recorded, session), [])
     if found:
         return any(found.values())
     raise Problem(
         "unavailable",
-        "no database of this console can be read, so that nobody knows whether this session was ended elsewhere; a "
+        "no database of this console can be read, so that it is unknown whether this session was ended elsewhere; a "
         "program may send the token itself: Authorization: Bearer …",
     )
 
@@ -412,7 +412,7 @@ class TrustedHeader:
         self._default = None if default is None else Role(default)
 
     def __call__(self, request: Request) -> Principal | None:
-        """Return whom the proxy names."""
+        """Return the user that the proxy names."""
         sent = request.headers.getlist(self._header)
         if not context_of(request).by_proxy or len(sent) != 1 or not (name := sent[0].strip()):
             return None
@@ -423,7 +423,7 @@ class TrustedHeader:
 
 
 class AnyOf:
-    """Lets in whom any of some authorizers lets in, tried in turn; each is one of this module."""
+    """Let in each sender that one of some authorizers lets in, tried in turn; each is one of this module."""
 
     def __init__(self, *authorizers: Callable[[Request], Principal | Awaitable[Principal | None] | None]) -> None:
         if not authorizers:
@@ -499,13 +499,13 @@ class PasswordHash:
 
 
 def hash_password(password: str, *, cost: int = _COST) -> str:
-    """Return what is stored of a password: ``scrypt$cost$block$parallel$salt$hash``."""
+    """Return the stored form of a password: ``scrypt$cost$block$parallel$salt$hash``."""
     salted = PasswordHash(salt=secrets.token_bytes(16), cost=cost)
     return str(replace(salted, derived=salted.derive(password)))
 
 
 def hash_token(token: str) -> str:
-    """Return what is stored of a token: its SHA-256, in hexadecimal. Tokens are random, so it needs no salt."""
+    """Return the stored form of a token: its SHA-256, in hexadecimal. Tokens are random, so it needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -134,9 +134,9 @@ class OperatorSource:
         for engine in self._engines.values():
             pool = engine.pool
             engine.dispose()
-            # To this pool, which nobody uses any more, a request gives its connection back: it would stay open there.
+            # To this disposed pool, a running request still gives its connection back: it would stay open there.
             event.listen(pool, "checkin", _close_returned)
-            pool.dispose()  # of what came back before there was anybody who listened
+            pool.dispose()  # of connections that came back before the listener was there
 
     def _open(self) -> Operator:
         missing: dict[str, Exception] = {}

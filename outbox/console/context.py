@@ -1,4 +1,4 @@
-"""What is known of a request and its sender before anything is done, and the guard that refuses some at once.
+"""Read a request and its sender before anything is done; the guard refuses some requests at once.
 
 An act has a permission of its own; three roles bundle them, and the principal has those of its role.
 
@@ -103,7 +103,7 @@ class Role(enum.StrEnum):
 
     @property
     def permissions(self) -> frozenset[str]:
-        """What the role may do."""
+        """Return the permissions of the role."""
         return ROLES[self]
 
     @classmethod
@@ -156,7 +156,7 @@ class Principal:
 
 
 class Trust:
-    """What is trusted, as `ConsoleOptions` says it: the names of the console, other sites, and proxies.
+    """Hold the trusted parties, as `ConsoleOptions` names them: the names of the console, other sites, and proxies.
 
     Names of this machine are always good, since no other site can have them.
 
@@ -309,10 +309,10 @@ class RequestContext(Caller):
 
     @property
     def operator(self) -> Operator:
-        """What the sender can see and do. Its calls are synchronous: use it in endpoints that are plain functions."""
+        """Return the sender's operator. Its calls are synchronous: use it in endpoints that are plain functions."""
         everything = self.console.source()
         addresses = self.addresses
-        # By what is masked its sender can't search.
+        # Its sender can't search by masked values.
         kind = Operator if addresses and self.may(REVEAL) else MaskedOperator
         redactor = everything.redactor if addresses else everything.redactor.without_addresses()
         found = kind(everything.databases, redactor, everything.codecs, everything.topics)
@@ -321,7 +321,7 @@ class RequestContext(Caller):
 
     @property
     def reconciliations(self) -> ReconciliationOrders:
-        """What the sender can see of reconciliations, and order; as `operator`."""
+        """Return the sender's views and orders of reconciliations; as `operator`."""
         operator = self.operator
         found = ReconciliationOrders(operator.databases, operator.redactor)
         found.addresses = operator.addresses
@@ -329,7 +329,7 @@ class RequestContext(Caller):
 
     @property
     def sagas(self) -> Sagas:
-        """What the sender can see of sagas, and answer; as `operator`."""
+        """Return the sender's views of sagas, and its answers; as `operator`."""
         return Sagas(self.console.source().databases)
 
     @property
@@ -410,7 +410,7 @@ class RequestContext(Caller):
 
 
 def context_of(request: Request) -> RequestContext:
-    """Return what is known of a request."""
+    """Return the context of a request."""
     context: RequestContext = request.scope[SCOPE_KEY]
     return context
 

@@ -1,4 +1,4 @@
-"""What a console tells: each is one record of the logger ``outbox.console``, and is told to hooks.
+"""Declare the events of a console: each is one record of the logger ``outbox.console``, and is told to hooks.
 
 A sentence shows what a client has sent with ``%a``, escaped to ASCII, so that nothing that is sent can forge a line.
 No event has a query, a body or credentials, which may be secret.
@@ -44,7 +44,7 @@ _REQUEST = "%(method)s %(path)a of %(principal)a from %(client)a (request %(requ
 
 @event("console.failed", "console", logging.ERROR, f"{_REQUEST} failed, which is a defect: %(traceback)a")
 class RequestFailed(_OfRequest):
-    """A request met an error that nobody expected: a 500, whose page shows the request's id.
+    """A request met an unexpected error: a 500, whose page shows the request's id.
 
     ``traceback`` is its end, as one escaped text.
     """
@@ -74,7 +74,7 @@ class RequestDenied(_OfRequest):
 
 @event("console.refused", "console", logging.INFO, f"{_REQUEST} was refused (%(problem)s): %(detail)a")
 class RequestRefused(_OfRequest):
-    """A request was not valid, was about what isn't there, or came when the state didn't allow it: other 4xx."""
+    """A request was not valid, was about an unknown thing, or came when the state didn't allow it: other 4xx."""
 
     problem: str
     detail: str

@@ -113,7 +113,7 @@ _CONFLICTS: Mapping[type[OutboxError], str] = {
     CompensationRefused: "compensation-refused",
     SelectorChanged: "selector-changed",
 }
-#: What the console says of an error of the database, whose own words may show its address.
+#: The console's words for an error of the database, whose own words may show its address.
 _DATABASE_SAYS = {
     ErrorKind.TIMEOUT: "the database stopped the query, since it took too long; narrow the time range, or filter by "
     "topic or key",
@@ -135,7 +135,7 @@ def as_problem(error: Exception) -> Problem | None:
         case RequestValidationError():
             # Without the values, which may be secret.
             fields = [{"field": ".".join(map(str, each["loc"])), "detail": each["msg"]} for each in error.errors()]
-            return Problem("invalid", "some of what was sent isn't valid", errors=fields)
+            return Problem("invalid", "some of the fields sent aren't valid", errors=fields)
         case OutboxError():
             return _of_outbox(error)
         case PoolTimeout():

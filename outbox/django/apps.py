@@ -28,7 +28,7 @@ class OutboxConfig(AppConfig):
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    """Say what is wrong with ``OUTBOX`` in the settings (`manage.py check`)."""
+    """Report the faults of ``OUTBOX`` in the settings (`manage.py check`)."""
     try:
         own = configuration().own
     except InvalidSettings as error:

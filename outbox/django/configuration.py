@@ -25,7 +25,7 @@ class DjangoSettings:
 
 
 class Configuration(NamedTuple):
-    """What is Django's own, and what an `Outbox` takes."""
+    """Hold Django's own settings, and those that an `Outbox` takes."""
 
     own: DjangoSettings
     outbox: Settings

@@ -52,7 +52,7 @@ def outboxes() -> list[Outbox]:
 
 
 def declared(using: str | None) -> Outbox:
-    """Return the Outbox of a database, which may have no engine so far: what is declared on it stays."""
+    """Return the Outbox of a database, which may have no engine so far: its declarations stay."""
     alias = using or DEFAULT_DB_ALIAS
     with _guard:
         if alias not in _declared:

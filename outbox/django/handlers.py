@@ -31,7 +31,7 @@ class OrmFunction:
             )
         self.function = function
         self._using = using
-        # Not __wrapped__: what is called takes one argument more.
+        # Not __wrapped__: the called function takes one argument more.
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))

@@ -1,4 +1,4 @@
-"""For the tests of Django projects: give what was sent to its handlers, also in a `TestCase`, which never commits."""
+"""Test Django projects: give sent messages to their handlers, also in a `TestCase`, which never commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NotHandled(AssertionError):
 
 
 def drain(using: str | None = None) -> int:
-    """Hand what was sent to its handlers, and what these send, until there is no more; return how many calls it took.
+    """Hand sent messages to their handlers, and those that these send, until none is left; return the number of calls.
 
     In a `TestCase`, or pytest-django's ``db``, all happens in the test's own transaction: each handler in a savepoint,
     in the order in which the messages were sent. An error of a handler reaches the test. Elsewhere, where what is sent
@@ -64,7 +64,7 @@ def drain(using: str | None = None) -> int:
 
 
 def sent(topic: str | None = None, using: str | None = None) -> list[Message]:
-    """Return what was sent and is there, in the order of sending; of one topic, or of all."""
+    """Return the sent messages that are there, in the order of sending; of one topic, or of all."""
     alias = using or DEFAULT_DB_ALIAS
     with connections[alias].cursor() as cursor:
         if topic is None:
@@ -95,7 +95,7 @@ def _matches(key: str | None, patterns: tuple[str, ...]) -> bool:
 def _read(alias: str, topic: str, group: str, model: Any, codecs: Codecs) -> Iterator[Message]:
     schema = _schema()
     with connections[alias].cursor() as cursor:
-        # The op of what was sent is written by a deferred trigger, and a test has no COMMIT.
+        # The op of a sent message is written by a deferred trigger, and a test has no COMMIT.
         cursor.execute(f"SET CONSTRAINTS {schema}.commit_half IMMEDIATE")
         cursor.execute(f"SET CONSTRAINTS {schema}.commit_half DEFERRED")
         cursor.execute(_SENT.replace("{s}", schema), {"topic": topic, "group": group})

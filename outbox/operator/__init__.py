@@ -1,1 +1,1 @@
-"""What an operator sees and does, once, for the console, the HTTP endpoints, the command line and Python."""
+"""Define an operator's views and acts, once, for the console, the HTTP endpoints, the command line and Python."""

@@ -19,7 +19,7 @@ from outbox.operator import changes
 from outbox.operator.changes import Change
 from outbox.operator.model import MessageStatus, Target
 
-#: What an act applies to: a message of a producer, an undecided half message, a message in the inbox of a group.
+#: The things that acts apply to: a producer's message, an undecided half message, a message in the inbox of a group.
 Noun = Literal["message", "half", "inbox"]
 
 #: Each state of a message, as the clause that a refusal gives. Those beside the statuses: an undecided half with a
@@ -65,7 +65,7 @@ class ActOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What an act is called, says and demands. Its name is the word of the command, the endpoint and the audit.
+    """Declare the texts and demands of an act. Its name is the word of the command, the endpoint and the audit.
 
     ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
     ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
@@ -92,7 +92,7 @@ class Act(Declaration):
     """One act on messages.
 
     ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
-    done, ``mends`` what an operator can do instead in each other state.
+    done, ``mends`` the act to do instead in each other state.
 
     ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
     ``as_job`` the act is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out.
@@ -173,7 +173,7 @@ _TABLE = (
         change=changes.resend,
         summary="Send a dispatched message once more, under the same id",
         details="A group that has consumed the message knows its id and does nothing. A group that has parked or "
-        "failed it tries again. A group that has lost it gets it. Only what was dispatched can be sent again.",
+        "failed it tries again. A group that has lost it gets it. Only a dispatched message can be sent again.",
         why="mail lost its inbox",
         consequence="The same message goes out once more, with the same id: groups that have consumed it leave it out, "
         "groups that have parked or failed it try again, groups that lack it get it.",
@@ -370,7 +370,7 @@ _TABLE = (
             "discarded": "it is set aside already",
             "quarantined": "it will not be tried anyway",
             "waiting": "retry or discard that one",
-            "unconsumed": "only what has failed can be parked",
+            "unconsumed": "only a failed message can be parked",
         },
     ),
     Act(
@@ -395,7 +395,7 @@ _TABLE = (
             "discarded": "restore it if that was wrong",
             "quarantined": "it will not be tried anyway",
             "waiting": "retry or discard that one",
-            "unconsumed": "only what is parked can be discarded",
+            "unconsumed": "only a parked message can be discarded",
         },
     ),
     Act(
@@ -414,7 +414,7 @@ _TABLE = (
         mends={
             "parked": "it was not discarded; retry it, or discard it",
             **dict.fromkeys(("failed", "waiting", "consumed", "quarantined", "expired"), "it was not discarded"),
-            "unconsumed": "only what was discarded can be restored",
+            "unconsumed": "only a discarded message can be restored",
         },
     ),
 )
@@ -455,11 +455,11 @@ RECONCILE = Declaration(
 )
 REPAIR = Declaration(
     name="repair",
-    summary="Repair what a run of a reconciliation has found",
+    summary="Repair the findings of a run of a reconciliation",
     details="A bulk job, which a worker carries out that has the reconciliation. It reads both sides of each message "
-    "once more: what has healed is left alone, and so is what is of another kind by now.",
+    "once more, and leaves a finding alone that has healed, or is of another kind by now.",
     why="the group has lost its inbox",
-    consequence="A worker reads both sides of each message once more, and repairs what is still as it was found.",
+    consequence="A worker reads both sides of each message once more, and repairs those that are still as found.",
     happened="Ordered. A worker that has the reconciliation carries it out.",
     permission="reconciliation:repair",
     button="Repair",
@@ -469,7 +469,7 @@ REPAIR = Declaration(
 ANSWER = Declaration(
     name="answer",
     summary="Answer a saga's command for a participant that doesn't",
-    details="For a step in doubt, once it is known what the participant did: done, with what it should have replied "
+    details="For a step in doubt, once it is known what the participant did: done, with the reply that it owes "
     "where later steps need that; or refused. The saga goes on as with an answer of the participant's: a step that is "
     "done is undone if the saga turns back. Retry a command that its group has parked instead. Refused if there is an "
     "answer, and for a command that undoes a step: that can't be refused.",

@@ -2,9 +2,9 @@
 
 `apply` has a contract that operators, bulk jobs and the reconciliation's repairs share:
 
-1. **Lock** what the act is about: for a message the right to send (dispatch, release and compensation take the same
-   lock) and its op (prune takes it), for an undecided half its check (every decision locks it first), for an inbox its
-   row (a retry holds it while the handler runs).
+1. **Lock** the act's subject: for a message the right to send (dispatch, release and compensation take the same lock)
+   and its op (prune takes it), for an undecided half its check (every decision locks it first), for an inbox its row
+   (a retry holds it while the handler runs).
 2. **Look** in which state each message is, in a statement of its own after the lock: it sees what a rival did while the
    lock was waited for.
 3. **Act** on those in a state in which the act can be done. The others are reported, and nothing of theirs changes.
@@ -45,7 +45,7 @@ BUSY = "another transaction is working on it at this moment"
 
 @dataclass(frozen=True, slots=True)
 class ActRequest:
-    """An act, who does it, why, and with which options; ``origin`` says by which interface it came."""
+    """An act with its actor, reason and options; ``origin`` names the interface by which it came."""
 
     act: Act
     by: str
@@ -66,7 +66,7 @@ def requested(act: Act, by: Actor, why: str, options: Mapping[str, Any]) -> ActR
 
 
 def checked_actor(act: Declaration, by: str | Actor, why: str) -> Actor:
-    """Return who does an act; raise InvalidRequest if it needs a reason and has none, or the audit can't record it."""
+    """Return the actor of an act; raise InvalidRequest if it lacks a needed reason, or the audit can't record it."""
     actor = as_actor(by)
     if act.needs_reason and not why.strip():
         raise InvalidRequest(f"give a reason: the audit must tell why ({act.name})", field="reason")
@@ -75,7 +75,7 @@ def checked_actor(act: Declaration, by: str | Actor, why: str) -> Actor:
 
 
 def record_of(schema: str, action: str, actor: Actor, why: str, target: object, result: object = None) -> Statement:
-    """Return the statement that writes the audit row of what an actor did."""
+    """Return the statement that writes the audit row of an act."""
     return audit(schema, actor.name, action, str(target), why.strip(), result, actor.origin)
 
 
@@ -91,9 +91,9 @@ def unless_locked(refusal: Callable[[], OutboxError]) -> Iterator[None]:
 
 
 def check_audited(by: Actor, why: str) -> None:
-    """Raise InvalidRequest if the audit can't record who does something, and why."""
+    """Raise InvalidRequest if the audit can't record an actor and a reason."""
     if not by.name.strip():
-        raise InvalidRequest("the actor has no name: the audit must tell who did it", field="actor")
+        raise InvalidRequest("the actor has no name, which the audit needs: give one", field="actor")
     for name, text in (("reason", why), ("actor", by.name)):
         if storable(text) != text or len(text) > _LONGEST:
             raise InvalidRequest(
@@ -231,7 +231,7 @@ SELECT w.number::int, l.state,
 def lock(
     connection: Connection, settings: Settings, act: Act, targets: Sequence[Target], *, wait: bool
 ) -> dict[Target, LockedMessage]:
-    """Lock what an act on these messages is about, and read their states after that."""
+    """Lock the rows that an act on these messages changes, and read their states after that."""
     schema, ids = settings.schema, [target.message_id for target in targets]
     if act.noun == "inbox":
         ordered = sorted(targets, key=lambda target: (target.group or "", target.message_id))
@@ -343,7 +343,7 @@ SELECT %(actor)s, %(action)s, consumer_group || '/' || message_id, %(reason)s,
 
 
 def _inbox_change(assignments: str, texts: Mapping[str, str]) -> Change:
-    """Return what updates inbox rows; ``texts`` are what is said of a row that was in each of these states."""
+    """Return the change that updates inbox rows; ``texts`` are the outcomes by the state that a row was in."""
 
     def change(run: ActRun) -> dict[Target, str]:
         request = run.request

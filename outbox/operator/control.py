@@ -132,15 +132,15 @@ def _unknown_group(
 
 
 class GroupControls(OverDatabases):
-    """What an operator sees of what holds groups back, and changes.
+    """Show an operator all that holds groups back, and change it.
 
-    A ``topic`` limits an act to what the group consumes of it; without one it is done for all that the group consumes.
+    A ``topic`` limits an act to that topic of the group; without one it is done for all that the group consumes.
 
     Raises (all of its acts):
         GroupNotFound: no registered database has such a group.
         ActRefused: there is nothing to change.
-        InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
-            databases have the group and none is named.
+        InvalidRequest: no reason where one is needed, an actor without a name, a text that the audit can't record, or
+            several databases have the group and none is named.
         UnknownDatabase: no database of that name.
     """
 

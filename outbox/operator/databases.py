@@ -94,7 +94,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class AwayDatabase:
-    """A registered database that couldn't be opened yet, and why; nobody knows which tables it has."""
+    """A registered database that couldn't be opened yet, and why; which tables it has is unknown."""
 
     name: str
     engine: Engine
@@ -105,7 +105,7 @@ class AwayDatabase:
 class Databases(dict[str, Database]):
     """The registered databases by name, in the order in which they were registered.
 
-    ``away`` are those that couldn't be opened yet, by name: what they know is missing in all that is shown.
+    ``away`` are those that couldn't be opened yet, by name: their rows are missing in every view.
 
     Raises:
         InvalidSettings: there is none.
@@ -165,7 +165,7 @@ def is_away(error: Exception) -> bool:
 def read_each(
     databases: Iterable[Database], read: Callable[[Connection, Database], T], unreached: list[str]
 ) -> dict[str, T]:
-    """Return what is read in each database, by name, but for those that are ``unreached``, to which more are added."""
+    """Read each database but for the ``unreached``, to which more are added; return the results by name."""
     found = {}
     for database in databases:
         if database.name in unreached:
@@ -198,7 +198,7 @@ def open_database(name: str, engine: Engine, settings: Settings) -> Database:
 class Query(Template):
     """A template whose rows are known by the names of their columns, which its first line is: a comment.
 
-    What is JSON (``name:json``) is selected as a text, and decoded.
+    A column of JSON (``name:json``) is selected as a text, and decoded.
     """
 
     def __init__(self, sql: str) -> None:
@@ -240,7 +240,7 @@ def _shown_texts(value: Any) -> Any:
 
 
 class OverDatabases:
-    """The base of what an operator sees and does over the registered databases.
+    """Be the base of an operator's views and acts over the registered databases.
 
     Without ``addresses``, nothing shown says where databases are: only their names are.
     """
@@ -256,12 +256,12 @@ class OverDatabases:
         return found
 
     def shown_texts(self, value: T) -> T:
-        """Return a view, or a page of rows, as it may be shown: what it tells of failures and acts may name a host."""
+        """Return a view, or a page of rows, as it may be shown: its texts of failures and acts may name a host."""
         found: T = value if self.addresses else _shown_texts(value)
         return found
 
     def first_of(self, part: str | None, find: Callable[[Database], T | None], missing: OutboxError) -> T:
-        """Return what is found in the first database that has it, of those with a part; raise ``missing`` if none has.
+        """Return the result of the first database that has one, of those with a part; raise ``missing`` if none has.
 
         Raises:
             DatabaseUnreached: none of those that can be reached has it.

@@ -37,7 +37,7 @@ EDIT_STATES = frozenset({"dispatched"})
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy that was sent: its id, and what was done, in a sentence."""
+    """A copy that was sent: its id, and a sentence about the act."""
 
     id: UUID
     outcome: str
@@ -45,7 +45,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """What an operator asks for, checked but for the states of the message."""
+    """Hold an operator's request, checked but for the states of the message."""
 
     actor: Actor
     why: str
@@ -55,7 +55,7 @@ class _Edit:
 
 
 class Edits(MessageViews):
-    """What an operator does to a message that can't succeed as it is: send it again with another body."""
+    """Send a message again with another body, where it can't succeed as it is."""
 
     def edit(
         self,
@@ -72,7 +72,7 @@ class Edits(MessageViews):
         """Send a copy of a dispatched message with another body, under a new id, and set the original aside.
 
         ``body`` is the whole new body as a text: JSON where the content type is JSON's or a codec reads it. It must be
-        what the topic's model allows, where this process knows that. Topic, key, tag and headers are the original's;
+        allowed by the topic's model, where this process knows that. Topic, key, tag and headers are the original's;
         the header ``outbox-copy-of`` has its id. ``original`` is one of `ORIGINALS`. A group that has consumed the
         original would have the effect of both: that is refused unless ``acknowledge_delivered``, and so is a second
         copy unless ``again``. Groups in databases that aren't registered aren't known, nor are those that start later.
@@ -204,7 +204,7 @@ class Edits(MessageViews):
 def _write(
     connection: Connection, home: Database, new: HalfMessage, audited: Mapping[str, Any], edit: _Edit, target: Target
 ) -> None:
-    """Write the copy and the audit; from here to the commit nobody sends the original, or decides about it."""
+    """Write the copy and the audit; until the commit a lock keeps others from sending or deciding the original."""
     state = lock(connection, home.settings, ACTS["resend"], [target], wait=True)[target].state or ""
     _check_state(target.message_id, state, edit)
     record = record_of(home.schema, EDIT.name, edit.actor, edit.why, target.message_id, audited)

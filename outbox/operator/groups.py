@@ -6,11 +6,11 @@ changed by that. A reset is undone by a skip to where the group was, as far as i
 
 **The races.** Both take the group's lock, as a worker does that starts: of two acts on a group, or an act and a start,
 one comes after the other. Then they take the locks of the queues, in order: a worker has one while it handles messages,
-so that its transaction has ended by then. How far the group is, is read after that. What the worker has read ahead it
-drops, since the offset isn't where it left it. A handler that holds a queue for `outbox.operator.databases.PATIENCE`
+so that its transaction has ended by then. The group's offsets are read after that. The worker drops what it has read
+ahead, since the offset isn't where it left it. A handler that holds a queue for `outbox.operator.databases.PATIENCE`
 seconds has the act refused, and nothing is changed.
 
-The producer is asked before: what it prunes meanwhile, a consumer finds missing, and stops.
+The producer is asked before: a consumer finds a message missing that it prunes meanwhile, and stops.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class QueueMove:
 
 @dataclass(frozen=True, slots=True)
 class GroupMove:
-    """What an act would do to a group: in which queues it is moved, and over how many messages in all.
+    """Tell what an act would do to a group: in which queues it moves it, and over how many messages in all.
 
     ``source`` is the producer's database. ``missing`` messages were pruned, or may have been, and can't be read again.
     """
@@ -103,7 +103,7 @@ class GroupMove:
 
 @dataclass(frozen=True, slots=True)
 class GroupContents:
-    """What is deleted with a group: its inbox rows by status; ``workers`` are the names of those that consume."""
+    """Count what goes with a deleted group: its inbox rows by status; ``workers`` are the names of its consumers."""
 
     database: str
     group: str
@@ -150,7 +150,7 @@ class _Plan:
 
 
 class Groups(HealthViews):
-    """What an operator sees of groups, and the acts on them."""
+    """Show groups to an operator, and act on them."""
 
     def groups(self, database: str | None = None) -> list[GroupRow]:
         """Return the groups of all databases, or of one: how far each is behind, what holds it back, how it was moved.
@@ -212,8 +212,8 @@ class Groups(HealthViews):
     ) -> str:
         """Have a group read a topic again from ``to`` on; return a sentence about it.
 
-        It handles again what it had consumed, failed or parked there, not what is quarantined, discarded or
-        compensated. ``to`` is a `Start`, or a text (`outbox.consumer.start.start_from_text`), also of how long ago: 3d.
+        It handles again all messages that it had consumed, failed or parked there, but no quarantined, discarded or
+        compensated one. ``to`` is a `Start`, or a text (`outbox.consumer.start.start_from_text`), also an age: 3d.
         ``database`` is the group's, ``source`` that of the producer, where they can't be told.
 
         Raises:
@@ -243,10 +243,10 @@ class Groups(HealthViews):
         database: str | None = None,
         source: str | None = None,
     ) -> str:
-        """Have a group leave out what it hasn't read yet, up to ``to``; return a sentence about it.
+        """Have a group leave out the messages that it hasn't read yet, up to ``to``; return a sentence about it.
 
-        It never handles that, unless it is reset; for its producer and for reconciliations it is left out. What has
-        failed or is parked stays so. For the arguments and errors see `reset_group`.
+        It never handles them, unless it is reset; its producer and reconciliations take them for left out. Failed and
+        parked messages stay so. For the arguments and errors see `reset_group`.
         """
         plan = self._plan(SKIP_GROUP, group, topic, to, database, source)
         return self._move(plan, by, why, skip_pruned=True)
@@ -406,7 +406,7 @@ def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], mess
     }
     with plan.source.reading(_COUNTING) as connection:
         (rows,) = execute(connection, sql.messages_between(plan.source.schema, topic=plan.topic, **values))
-    # Numbers are dense: what is numbered and isn't there was pruned.
+    # Numbers are dense: a numbered message that isn't there was pruned.
     there = sum(count for _, count in rows)
     missing: int = sum(start.missing for start, _ in moves) + max(messages - there, 0)
     return missing

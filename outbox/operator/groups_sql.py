@@ -1,4 +1,4 @@
-"""Statements of acts on groups and on topics: how far groups are, moves, and what is deleted with both."""
+"""Build the statements of acts on groups and topics: they read and move offsets, and delete both with their rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SELECT t.queues, (SELECT count(*) FROM newest),
   FROM {s}.topic t WHERE t.name = %(topic)s
 """)
 
-#: What a topic leaves behind: each statement deletes some of it. The first has at most one message for each queue.
+#: Each deletes some of the rows that a topic leaves behind. The first has at most one message for each queue.
 forget_topic: tuple[Template, ...] = (
     Template(f"""
 WITH locked AS MATERIALIZED (
@@ -121,13 +121,13 @@ WITH moved AS (
 SELECT reading FROM moved
 """)
 
-#: Count what the inbox of a group has of a topic. Rows: ``(status, messages)``.
+#: Count the messages of a topic in the inbox of a group. Rows: ``(status, messages)``.
 contents: Template = Template("""
 SELECT CASE WHEN discarded_at IS NULL THEN status ELSE 'discarded' END, count(*) FROM {s}.consumer_message
  WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1 ORDER BY 1
 """)
 
-#: What makes a group known, and what is kept about it as a whole: each statement deletes that of one table.
+#: Each deletes, in one table, the rows that make a group known, or that are kept about it as a whole.
 forget_group: tuple[Template, ...] = tuple(
     Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s")
     for table in (

@@ -1,4 +1,4 @@
-"""What an operator's calls take and return: filters, rows and views, as plain data.
+"""Define the data that an operator's calls take and return: filters, rows and views.
 
 Each is declared here once. The console's queries, forms and JSON, and the command's options are read into the filters
 (`outbox.reader`); HTTP endpoints and ``-o json`` show the rows and views as they are.
@@ -37,20 +37,20 @@ _CENTURY = 100 * 366 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, and by which interface: ``origin`` has ``via`` (console, cli), ``ip``, ``request_id``."""
+    """Name the actor of an act, and its interface: ``origin`` has ``via`` (console, cli), ``ip``, ``request_id``."""
 
     name: str
     origin: Mapping[str, str] = field(default_factory=dict)
 
 
 def as_actor(by: str | Actor) -> Actor:
-    """Return who acts; a name alone is that of a Python program's caller."""
+    """Return the actor; a name alone is that of a Python program's caller."""
     return by if isinstance(by, Actor) else Actor(by)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One message to act on; ``group`` for acts on an inbox. Its text is what it is called in a sentence."""
+    """One message to act on; ``group`` for acts on an inbox. Its text is its name in a sentence."""
 
     message_id: UUID
     group: str | None = None
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def audited(self) -> str:
-        """What it is called in the audit."""
+        """Return its name in the audit."""
         return f"{self.group}/{self.message_id}" if self.group else str(self.message_id)
 
 
@@ -129,8 +129,8 @@ class MessageStatus(enum.StrEnum):
 class MessageFate(enum.StrEnum):
     """What became of a committed message in the groups that its producer knows (`Outbox.known_group`).
 
-    ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it; so is what was
-    committed and isn't dispatched yet, or is scheduled. ``failed``,
+    ``consumed``: by all of them. ``unconsumed``: at least one has yet to read it, or has lost it; so is a message that
+    was committed and isn't dispatched yet, or is scheduled. ``failed``,
     ``parked``, ``expired``, ``resend_exhausted``: so it is in at least one. ``compensated``: its local transaction was
     undone.
     """
@@ -150,11 +150,11 @@ def _text(help: str, **more: Any) -> Any:  # noqa: A002 - named as the option of
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages of the producers; what isn't given fits all. ``since`` and ``until`` go by ``born_at``.
+    """Select messages of the producers; a field left out fits all. ``since`` and ``until`` go by ``born_at``.
 
-    ``group`` goes with the status ``unconsumed`` alone, and asks the group's inbox: what is to come into its queues,
-    what stands in them after its offsets, and what it has failed and will retry. Without it, the fates are those that
-    the producer has learnt.
+    ``group`` goes with the status ``unconsumed`` alone, and asks the group's inbox: for messages that will come into
+    its queues, those that stand in them after its offsets, and those that it has failed and will retry. Without it,
+    the fates are those that the producer has learnt.
     """
 
     database: str | None = _text("Only of this database.", metavar="NAME")
@@ -270,7 +270,7 @@ class HalfRow:
 
 @dataclass(frozen=True, slots=True)
 class InboxFilter:
-    """Which rows of the inboxes; what isn't given fits all. ``discarded`` picks among the parked ones."""
+    """Select rows of the inboxes; a field left out fits all. ``discarded`` picks among the parked ones."""
 
     database: str | None = _text("Only of this database.", metavar="NAME")
     status: tuple[Status, ...] = option((), "Only rows of this status; may be given again.")
@@ -366,7 +366,7 @@ class DeadGroup:
     """Parked messages of one group and topic with one kind of error.
 
     ``trend`` is how many were parked in each of the last 24 hours, the oldest hour first, whatever became of them since
-    (counted over the newest attempts). ``note`` and ``owner`` are what an operator wrote about them last.
+    (counted over the newest attempts). ``note`` and ``owner`` are an operator's last entry about them.
     """
 
     fingerprint: str
@@ -395,7 +395,7 @@ class AuditFilter:
     database: str | None = _text("Only of this database.", metavar="NAME")
     actor: str | None = _text("Only what this operator did.", metavar="NAME", aliases=("by",))
     action: str | None = _text("Only this action, such as resend, retry, rollback.", metavar="NAME")
-    target: str | None = _text("Only what was done to this: a message, GROUP/ID, a bulk job.", metavar="ID")
+    target: str | None = _text("Only acts on this target: a message, GROUP/ID, a bulk job.", metavar="ID")
     since: dt.datetime | None = None
     until: dt.datetime | None = None
     summed: bool = option(False, "Of bulk jobs their order and their end with its counts, not each message.")
@@ -403,7 +403,7 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """Who did what to which target, why, with what result, by which interface."""
+    """Hold one record of the audit: actor, act, target, reason, result and interface."""
 
     database: str
     id: int
@@ -418,7 +418,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """What a bulk job acts on: targets by name, or all that a filter matches. Exactly one of them is given."""
+    """Select the targets of a bulk job: by name, or all that a filter matches. Exactly one of them is given."""
 
     targets: tuple[Target, ...] | None = None
     messages: MessageFilter | None = None
@@ -428,10 +428,10 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a bulk job would do. Who orders it gives ``token`` back: it binds selector and act, and the count.
+    """Tell what a bulk job would do. Its order gives ``token`` back, which binds selector, act and count.
 
     Where more than `PREVIEWED` messages are matched, it isn't known how many: ``matched`` is at least that, the other
-    numbers are of those that were looked at, and the token binds what there was at that moment.
+    numbers are of those that were looked at, and the token binds the messages of that moment.
     """
 
     action: str
@@ -542,7 +542,7 @@ class BulkItemFilter:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step of a message, for its timeline: what happened when, in which database, by whom."""
+    """Hold one step of a message, for its timeline: the event, its time, its database and its actor."""
 
     at: dt.datetime
     kind: str
@@ -554,7 +554,7 @@ class Event:
 
 @dataclass(slots=True, kw_only=True)
 class MessageRecord:
-    """What the tables of the registered databases have of one message.
+    """Hold all rows of one message in the tables of the registered databases.
 
     ``check`` is the check of an undecided half, ``history`` has an entry for each time that it was asked about, whose
     ``state`` is ``answered``, ``being_asked``, or ``no_answer``: the worker died over it, or was cut off.
@@ -589,7 +589,7 @@ class MessageView(MessageRecord):
     groups for which they can be done (none on the producer's side); ``refused`` maps the others to the reason.
     ``outcomes`` says of the last retries and resends what became of the message since. ``copy_of`` is the message that
     an operator edited and sent again as this one, ``copies`` are those of this one.
-    ``unseen`` are the databases that couldn't be read: what they know is missing.
+    ``unseen`` are the databases that couldn't be read: their rows are missing.
     """
 
     database: str | None
@@ -611,7 +611,7 @@ class MessageView(MessageRecord):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a group did with a message of a conversation; ``error`` is the first line of its last one."""
+    """Tell what a group did with a message of a conversation; ``error`` is the first line of its last one."""
 
     database: str
     group: str
@@ -652,7 +652,7 @@ class Conversation:
     """The chain of messages that began with one, in the order in which they were sent; a cause before its effects.
 
     ``complete`` is False where there are more messages than are shown. ``unseen`` are the databases that couldn't be
-    read: what is in them is missing.
+    read: their messages are missing.
     """
 
     id: UUID

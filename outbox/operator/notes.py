@@ -1,4 +1,4 @@
-"""What operators write about a kind of dead letters, for the next one who comes to it; and who looks after it."""
+"""Keep the notes of operators about a kind of dead letters, and the name of its owner, for the next operator."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DELETE FROM {s}.dead_letter_note
 
 
 class Notes(Lists):
-    """What operators write about dead letters."""
+    """Write the notes of operators about dead letters."""
 
     def dead_group(self, fingerprint: str) -> DeadGroup:
-        """Return the group of dead letters of a fingerprint, with what is noted of it.
+        """Return the group of dead letters of a fingerprint, with its note.
 
         Raises:
             DeadGroupNotFound, DatabaseUnreached: as `note`.
@@ -38,7 +38,7 @@ class Notes(Lists):
         raise self._no_group(fingerprint)
 
     def note(self, fingerprint: str, *, by: str | Actor, why: str = "", note: str = "", owner: str = "") -> str:
-        """Write a note about a group of dead letters, and who looks after it, over what is there; return a sentence.
+        """Write a note about a group of dead letters, and its owner, over the last one; return a sentence.
 
         Both empty take it away. It stays while there are such dead letters, and for ``record_retention`` after that.
 

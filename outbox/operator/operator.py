@@ -60,15 +60,15 @@ if TYPE_CHECKING:
 
 #: One message, or several.
 Ids = UUID | Collection[UUID]
-#: Who acts: a name, or an actor that also says by which interface.
+#: The actor of an act: a name, or an `Actor`, which also says by which interface.
 By = str | Actor
 
 
 class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls):
     """See and act, over one or more databases.
 
-    Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is who acts: a name, or an `Actor`
-    that also says by which interface. ``why`` is the reason, which the acts need that can't be taken back.
+    Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is the actor: a name, or an
+    `Actor`, which also says by which interface. ``why`` is the reason; acts that can't be taken back need it.
 
     Every list takes a filter and a `PageRequest`, and goes from the newest to the oldest (undecided halves and
     scheduled messages: the other way), over all registered databases unless its filter names one.
@@ -219,7 +219,7 @@ class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, Gro
 
 
 class MaskedOperator(Operator):
-    """What a person sees and does who may not have bodies revealed: by what is masked they can't search either.
+    """See and act for a user without the permission to reveal bodies: a masked value can't be searched by, either.
 
     A filter that a message fits tells its value, so a few hundred guesses would read a masked number.
 
@@ -253,7 +253,7 @@ class MaskedOperator(Operator):
         ):
             if pair is not None and hides(*pair):
                 raise InvalidRequest(
-                    f"{field} {pair[0]!r} is masked, so only those who may have it revealed can search by it; "
+                    f"{field} {pair[0]!r} is masked, so only a user with the permission to reveal can search by it; "
                     "leave this condition out, or search by another one",
                     field=field,
                 )
@@ -308,7 +308,7 @@ class OutboxOperator(Operator):
             return self._check_now(engine_of(self._engine), None, message_id, by, why, new_runner)
         calling_engine(self._engine)  # refuses callers outside run_sync
         engine, loop = engine_of(self._engine), asyncio.get_running_loop()
-        # In a thread: who waits for an answer must not keep the loop from the checker that is to give it.
+        # In a thread: waiting for an answer must not keep the loop from the checker that is to give it.
         answer = asyncio.to_thread(self._check_now, engine, loop, message_id, by, why, new_runner)
         return cast("Answer", wait_for(answer))
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopicPause:
-    """A topic whose dispatch is paused, or resumed and not done with what it held.
+    """A topic whose dispatch is paused, or resumed and not done with its held messages.
 
     ``held`` is how many messages wait, counted up to `COUNT_LIMIT`.
     """
@@ -63,7 +63,7 @@ SELECT topic, paused_at, paused_by, pause_reason, resumed_at,
   FROM {s}.topic_pause p ORDER BY topic
 """)
 
-#: Tell whether a topic is known: by its queues, by what is undecided of it, or since it is paused. Rows: one or none.
+#: Tell whether a topic is known: by its queues, its undecided halves, or since it is paused. Rows: one or none.
 _KNOWN = Template("""
 SELECT 1 FROM {s}.topic WHERE name = %(topic)s UNION ALL SELECT 1 FROM {s}.topic_pause WHERE topic = %(topic)s
  UNION ALL (SELECT 1 FROM {s}.half_check WHERE topic = %(topic)s LIMIT 1)
@@ -119,7 +119,7 @@ class Topics(Groups):
     """
 
     def topic_pauses(self, database: str | None = None) -> list[TopicPause]:
-        """Return the topics whose dispatch is paused, or not done with what was held."""
+        """Return the topics whose dispatch is paused, or not done with held messages."""
         rows = []
         for each in self.databases.having("producer", database):
             with each.reading() as connection:
@@ -130,7 +130,7 @@ class Topics(Groups):
     def pause_topic(
         self, topic: str, *, by: str | Actor, why: str, database: str | None = None, create: bool = False
     ) -> str:
-        """Have dispatch hold what is sent to a topic until it is resumed; return a sentence.
+        """Have dispatch hold the new messages of a topic until it is resumed; return a sentence.
 
         With ``create`` also a topic that has no message so far.
         """
@@ -138,15 +138,15 @@ class Topics(Groups):
         change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
         if not _changed(found, PAUSE_TOPIC, actor, why, topic, change, create=create):
             raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
-        return f"topic {topic} is paused: what is sent to it is held"
+        return f"topic {topic} is paused: its new messages are held"
 
     def resume_topic(self, topic: str, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
-        """Have what a paused topic holds go out, and then all that comes; return a sentence."""
+        """Have the held messages of a paused topic go out, and then new ones; return a sentence."""
         actor, found = checked_actor(RESUME_TOPIC, by, why), self._sole_producer(database)
         change = _RESUME(found.schema, topic=check_topic(topic))
         if not _changed(found, RESUME_TOPIC, actor, why, topic, change):
             raise ActRefused(f"topic {topic} can't be resumed: its dispatch isn't paused")
-        return f"topic {topic} is resumed: what was held goes out within a second"
+        return f"topic {topic} is resumed: held messages go out within a second"
 
     def _sole_producer(self, name: str | None) -> Database:
         found = self.databases.having("producer", name)
@@ -172,7 +172,7 @@ class Topics(Groups):
     def delete_topic(self, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
         """Delete a topic that is gone; return a sentence about it.
 
-        Its last messages, its number of queues and its counts are forgotten. Whoever sends to it again makes it anew.
+        Its last messages, its number of queues and its counts are forgotten. The next message to it makes it anew.
 
         Raises:
             TopicNotFound, DatabaseUnreached: as `preview_delete_topic`.
@@ -196,7 +196,7 @@ class Topics(Groups):
             record = record_of(schema, DELETE_TOPIC.name, actor, why, topic, result)
             execute(connection, *(each(schema, topic=topic) for each in sql.forget_topic), record)
         messages = counted(last_messages, "last message")
-        return f"topic {topic!r} is deleted, with its {messages}; whoever sends to it again makes it anew"
+        return f"topic {topic!r} is deleted, with its {messages}; the next message to it makes it anew"
 
     def _producer_of(self, topic: str, name: str | None) -> Database:
         having = []

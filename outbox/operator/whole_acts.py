@@ -186,7 +186,7 @@ PAUSE_GROUP = WholeAct(
 RESUME_GROUP = WholeAct(
     name="resume_group",
     summary="Have a paused group go on; one that its breaker has stopped tries a message at once",
-    details="Each worker sees it within a second. What has come meanwhile is handled in order; a rate stays.",
+    details="Each worker sees it within a second. Messages that came meanwhile are handled in order; a rate stays.",
     why="the mail provider is back",
     consequence="Workers go on where the group stopped. If its breaker is open, one message is tried at once.",
     happened="Resumed: workers go on within a second.",
@@ -226,9 +226,10 @@ SET_RATE = WholeAct(
 RESET_GROUP = WholeAct(
     name="reset_group",
     summary="Have a group read a topic again, from a time or a position on",
-    details="It handles again what it had consumed, failed or parked there, in order and with all attempts. What the "
-    "inbox said of each message before is kept. What is quarantined, discarded, compensated or expired is not handled "
-    "again. Refused where messages of then were pruned, unless that is accepted, and while a handler holds a queue.",
+    details="It handles again all messages that it had consumed, failed or parked there, in order and with all "
+    "attempts. The earlier inbox row of each message is kept. A message that is quarantined, discarded, compensated or "
+    "expired is not handled again. Refused where messages of then were pruned, unless that is accepted, and while a "
+    "handler holds a queue.",
     why="the handler of Friday rounded the amounts",
     consequence="The group handles these messages once more: each effect of its handler comes a second time, unless "
     "the handler sees to that.",
@@ -248,9 +249,9 @@ RESET_GROUP = WholeAct(
 )
 SKIP_GROUP = WholeAct(
     name="skip_group",
-    summary="Have a group leave out what it hasn't read yet",
-    details="It reads on from now, or from a time or position ahead of it. What it leaves out is never handled, unless "
-    "the group is reset. What has failed or is parked stays so.",
+    summary="Have a group leave out the messages that it hasn't read yet",
+    details="It reads on from now, or from a time or position ahead of it. A message that it leaves out is never "
+    "handled, unless the group is reset. Failed and parked messages stay so.",
     why="the backlog is of a load test",
     consequence="The group never handles these messages.",
     happened="Skipped: the group reads on from there.",
@@ -273,8 +274,8 @@ DELETE_GROUP = WholeAct(
     details="It holds no messages of its producer any more, and is in no list and no statistics. Refused while a "
     "worker consumes for it. Should it come back, it begins anew, and handles again what its producer still has.",
     why="the statistics service was shut down in May",
-    consequence="What the group has handled is forgotten. Should it come back, it handles again what its producer "
-    "still has.",
+    consequence="The group's inbox and offsets are forgotten. Should it come back, it handles again all messages that "
+    "its producer still has.",
     happened="Deleted.",
     permission="group:delete",
     role="admin",
@@ -292,12 +293,12 @@ DELETE_GROUP = WholeAct(
 PAUSE_TOPIC = WholeAct(
     name="pause_topic",
     summary="Pause the dispatch of a topic: nothing more of it reaches any group until it is resumed",
-    details="Producers go on: what they send commits, and waits in the schedule, from where it can be recalled. What "
-    "is in the queues already is still consumed; pause the groups to stop that. A message that is sent again "
+    details="Producers go on: their messages commit, and wait in the schedule, from where they can be recalled. The "
+    "messages in the queues are still consumed; pause the groups to stop that. A message that is sent again "
     "by an operator goes out at once.",
     why="orders are being sent twice since the release",
-    consequence="What is sent to this topic is held: no group gets it until the topic is resumed.",
-    happened="Paused: what is sent to it is held.",
+    consequence="New messages of this topic are held: no group gets them until the topic is resumed.",
+    happened="Paused: its new messages are held.",
     permission="topic:control",
     button="Pause",
     noun="topics",
@@ -312,10 +313,10 @@ PAUSE_TOPIC = WholeAct(
 RESUME_TOPIC = WholeAct(
     name="resume_topic",
     summary="Have the dispatch of a paused topic go on",
-    details="What was held goes out in the order in which it was committed, and nothing new of the topic before that.",
+    details="Held messages go out in the order of their commits, and no new message of the topic before them.",
     why="the release was taken back",
-    consequence="What was held goes out, in the order in which it was committed.",
-    happened="Resumed: what was held goes out within a second.",
+    consequence="Held messages go out, in the order of their commits.",
+    happened="Resumed: held messages go out within a second.",
     permission="topic:control",
     button="Resume",
     needs_reason=False,
@@ -333,9 +334,9 @@ DELETE_TOPIC = WholeAct(
     summary="Delete a topic that is gone",
     details="Its last messages, its number of queues and its counts are forgotten; it is in no list and no statistics. "
     "Refused while it has groups, handlers of living workers, undecided halves, scheduled messages, or messages that "
-    "prune has yet to delete. Whoever sends to it again makes it anew.",
+    "prune has yet to delete. The next message to it makes it anew.",
     why="nothing is sent to it since May",
-    consequence="The topic is forgotten. Whoever sends to it again makes it anew, with the default number of queues.",
+    consequence="The topic is forgotten. The next message to it makes it anew, with the default number of queues.",
     happened="Deleted.",
     permission="topic:delete",
     role="admin",
@@ -376,8 +377,8 @@ END = WholeAct(
 )
 NOTE = WholeAct(
     name="note",
-    summary="Write a note about a group of dead letters, and who looks after it",
-    details="For the next operator who comes to it. It stands beside the group, topic and kind of error wherever these "
+    summary="Write a note about a group of dead letters, and name its owner",
+    details="For the next operator. It stands beside the group, topic and kind of error wherever these "
     "are shown, also for those that come later. An empty note without an owner takes it away.",
     why="",
     consequence="It stands beside all dead letters of this group, topic and kind of error, and replaces what stands "

@@ -1,4 +1,4 @@
-"""One task of a comparison, and what runs many: read the same ids from both sides, judge them, return what is found.
+"""Run the tasks of a comparison: read the same ids from both sides, judge them, return the findings.
 
 A task is a value: it goes to a thread of this process or to a Spark executor, and says all that is needed there.
 """

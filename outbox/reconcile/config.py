@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.consumer.subscription import Subscription
 
-#: What is known of the fields of `Job`, by name; of those of ``window`` and ``spark`` as a mapping of their own.
+#: The known values of the fields of `Job`, by name; of those of ``window`` and ``spark`` as a mapping of their own.
 Values = Mapping[str, Any]
 
 _EXAMPLE = "postgresql+psycopg://user@host:5432/database"

@@ -1,4 +1,4 @@
-"""What a reconciliation is asked to do: two databases, the pairs to compare, how, and what is done about differences.
+"""Describe the job of a reconciliation: two databases, the pairs to compare, how, and the repair of differences.
 
 This module needs no library of the extra: applications and commands describe a job with it, and `run` runs it.
 The fields of `Job`, `Window` and `Spark` are what a file, a command and a mapping in code can say (`config`).
@@ -342,7 +342,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which messages are compared: those whose ids were made from ``since`` up to, but without, ``until``.
+    """Select the messages to compare: those whose ids were made from ``since`` up to, but without, ``until``.
 
     An id begins with the time at which it was made (UUIDv7), the same on both sides, so that windows which follow
     each other miss nothing and take nothing twice, whatever the clocks of the hosts say. Both bounds None means every
@@ -518,7 +518,7 @@ class Job:
         MAX_TIME, "How long the comparison may take, and the repair.", above=0, most=20 * 86400.0, metavar="DURATION"
     )
     workers: int = option(2, "Ranges compared at once.", least=1, metavar="N")
-    actor: str = option("reconcile", "Who repairs, in the audit.")
+    actor: str = option("reconcile", "The actor of repairs, in the audit.")
     spark: Spark = option(help="Where and how Spark runs.", factory=Spark)
     producer_table: ForeignTable | None = option(None, "What the producer has in place of our tables.")
     consumer_table: ForeignTable | None = option(None, "What the consumer has in place of our tables.")

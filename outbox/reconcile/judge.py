@@ -130,7 +130,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     young = at > rules.producer_now - rules.grace
     may_be_pruned = _may_be_pruned(rules, both.ids)
     changed, received = both.of_consumer("changed_at", 0), both.of_consumer("received_at", 0)
-    # What is scheduled has the time at which it is due.
+    # A scheduled message has the time at which it is due.
     ahead_of_clock = (at > rules.producer_now + rules.grace) & (state != ProducerState.SCHEDULED)
     ahead_of_clock |= np.maximum(changed, received) > rules.consumer_now + rules.grace
     lately = (changed > rules.consumer_now - rules.grace) & ~ahead_of_clock

@@ -34,7 +34,7 @@ def sources(
     """Return the sources of producer and consumer: their databases, and the archives for what they may have pruned.
 
     ``producer_now`` and ``consumer_now`` are the databases' clocks in microseconds; without ``snapshots`` the sources
-    read what is there at the time."""
+    read the rows there at the time."""
     return (
         side_of(job, pair, "producer", producer_now, snapshots.producer if snapshots else None),
         side_of(job, pair, "consumer", consumer_now, snapshots.consumer if snapshots else None),
@@ -120,7 +120,7 @@ class Backlog:
     others: list[pa.Table] = field(default_factory=list)
 
     def take(self, table: pa.Table) -> pa.Table:
-        """Take the backlog out of a table of findings (`rows.FINDING`); return what is left of it."""
+        """Take the backlog out of a table of findings (`rows.FINDING`); return the rest of it."""
         is_ahead = pc.equal(table["outcome"], int(Outcome.UNCONSUMED))
         if pc.any(is_ahead).as_py():
             both = pa.concat_tables([self.listed, table.filter(is_ahead)]).sort_by("id")
@@ -159,7 +159,7 @@ _SAMPLED = 12
 class FirstPass:
     """What one reading of both sides found, in one snapshot of each: a result before its second look.
 
-    Its ``findings`` are what is in flight and the differences, without the ``backlog``. ``fresh`` are ranges that are
+    Its ``findings`` are messages in flight and differences, without the ``backlog``. ``fresh`` are ranges that are
     settled from now on; without ``settled`` nothing can be.
     """
 
@@ -172,7 +172,7 @@ class FirstPass:
 
 @dataclass(slots=True)
 class Common:
-    """What the pairs of a job have in common: how big the tables are, what is settled, the digests of the producer.
+    """Share among the pairs of a job: the sizes of the tables, the settled ranges, the digests of the producer.
 
     It is read when the first pair needs it, and used for all: their snapshots are newer, and what was written since is
     found by the next run, whose mark is of this time.
@@ -224,7 +224,7 @@ class Common:
 class Strategy:
     """How a pair is going to be compared, by what can be known before the first digest.
 
-    ``gaps`` are what isn't settled; ``points`` are ids, evenly spread over all rows, if they were read. ``probe``
+    ``gaps`` are the unsettled ranges; ``points`` are ids, evenly spread over all rows, if they were read. ``probe``
     told how big the ranges are that are digested.
     """
 
@@ -238,7 +238,7 @@ class Strategy:
 
 @dataclass(slots=True)
 class AnyPairing:
-    """One pair, being compared; ``seconds`` collects durations, ``why`` what was decided."""
+    """One pair, being compared; ``seconds`` collects durations, ``why`` the decisions."""
 
     run_id: UUID
     job: Job
@@ -282,7 +282,7 @@ class SnapshotPairing(AnyPairing):
     def result(
         self, planned: ComparisonPlan, tasks: Sequence[Task], digests: Digested, collected: Collected, lag: Lag | None
     ) -> PairResult:
-        """Return what was found by reading, and how the plan was carried out."""
+        """Return the findings of reading, and how the plan was carried out."""
         return PairResult(
             self.run_id,
             self.pair,
@@ -315,7 +315,7 @@ class Pairing(SnapshotPairing):
         return self._plan(strategy)
 
     def compare(self) -> FirstPass:
-        """Compare, and return what was found."""
+        """Compare, and return the findings."""
         began = time.monotonic()
         rules = rules_of(self.job, self.pair, self.snapshots)
         producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
@@ -365,7 +365,7 @@ class Pairing(SnapshotPairing):
             gaps = self.common.gaps(self.pair)
             engine, why = plan.choose_engine(self.job)
             self.because(why)
-            # Gaps between settled ranges are scattered anyhow: what is clean in them isn't worth reading.
+            # Gaps between settled ranges are scattered anyhow: their clean parts aren't worth reading.
             if tier is Tier.DIGEST and settled.ranges:
                 messages = max(max(size.values()) - settled.counts.total(), 0)
                 return Strategy(tier, engine, gaps, plan.between_settled(messages, len(gaps)))

@@ -1,4 +1,4 @@
-"""What is compared how: which ranges need not be read, where the others are cut, and whether digests pay.
+"""Plan a comparison: which ranges need not be read, where the others are cut, and whether digests pay.
 
 Every choice comes with a sentence, which is shown.
 """
@@ -21,7 +21,7 @@ from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 #: Rows of a side in a bucket, where nothing is known of the differences: small, so that little is read for one.
 _ROWS_OF_BUCKET = 60
-#: The same between settled ranges. Most of what is there differed before and will again: all but a few rows around
+#: The same between settled ranges. Most of its rows differed before and will again: all but a few rows around
 #: each difference get settled, and the next night reads next to nothing for it.
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.
@@ -156,7 +156,7 @@ def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
 
 
 def without(whole: Range, settled: Sequence[Range]) -> list[Range]:
-    """Return what is left of a range without those inside it, which are in order and don't overlap."""
+    """Return the rest of a range without those inside it, which are in order and don't overlap."""
     gaps, begin = [], whole.first
     for first, end in settled:
         if first > begin:

@@ -64,7 +64,7 @@ def repair(
     but its last batch. ``why`` and ``origin`` go into the audit, where an operator has ordered it.
 
     Raises:
-        sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: what is done is found healed.
+        sqlalchemy.exc.DBAPIError: a connection was lost. Run it again: repaired findings are found healed.
     """
     work = Work(job, pair, run_id, producer, consumer, why, origin or {})
     by_kind: dict[Outcome, list[Finding]] = {}
@@ -183,7 +183,7 @@ def ids_of(findings: Sequence[Finding]) -> list[UUID]:
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
     """Open a transaction in a database; it commits at the end of the block."""
-    # READ COMMITTED, whatever the server's default: what is read after a lock must be newer than the lock.
+    # READ COMMITTED, whatever the server's default: a read after a lock must be newer than the lock.
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
         execute(connection, wait_at_most(PATIENCE), plan_by_index())
         yield connection
@@ -344,7 +344,7 @@ def _result(finding: Finding, row: LockedRow | None) -> str:
         return row.result(finding)
     if finding.outcome is Outcome.FAILED and not row.status.open:
         return HEALED  # its retry has succeeded, or was quarantined
-    return f"refused: it is {row.status.value}: only what is to be retried can be parked"
+    return f"refused: it is {row.status.value}: only a message that will be retried can be parked"
 
 
 def _known_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
@@ -413,7 +413,7 @@ def retry_parked(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     return results
 
 
-# --- the inbox contradicts what is known: write the truth into it ------------------------------------------
+# --- the inbox contradicts the known facts: write the truth into it ----------------------------------------
 
 _SENDS = "SELECT half_id, queue, position FROM {s}.message WHERE half_id = ANY (%(ids)s::uuid[])"
 
@@ -430,7 +430,7 @@ RETURNING message_id
 
 
 def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
-    """Write what is true where the row, or its absence, is as it was found and the effects still bear it out.
+    """Write the truth where the row, or its absence, is as it was found and the effects still bear it out.
 
     The truth is `consumed` where the business table has exactly one row of the message and the producer stands by it,
     and `quarantined` where the producer has withdrawn it and it took no effect.

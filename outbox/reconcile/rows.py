@@ -94,7 +94,7 @@ FINDING = pa.schema(
 )
 
 
-#: The digests of bodies, which nothing has that is shown or kept: who knows one of a short body finds the body by it.
+#: The digests of bodies, which nothing has that is shown or kept: the digest of a short body gives the body away.
 DIGESTS = frozenset({"producer_digest", "consumer_digest"})
 
 
@@ -196,9 +196,9 @@ class Estimate:
 class ComparisonPlan:
     """How a pair was compared, and why so; ``why`` are sentences.
 
-    ``expected`` is what it was to cost, by what was known before the first digest, and ``came`` what it did until the
-    second look. ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries,
-    ``foreign`` the sides whose tables aren't ours.
+    ``expected`` is its cost as estimated before the first digest, and ``came`` the real one until the second look.
+    ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries, ``foreign``
+    the sides whose tables aren't ours.
     """
 
     tier: Tier

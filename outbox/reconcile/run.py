@@ -6,7 +6,7 @@ Two databases have no snapshot in common. In the first look the consumer's is th
 the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
 the producer's side first, and goes on until two looks in a row say the same of a message.
 
-What is lost on the way is taken up again: a reader by its snapshot; a pair whose snapshots went with their server, or
+Lost parts are taken up again: a reader by its snapshot; a pair whose snapshots went with their server, or
 that a standby had to end, from its beginning; and a run that died by the next one, from the ranges of each pair that
 were in sync.
 """
@@ -125,11 +125,11 @@ def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = N
     that are in it already.
 
     Raises:
-        SourceError: a source can't be read; what was found until then is in the record.
+        SourceError: a source can't be read; the findings until then are in the record.
         InvalidSettings: a measure that can't be computed.
         ReconcileError: Spark doesn't start, or fails.
         SchemaMissing, SchemaOutdated: a database isn't migrated.
-        sqlalchemy.exc.DBAPIError: a connection was lost over a repair. What is done is found healed by the next job.
+        sqlalchemy.exc.DBAPIError: a connection was lost over a repair. The next job finds repaired findings healed.
     """
     result = compare(job, progress, ids)
     if job.apply:
@@ -219,7 +219,7 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
 
     Raises:
         SourceError: the record can't be written.
-        sqlalchemy.exc.DBAPIError: a connection was lost. What is done is found healed by the next job.
+        sqlalchemy.exc.DBAPIError: a connection was lost. The next job finds repaired findings healed.
     """
     began, result.applied = time.monotonic(), True
     record, progress = Record(job), _Limited(progress or NoProgress(), job.max_time)
@@ -273,7 +273,7 @@ def _recordable(job: Job, progress: Progress) -> Job:
 
 
 def _check_databases(job: Job) -> None:
-    """See that all databases are there, and can be written to as far as the job does: what isn't there later was lost.
+    """See that all databases are there, and can be written to as far as the job does: one missing later was lost.
 
     Raises:
         SourceLost: one can't be reached.
@@ -349,7 +349,7 @@ class _PairComparison:
                 raise SourceLost(str(error)) from None
 
     def _lost(self, error: SourceLost) -> None:
-        # What was read with the snapshots that are lost may be what the server has lost with them.
+        # Rows read with the lost snapshots may be rows that the server has lost with them.
         self.common.forget()
         self._say(f"{error}; the comparison is begun again, with new snapshots")
 
@@ -457,7 +457,7 @@ def _recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -
         # This is the error to tell, also where the record can't be written any more.
         with suppress(OutboxError):
             if ids is not None:
-                # Once, as `fail`: where the record is what can't be reached, nobody waits for it.
+                # Once, as `fail`: where it is the record that can't be reached, the run doesn't wait for it.
                 record.begin(ids, tries=1)
             for run_id in runs:
                 record.fail(run_id, error)

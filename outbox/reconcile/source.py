@@ -36,11 +36,11 @@ from outbox.text import class_name, summary_of
 
 T = TypeVar("T")
 
-#: So often what is lost is tried at most, with waits (seconds) from _FIRST_WAIT to _LONGEST_WAIT between: most of a
+#: So often a lost source is tried at most, with waits (seconds) from _FIRST_WAIT to _LONGEST_WAIT between: most of a
 #: minute in all, which a fail-over takes.
 MOST_TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-#: A reader tries less often: whoever holds its snapshot knows better whether there is something to wait for.
+#: A reader tries less often: the holder of its snapshot knows better whether there is something to wait for.
 _READER_TRIES = 3
 # While it waits it asks so often whether it still should.
 _ASK_EVERY = 0.2
@@ -106,7 +106,7 @@ def insist(
 ) -> T:
     """Return what an act returns, which may be done twice; do it again where a source is lost over it.
 
-    ``waiting`` is called now and then in between; what it raises ends the wait. ``lost`` is told what was lost.
+    ``waiting`` is called now and then in between; what it raises ends the wait. ``lost`` is told of the loss.
 
     Raises:
         SourceLost: it was lost so often.
@@ -359,7 +359,7 @@ class PostgresSide:
         except SourceLost as error:
             if reached:
                 raise
-            # Nothing was lost: this host has no way to it, and whoever holds the snapshot knows whether it is there.
+            # Nothing was lost: this host has no way to it, and the holder of the snapshot knows whether it is there.
             raise_bare(SourceError(str(error)))
 
     def _read(self, query: str, reached: list[bool]) -> pa.Table:
@@ -377,7 +377,7 @@ class PostgresSide:
 
     def fetch(self, connection: Any, query: str) -> pa.Table:
         """Return what a query says in the snapshot, on an ADBC connection that was just made."""
-        # ADBC begins a transaction by itself; what is set for it must come before the first query.
+        # ADBC begins a transaction by itself; settings for it must come before the first query.
         with connection.cursor() as cursor, cancellable(cursor):
             cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
             if self.snapshot is not None:

@@ -241,11 +241,11 @@ WAIT_A_MOMENT = Statement("SET LOCAL lock_timeout = '500ms'")
 WAIT_AS_EVER = Statement("SET LOCAL lock_timeout TO DEFAULT")
 #: Rows: ``(is it a standby?,)``.
 IS_STANDBY = Statement("SELECT pg_is_in_recovery()")
-#: Asks whether anybody is there.
+#: Ask whether the server answers.
 NOTHING = Statement("SELECT 1")
 #: Offers the snapshot of this transaction to others, as long as it is open. Rows: ``(name,)``.
 EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
-#: Has this transaction see what was offered under a name.
+#: Have this transaction see the snapshot offered under a name.
 IMPORT_SNAPSHOT = "SET TRANSACTION SNAPSHOT %(name)s"
 
 _SET = """
@@ -263,7 +263,7 @@ def settings(name: str, seconds: float, *, local: bool = True) -> Statement:
 
     It gives sorts and hashes enough memory, and compiles nothing. Time-outs of the role or the database are meant for
     services, and the snapshot idles while others read: in their place no statement and no pause takes longer than
-    ``seconds``, since until then vacuum removes nothing of what is seen. The server probes a host that fell silent.
+    ``seconds``, since until then vacuum removes nothing it sees. The server probes a host that fell silent.
     """
     limit = f"{int(seconds * 1000)}ms"
     values = {

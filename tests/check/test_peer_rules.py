@@ -93,7 +93,7 @@ def test_exception_of_the_local_transaction_is_unknown(bench: Bench) -> None:
 
 
 def test_transaction_that_is_never_ended_is_left_to_the_check(bench: Bench) -> None:
-    """A transaction that nobody ends is abandoned to the check. TransactionImpl. Same."""
+    """A transaction without an end is abandoned to the check. TransactionImpl. Same."""
     asked = bench.register(ROLLBACK)
     half_id = bench.prepare()
     bench.check()

@@ -125,7 +125,7 @@ def test_resume_then_commit(bench: Bench) -> None:
 
 
 def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:
-    """The counter moves before it is known whether anybody can be asked. ProducerManager (#1519). Better.
+    """The counter moves before it is known whether any producer can be asked. ProducerManager (#1519). Better.
 
     Not by waiting, not by a pass that stops, not by a connection that can't be opened.
     """

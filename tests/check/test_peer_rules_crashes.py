@@ -179,9 +179,9 @@ def test_crash_between_any_two_statements(
 
 
 def test_answer_of_the_commit_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody learns whether END_TRANSACTION arrived, and the check commits again. DefaultMQProducerImpl. Better.
+    """The sender can't tell if END_TRANSACTION arrived, and the check commits again. DefaultMQProducerImpl. Better.
 
-    The COMMIT of a verdict took effect, and the connection broke before anybody knew: it stays the one verdict.
+    The COMMIT of a verdict took effect, and the connection broke before the sender knew: it stays the one verdict.
     """
     half_id = bench.prepare()
     pids: list[int] = []

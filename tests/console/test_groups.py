@@ -154,7 +154,7 @@ def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
     """By forms; what it holds is shown as held, in both lists, and goes out when it is resumed."""
     form = visitor.go(visitor.go("groups").link("Pause a topic…")).form("/pause_topic")
     page = visitor.send(form, "create", topic="orders", **WHILE)
-    assert "Paused: what is sent to it is held" in page.text
+    assert "Paused: its new messages are held" in page.text
     well_made(page)
     held = shop.order(1)
     shop.drain()
@@ -162,7 +162,7 @@ def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
         assert "held: its topic is paused" in visitor.go(address).text
     assert "held" in visitor.go(f"messages/{held}").text
     resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume it…")).form("/resume_topic"))
-    assert "Resumed: what was held goes out" in resumed.text
+    assert "Resumed: held messages go out" in resumed.text
     shop.drain()
     assert "No topic is paused" in visitor.go("groups").text
 

@@ -111,7 +111,7 @@ def test_the_rest_is_cancelled(visitor: Visitor, shop: Shop) -> None:
     asked = visitor.go(page.link("Cancel the rest"))
     assert "3 of 3 are left" in asked.text
     told = visitor.send(asked.form("/cancel"), reason="a mistake")
-    assert "Cancelled: what is left is not done." in told.text
+    assert "Cancelled: the open items are not done." in told.text
     assert sum("cancelled" in row for row in told.rows) == 3
     assert not told.has_link("Cancel the rest")
     again = visitor.send(asked.form("/cancel"))

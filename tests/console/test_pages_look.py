@@ -227,7 +227,7 @@ def test_a_conversation_is_a_diagram_and_a_table(acting: Http, shop: Shop) -> No
     page = Visitor(acting).go(page.link("as a sequence diagram").removeprefix("/"))
     well_made(page)
     svg = next(values for name, values in page.tags if name == "svg" and values.get("role") == "img")
-    assert svg["aria-label"].startswith("Who sent what to whom: shop, answering, asking.")
+    assert svg["aria-label"].startswith("Messages between senders and groups: shop, answering, asking.")
     for text in ("question", "answer", "consumed", "parked", "an <answer> that is none", "2 messages that began with"):
         assert text in page.text, text
     found = acting.get(f"/messages/{question}/conversation").json()
@@ -322,7 +322,7 @@ def test_the_page_of_a_bulk_job_tells_what_became_of_them(acting: Http, shop: Sh
     visitor = Visitor(acting.as_role("viewer"))
     page = visitor.go(f"bulk-jobs/{job.id}")
     well_made(page)
-    assert "What became of them since" in page.text
+    assert "Current states" in page.text
     assert page.link("Look again").endswith(f"/bulk-jobs/{job.id}")
     assert sum("pending" in row for row in page.rows) == 2
     shop.drain()
@@ -345,7 +345,7 @@ def test_handlers_show_what_they_do(acting: Http, shop: Shop) -> None:
     duty = f"consume {TOPIC} of {GROUP}"
     report(shop.engine, [duty], [handler("consumer", TOPIC, GROUP)], health={"handler": numbers})
     page = Visitor(acting).go("handlers")
-    for shown in ("What consumers do", "2.0", " ms", "7", "3", "1,234"):
+    for shown in ("Median", "2.0", " ms", "7", "3", "1,234"):
         assert shown in page.text
 
 

@@ -269,7 +269,7 @@ def test_an_outdated_token(desk: Desk, change: str) -> None:
     desk.inbox("parked", 5)
     token = desk.preview("retry", PARKED).token
     desk.run(change)
-    with pytest.raises(SelectorChanged, match="what can be acted on has changed since the preview"):
+    with pytest.raises(SelectorChanged, match="the messages to act on have changed since the preview"):
         desk.start("retry", PARKED, token=token)
     assert (bulk_jobs(desk), desk.audits()) == (0, 0)
 

@@ -431,7 +431,7 @@ def test_an_effect_of_an_earlier_reading_is_one(night: Night) -> None:
 def test_what_waits_isnt_called_healed(night: Night) -> None:
     """A message that waits for an earlier one of its key can't be parked, and the result says so."""
     _, (failed, *waiting) = read_again(night)
-    refusal = "refused: it is waiting: only what is to be retried can be parked"
+    refusal = "refused: it is waiting: only a message that will be retried can be parked"
     assert night.repair() == {failed: "done", **dict.fromkeys(waiting, refusal)}
 
 
@@ -567,7 +567,7 @@ def test_a_changed_body_is_parked(night: Night) -> None:
     night.run_at_producer("UPDATE outbox.half_message SET body = '3' WHERE id = :id", id=restored)
     assert night.repair(findings) == {
         failed: "done",
-        consumed: "refused: it is consumed: only what is to be retried can be parked",
+        consumed: "refused: it is consumed: only a message that will be retried can be parked",
         restored: "healed",
     }
     assert night.status(*ids) == ["parked", "consumed", "failed"]

@@ -1,4 +1,4 @@
-"""What the shop does with messages; a worker (``manage.py outbox_run``) finds this module by its name."""
+"""Handle the shop's messages; a worker (``manage.py outbox_run``) finds this module by its name."""
 
 from __future__ import annotations
 

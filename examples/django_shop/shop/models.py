@@ -1,4 +1,4 @@
-"""What the shop keeps: orders, and the points of its customers."""
+"""Define the tables of the shop: orders, and the points of its customers."""
 
 from __future__ import annotations
 

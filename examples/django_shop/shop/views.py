@@ -20,6 +20,6 @@ def orders(request: HttpRequest) -> JsonResponse:
 
 @transactional(topic="order-created", key=lambda order: order["customer"])
 def place_order(customer: str, total: int) -> dict[str, Any]:
-    """Write the order; what is returned is sent with it."""
+    """Write the order; the returned body is sent with it."""
     order = PlacedOrder.objects.create(customer=customer, total=total)
     return {"id": order.pk, "customer": customer, "total": total}

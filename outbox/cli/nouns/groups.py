@@ -43,7 +43,7 @@ def list_groups(
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     form: ListFormOption = ListForm.TABLE,
 ) -> None:
-    """List the groups: which go on, how far each is behind, its failures, who consumes for it, how often it was moved.
+    """List the groups: which go on, how far each is behind, its failures, consumers and moves.
 
     \b
     States:

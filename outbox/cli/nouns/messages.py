@@ -84,7 +84,7 @@ def show_message(
 
 
 def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
-    """Return on whose account a body is revealed; None if it is masked."""
+    """Return the actor to reveal a body to; None if it is masked."""
     if reveal and not body:
         raise Failure("--reveal goes with --body")
     return cli_actor(actor) if reveal else None
@@ -129,7 +129,7 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
         yield output.rows_table(
             "when=acted_at act=action by=actor since_then",
             view.outcomes,
-            "What came of it",
+            "Outcome",
             since_then=lambda each: fates_text(each.fates),
         )
     if view.attempts:

@@ -91,7 +91,7 @@ def _find_url(url: str | None, title: str, name: str, *others: str) -> URL:
     found = find_url(url, title, name, *others)
     text = found.render_as_string(hide_password=False)
     if url and hidden(text, text) != text:
-        say(f"note: while this runs, ps shows the password in {title} to everybody here; set {name} instead")
+        say(f"note: while this runs, ps shows the password in {title} to every user of this host; set {name} instead")
     return found
 
 

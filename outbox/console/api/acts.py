@@ -48,7 +48,7 @@ class JobBody(DatabaseBody, ReasonBody):
 
 @dataclass(frozen=True, slots=True)
 class ActSentence:
-    """What was done, in a sentence."""
+    """Tell of an act that was done, in a sentence."""
 
     outcome: str
 
@@ -203,7 +203,7 @@ class Edited:
     "/messages/{message_id}/edit",
     status_code=201,
     tags=["acts on message"],
-    # Which paths differ, and that none does, tells of what is masked.
+    # Which paths differ, and that none does, tells of masked values.
     **declared(EDIT, 412, needs=(EDIT.permission, REVEAL)),
 )
 def edit(
@@ -229,7 +229,7 @@ def edit(
 
 @dataclass(frozen=True, slots=True)
 class SelectorBody:
-    """What a bulk job acts on: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
+    """Select the targets of a bulk job: exactly one of ``ids`` (of a ``group``), ``targets`` and the filters."""
 
     ids: tuple[UUID, ...] | None = option(None, "Messages by their ids.")
     group: str | None = option(None, "The group of the ids, for acts on an inbox.", most=1000)
@@ -262,7 +262,7 @@ def _action(text: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PreviewBody(DatabaseBody):
-    """What a bulk job would do."""
+    """Tell what a bulk job would do."""
 
     action: str = option(help=f"The act: {', '.join(ACTS)}.", parse=_action)
     selector: SelectorBody = option(help="What it acts on.")
@@ -331,5 +331,5 @@ def roll_back_by_ids(
 
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
 def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
-    """Cancel what is left of a bulk job; what was done stays done."""
+    """Cancel the open items of a bulk job; the others stay done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)

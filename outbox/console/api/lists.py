@@ -67,7 +67,7 @@ class ConsoleDatabase:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What this console is, and what the client may do in it."""
+    """Describe this console, and the permissions of the client."""
 
     version: str
     environment: str | None

@@ -37,10 +37,10 @@ from outbox.telemetry.prometheus import (  # the same extra
 
 #: Errors at these paths are answered as JSON.
 PATHS = (*PROBES, "/metrics")
-#: How long (seconds) an answer about readiness is reused: anybody may ask.
+#: How long (seconds) an answer about readiness is reused: any client may ask, as often as it likes.
 _REUSED_FOR = 2.0
 
-#: Everybody may call these; they tell no detail.
+#: Every client may call these; they tell no detail.
 router: APIRouter = APIRouter(include_in_schema=False)
 #: Public or not, as the console's ``metrics`` has it.
 metrics: APIRouter = APIRouter(include_in_schema=False)
@@ -108,7 +108,7 @@ _GAUGES: Mapping[tuple[str, ...], Sequence[GaugeOfStats]] = {
 
 
 def exposition(overview: Overview, most: int = MOST_ROWS) -> bytes:
-    """Return the gauges of ``most`` topics, groups and sagas, and of the others together; without what isn't known."""
+    """Return the gauges of ``most`` topics, groups and sagas, and of the others together; without unknown numbers."""
     registry = CollectorRegistry()
     groups = [group for topic in overview.topics for group in topic.groups]
     measured: list[Sequence[Any]] = [overview.topics, groups, overview.sagas]

@@ -49,7 +49,7 @@ def run(context: Context, run_id: UUID) -> RunView:
 def findings(
     context: Context, run_id: UUID, query: Listed[FindingFilter] = from_query(FindingFilter, PageQuery)
 ) -> Page[FindingRow]:
-    """Return the findings of a run that match: what either side said of each message, and what was done about it."""
+    """Return the findings of a run that match: the facts of either side about each message, and its repair."""
     return context.reconciliations.findings(run_id, *query)
 
 

@@ -1,4 +1,4 @@
-"""What the endpoints take: dataclasses that `outbox.reader` reads from queries and bodies, and a few headers.
+"""Declare the input of endpoints: dataclasses that `outbox.reader` reads from queries and bodies, and a few headers.
 
 The OpenAPI document is made of the same dataclasses, so that a field is declared once.
 """
@@ -46,7 +46,7 @@ _SCALARS: Mapping[Any, dict[str, Any]] = {
     tuple[str, str]: {"type": "string", "pattern": _PAIR},
 }
 
-#: Where the document has its schemas, and those of bodies and of what is in them, by their names.
+#: Where the document has its schemas, and those of bodies and of their parts, by their names.
 SCHEMAS_AT = "#/components/schemas/"
 BODY_SCHEMAS: dict[str, dict[str, Any]] = {}
 

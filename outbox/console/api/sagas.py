@@ -33,10 +33,10 @@ def flow(context: Context, flow_id: UUID) -> FlowView:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerBody(ReasonBody):
-    """What a participant did."""
+    """Take the answer for a participant."""
 
     answer: CommandAnswer = option(help="What it did.")
-    result: str | None = option(None, "What it should have replied, as JSON in a text.", most=LONGEST_RESULT)
+    result: str | None = option(None, "The participant's reply, as JSON in a text.", most=LONGEST_RESULT)
 
 
 @router.post("/commands/{message_id}/answer", **declared(ANSWER, 404, 409, 415))

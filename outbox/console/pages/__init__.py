@@ -56,7 +56,7 @@ def log_in(view: View, token: Annotated[str, Form()], onward: Annotated[str, For
     if sessions is None or opened is None:
         emit(LoginFailed(**context.facts))
         return _page(view, onward, Problem("unauthenticated", "That isn't a token of this console."))
-    # The login is what is told, not that something was done.
+    # The event is the login, not an act.
     (cookie, context.identity), context.acts = opened, False
     emit(LoginSucceeded(**context.facts))
     response = RedirectResponse(context.base + _below(onward), 303)

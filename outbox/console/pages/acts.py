@@ -32,7 +32,7 @@ router: APIRouter = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class OrderForm:
-    """What the form before an act sends, beside the act's options.
+    """Take the form before an act, beside the act's options.
 
     Before a bulk job that can't be taken back, or reaches far, ``typed`` must be ``count``; before one that can't, of
     one message, its key.
@@ -158,7 +158,7 @@ def possible(message: MessageView) -> list[tuple[Act, str | None, str | None]]:
 
 
 def badges_of(message: MessageView) -> list[str]:
-    """Return the statuses that a message's page begins with: what is wrong with it first, then how far it has come."""
+    """Return the statuses that a message's page begins with: its faults first, then how far it has come."""
     rows = {row.status for row in message.inbox if not row.discarded_at}
     is_parked = "parked" in rows or bool(message.check and message.check["parked_at"])
     first = "parked" if is_parked else next((each for each in Status if each.alone and each in rows), None)
@@ -214,7 +214,7 @@ def _refused(message: MessageView, act: Act, group: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class EditForm:
-    """What the form with a new body sends."""
+    """Take the form with a new body."""
 
     body: str = option("", most=900_000)
     reason: str = option("", most=4000)
@@ -224,7 +224,7 @@ class EditForm:
     again: bool = option(False)
 
 
-# Not a link, as of a reveal: who edits a body sees it unmasked, which is recorded.
+# Not a link, as of a reveal: the editor sees the body unmasked, which is recorded.
 @router.post("/messages/{message_id}/edit", dependencies=[requires(EDIT.permission), requires(REVEAL)])
 def write_copy(view: View, message_id: UUID) -> Response:
     """Show the form with the body of a message, unmasked."""
@@ -298,7 +298,7 @@ class BulkForm:
 
     @property
     def selector(self) -> Selector:
-        """What the bulk job acts on."""
+        """Return the targets of the bulk job."""
         if self.named:
             return Selector(targets=tuple(target for target, _ in map(_target, self.named)))
         criteria: Any = read(types_of(self.of)["criteria"], pairs_of(self.filter))
@@ -362,7 +362,7 @@ def confirm_cancel(view: View, bulk_job_id: UUID) -> Response:
 
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)])
 def cancel(view: View, bulk_job_id: UUID, pairs: FormPairs) -> Response:
-    """Cancel what is left of a bulk job."""
+    """Cancel the open items of a bulk job."""
     view.operator.cancel(bulk_job_id, by=view.context.actor, why=read(OrderForm, pairs).reason)
     return view.done("cancel", "bulk-jobs", bulk_job_id)
 

@@ -1,4 +1,4 @@
-"""The sequence diagram of a conversation: who sent which message to whom, what became of it, and how it ended."""
+"""Draw the sequence diagram of a conversation: sender, receiver and fate of each message, and how it ended."""
 
 from __future__ import annotations
 

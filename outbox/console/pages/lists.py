@@ -253,7 +253,7 @@ def audit(view: View) -> Response:
 
 @router.get("/handlers")
 def handlers(view: View) -> Response:
-    """Show the workers and what is registered on them, and the processes that send."""
+    """Show the workers with their functions, and the processes that send."""
     registered, unreached = of_each(view.operator, Operator.handlers)
     running, _ = of_each(view.operator, Operator.workers)
     running.sort(key=lambda row: not row.alive)
@@ -268,7 +268,7 @@ def handlers(view: View) -> Response:
 
 @router.get("/locks")
 def locks(view: View) -> Response:
-    """Show who holds a lock of dispatch or of a group's queue."""
+    """Show the holders of the locks of dispatch and of groups' queues."""
     found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
     return view.page("locks.html", found.status, list=found)
 

@@ -41,7 +41,7 @@ class Tile:
 TILES = (
     Tile("dead", "Dead letters", "dead", grave=True),
     Tile("failed", "Waiting for a retry", "inbox", {"status": "failed"}),
-    Tile("lag", "Worst lag of a group", "inbox"),
+    Tile("lag", "Highest lag", "inbox"),
     Tile("throughput", "Throughput", "messages", unit="/min"),
     Tile("pending", "Not yet dispatched", "messages", {"status": "committed"}),
     Tile("oldest_pending", "The oldest of them waits", "messages", {"status": "committed"}, unit="s"),
@@ -55,8 +55,8 @@ _TO_DO = {
     "dead": "See and retry",
     "halves": "See and decide",
     "handlers": "See the workers",
-    "locks": "See who holds it",
-    "groups": "See what is stopped",
+    "locks": "See its holder",
+    "groups": "See the stopped groups",
     "bulk-jobs": "See the jobs",
     "reconciliations": "See the runs",
     "system": "See the system",
@@ -177,7 +177,7 @@ def draw(
     if not series or not series[0].times:
         return None
     times = series[0].times
-    # What isn't finite isn't known.
+    # A number that isn't finite is unknown.
     values = [
         [None if value is None or not math.isfinite(value) else max(0.0, value) for value in one.values]
         for one in series

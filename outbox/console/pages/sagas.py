@@ -34,7 +34,7 @@ def flow(view: View, flow_id: UUID) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What the form with an answer sends."""
+    """Take the form with an answer."""
 
     answer: str = option("")
     result: str | None = option(None, most=LONGEST_RESULT)

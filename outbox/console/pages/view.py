@@ -55,10 +55,10 @@ _RETRYABLE = frozenset({409, 412, 422, 500, 503})
 _GOOD_FOR = 10.0
 _MOST_GROUPS = 500
 
-#: What was done last, by its code: a link can only name an act, never bring its own text.
+#: The texts of the last act, by its code: a link can only name an act, never bring its own text.
 _DONE = {act.name: act.happened for act in DECLARATIONS} | {
     "start": "Ordered. Workers carry it out.",
-    "cancel": "Cancelled: what is left is not done.",
+    "cancel": "Cancelled: the open items are not done.",
 }
 _TYPES = {
     "css": "text/css; charset=utf-8",
@@ -106,7 +106,7 @@ _CHIPS = {
     "running": Chip("play", "info", "running", "workers are at it"),
     "done": Chip("check", "good", "done", "all of it was done"),
     "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
-    "cancelled": Chip("x", "", "cancelled", "what was left of it was not done"),
+    "cancelled": Chip("x", "", "cancelled", "its open items were not done"),
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
     "given_up": Chip("x", "bad", "failed", "it was tried, and given up"),
@@ -121,12 +121,12 @@ _CHIPS = {
     "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next probe"),
     "half_open": Chip("half", "warn", "half open", "its breaker is open, and one message is tried, or about to be"),
     # A saga's flow and its commands.
-    "compensating": Chip("undo", "warn", "compensating", "what was done is being undone"),
+    "compensating": Chip("undo", "warn", "compensating", "the steps that were done are being undone"),
     "completed": Chip("check", "good", "completed", "every step was done"),
     "action": Chip("play", "info", "action", "asks the participant to do the step"),
     "compensation": Chip("undo", "", "compensation", "asks the participant to undo the step"),
     "refused": Chip("x", "warn", "refused", "the participant said no, or can't be reached"),
-    "overdue": Chip("alert", "bad", "overdue", "the participant hasn't answered in time: nobody knows what it did"),
+    "overdue": Chip("alert", "bad", "overdue", "the participant hasn't answered in time: what it did is unknown"),
     # A worker, a finding, a check.
     "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
     "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
@@ -216,14 +216,14 @@ def _badge(operator: Operator, count: Callable[[Operator], tuple[int, bool]]) ->
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """What an endpoint of a page works with: the request, its context, and how to answer with a page."""
+    """Give an endpoint of a page its request, its context, and the means to answer with a page."""
 
     request: Request
     context: RequestContext
 
     @property
     def operator(self) -> Operator:
-        """What an operator sees and does."""
+        """Return the sender's operator."""
         return self.context.operator
 
     def page(self, template: str, status: int = 200, **data: Any) -> HTMLResponse:
@@ -234,7 +234,7 @@ class PageView:
         return self.render(template, status, **(shared | data))
 
     def done(self, code: str, *segments: object) -> Response:
-        """Return the redirect after an act to the page that shows its result; ``code`` names what was done."""
+        """Return the redirect after an act to the page that shows its result; ``code`` names the act."""
         self.request.app.state.badges.forget()
         return RedirectResponse(self.context.url(*segments, did=code), 303)
 

@@ -141,7 +141,7 @@
     if (!region?.matches?.("[data-live]")) return;
     const found = tasks[0]?.fragment?.firstElementChild;
     if (ctx.response.status >= 400 || !found) {
-      // What is shown stays, marked as old.
+      // The rows shown stay, marked as old.
       event.preventDefault();
       const wait = Number(ctx.response.headers.get("Retry-After"));
       notBefore = Date.now() + 1000 * (wait > 0 ? wait : 10);
@@ -162,7 +162,7 @@
       if (!target.open) target.showModal();
       (one("[autofocus]", target) || one("button, a, input", target))?.focus();
     }
-    // A user who walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
+    // A user that walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     const row = document.activeElement?.closest(".rows tbody tr");
     if (row && !current()) (row.matches(".below") ? row.previousElementSibling : row).classList.add("at");
     showTimes();

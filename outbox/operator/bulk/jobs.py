@@ -1,4 +1,4 @@
-"""Bulk jobs: previewed, ordered so that what was previewed is what is done, shown, and cancelled."""
+"""Preview bulk jobs, order them so that they do exactly what was previewed, show and cancel them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database, Query
 
-#: How long (seconds) a preview may look for what a filter matches.
+#: How long (seconds) a preview may look for matches of a filter.
 SECONDS = 30.0
 _SELECTABLE = {
     "message": {"targets", "messages", "inbox"},
@@ -52,7 +52,7 @@ _SELECTABLE = {
 _LONGEST_KEY = 255
 #: How many kinds of errors an outcome names.
 _ERRORS = 10
-# What a stored selector has beside what was selected.
+# The keys that a stored selector has beside the selection.
 _ADDED = {"described", "counts"}
 _AGAIN = "look at the preview again"
 _NEWEST: SortOrder[model.BulkJob] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
@@ -64,7 +64,7 @@ class _KeyTaken(Exception):
 
 
 class BulkJobs(OverDatabases):
-    """What an operator does to many messages at once."""
+    """Act on many messages at once."""
 
     def preview(
         self,
@@ -77,7 +77,7 @@ class BulkJobs(OverDatabases):
         """Return what a bulk job of this act would do; writes nothing.
 
         Raises:
-            InvalidRequest: a selector or option that isn't one, or several databases have what it matches.
+            InvalidRequest: a selector or option that isn't one, or several databases have matches.
             MessageNotFound: no database knows any of the messages that are named.
             BulkJobTooLarge: it names more than 1,000 messages.
         """
@@ -119,7 +119,7 @@ class BulkJobs(OverDatabases):
 
         Raises:
             SelectorChanged: the preview showed something else, or the key was used for something else.
-            ActRefused: nothing of what is selected can be acted on.
+            ActRefused: none of the selected messages can be acted on.
             CompensationRefused: (a compensation of one message) it can't be compensated.
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
             InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
@@ -224,7 +224,7 @@ class BulkJobs(OverDatabases):
         return fates(self.databases, database, acted)
 
     def cancel(self, bulk_job_id: UUID, *, by: str | model.Actor, why: str = "") -> model.BulkJob:
-        """Cancel what is left of a bulk job; what was done stays done.
+        """Cancel the open items of a bulk job; the others stay done.
 
         A worker withdraws a compensation that has begun.
 
@@ -251,7 +251,7 @@ class BulkJobs(OverDatabases):
     def _insert(
         self, chosen: Database, new: sql.NewBulkJob, selection: Selection, shown: dict[str, Any] | None
     ) -> None:
-        """Write the bulk job, its items and its audit row in one transaction, if it is what was shown."""
+        """Write the bulk job, its items and its audit row in one transaction, if the preview still holds."""
         act, states, schema = selection.act, selection.states, chosen.schema
         edge = shown["edge"] if shown else None
         resolved = resolve(self.databases, chosen, selection, edge, most=model.MAX_ITEMS)
@@ -271,7 +271,7 @@ class BulkJobs(OverDatabases):
             # Of more than a preview counts, it has shown what there was, and not which.
             if shown is not None and shown["digest"] is not None and found.digest != shown["digest"]:
                 raise SelectorChanged(
-                    f"what can be acted on has changed since the preview: now {found.number}; {_AGAIN}"
+                    f"the messages to act on have changed since the preview: now {found.number}; {_AGAIN}"
                 )
             if not found.able:
                 raise _nothing(selection, found)
@@ -353,11 +353,11 @@ def _selector_json(selector: model.Selector) -> dict[str, Any]:
     return {kind: {name: value for name, value in values.items() if value not in (None, [])}}
 
 
-# --- what is selected ------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------
 
 
 class Selection:
-    """An act and what it is to be done to: the part of an order that doesn't depend on what is found.
+    """An act and its selector: the part of an order that doesn't depend on the matches.
 
     Raises:
         InvalidRequest, BulkJobTooLarge: the selector doesn't fit the act, or isn't exactly one.
@@ -369,7 +369,7 @@ class Selection:
         self.options: Mapping[str, Any] = options
         #: The states in which the act can be done.
         self.states: frozenset[str] = act.states(options)
-        #: What a token is bound to.
+        #: The values to which a token is bound.
         self.context: tuple[object, ...] = ("bulk_job", act.name, selector, sorted(options.items()))
         #: Whether the messages are named one by one.
         self.by_name: bool = selector.targets is not None
@@ -382,7 +382,7 @@ class Selection:
         self._check()
 
     def summary_of(self, rows: list[Row], edge: UUID | dt.datetime | None = None, *, most: int) -> Summary:
-        """Return what the rows of `sql.summary` say; ``edge``, if set, is known from elsewhere.
+        """Return the summary that the rows of `sql.summary` make; ``edge``, if set, is known from elsewhere.
 
         They are of one message more than ``most``, where there are more.
         """
@@ -412,16 +412,16 @@ class Selection:
                 f"{self.act.name} can't be done by {kinds[0]}; select by {' or '.join(sorted(fits))}", "selector"
             )
         if selector.messages is not None and selector.messages.body is not None:
-            raise InvalidRequest("a bulk job can't select by what is in the bodies; name the messages", field="body")
+            raise InvalidRequest("a bulk job can't select by values in bodies; name the messages", field="body")
         if selector.messages is not None and selector.messages.group is not None:
             raise InvalidRequest(
-                "a bulk job can't select by what a group hasn't read; name the messages", field="group"
+                "a bulk job can't select the messages that a group hasn't read; name them", field="group"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class StateCount:
-    """How many of what is matched are in one state, and what they have in common (None: nothing)."""
+    """Count the matches in one state, with the values that they have in common (None: no such value)."""
 
     state: str
     count: int
@@ -433,7 +433,7 @@ class StateCount:
 
 
 class Summary:
-    """What a query has matched; ``edge`` bounds the same query to what there was then.
+    """Sum up the matches of a query; ``edge`` bounds the same query to the rows of that moment.
 
     ``most`` is set where there are more than so many, and these are counted alone.
     """
@@ -447,13 +447,13 @@ class Summary:
         self.more: bool = most is not None
         #: How many there are, or were counted.
         self.matched: int = sum(each.count for each in counts) if most is None else most
-        #: Whether there is anything, beside names of what isn't there.
+        #: Whether there is any message, beside named ones that aren't there.
         self.known: bool = any(each.state not in {"unknown", "unconsumed"} for each in counts)
         #: Those that can be acted on, and how many these are.
         self.able: list[StateCount] = [each for each in counts if each.state in states]
         self.number: int = min(sum(each.count for each in self.able), self.matched)
         of_able: list[list[str | int]] = sorted([each.state, each.count, each.hash] for each in self.able)
-        #: A value that differs when what can be acted on differs; None where there are more.
+        #: A value that differs when the messages to act on differ; None where there are more.
         self.digest: list[list[str | int]] | None = None if self.more else of_able
 
 
@@ -472,7 +472,7 @@ class ResolvedIds:
 def resolve(
     databases: Databases, database: Database, selection: Selection, edge: Any = None, *, most: int
 ) -> ResolvedIds:
-    """Return what has to be known from other databases for a bulk job in this one; of one message more than ``most``.
+    """Return the ids that a bulk job in this database needs from others; of one message more than ``most``.
 
     ``edge``: the bound that a preview has shown.
     """
@@ -499,7 +499,7 @@ def match(
     *,
     most: int,
 ) -> Matched:
-    """Return the query that matches what is selected; one message more than ``most`` at most."""
+    """Return the query that matches the selection; one message more than ``most`` at most."""
     selector = selection.selector
     if selection.act.part == "consumer" and selector.targets is not None:
         return sql.NAMED_INBOX, inbox_columns(dict.fromkeys(selector.targets))
@@ -562,7 +562,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
 
 
 def choose_database(databases: Databases, selection: Selection, name: str | None) -> tuple[Database, Summary]:
-    """Return the database in which the bulk job is to be done, and what is matched there; see `BulkJobs.preview`."""
+    """Return the database in which the bulk job is to be done, and its matches; see `BulkJobs.preview`."""
     CALLER.get().search()
     act, selector = selection.act, selection.selector
     criteria = selector.messages or selector.halves or (None if selection.is_across else selector.inbox)
@@ -594,7 +594,7 @@ _WORDS = {"delivered": "consumed", "compensating": "half compensated", "fenced":
 
 
 def described(act: Act, able: Sequence[StateCount], *, more: bool = False) -> str:
-    """Return what is done to how many messages of which group and topic; ``more``: there are more than were counted.
+    """Return a text of the act, the number of messages, group and topic; ``more``: there are more than were counted.
 
     Such as "retry 12 parked messages of group bank-b, topic transfers (NoAccount in bank_b.py:credit)".
     """

@@ -1,6 +1,6 @@
-"""Statements of bulk jobs: what they act on is counted or written, items are carried out, ended, and shown.
+"""Build the statements of bulk jobs: they count or write the items, carry them out, end and show them.
 
-A preview and a start evaluate the same `Matched`, so that what was shown is what is written, or else a different count
+A preview and a start evaluate the same `Matched`, so that the items shown are those written, or else a different count
 or hash tells.
 """
 
@@ -20,17 +20,17 @@ from outbox.operator.look.inbox_sql import GROUPS
 from outbox.operator.model import MessageStatus
 from outbox.text import sql_list
 
-# --- what a bulk job acts on -----------------------------------------------------------------------------
+# --- the matches of a bulk job ---------------------------------------------------------------------------
 
 
-#: A query of what is matched, and its values: ``place, id, consumer_group, topic, kind, state``. The values ``edge``, a
-#: greatest id, and ``until``, a time, bound it to what there was at a moment.
+#: A query of the matches, and its values: ``place, id, consumer_group, topic, kind, state``. The values ``edge``, a
+#: greatest id, and ``until``, a time, bound it to the rows of a moment.
 Matched = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class NewBulkJob:
-    """A row of `bulk_job`, but for what it acts on."""
+    """A row of `bulk_job`, but for its matches."""
 
     id: UUID
     request: ActRequest
@@ -137,7 +137,7 @@ SELECT DISTINCT w.id
 
 
 def summary(schema: str, matched: Matched) -> Statement:
-    """Count what is matched.
+    """Count the matches.
 
     Rows, one for each state: ``(state, count, hash, common group, topic and kind of error, ids and groups of a sample,
     greatest id, time)``.
@@ -149,7 +149,7 @@ def summary(schema: str, matched: Matched) -> Statement:
 def start(
     schema: str, matched: Matched, new: NewBulkJob, able: Sequence[str], whys: Mapping[str, str], *, all_of_them: bool
 ) -> Statement:
-    """Write a bulk job and its items, unless its key is there; ``all_of_them``: also what is skipped, and why.
+    """Write a bulk job and its items, unless its key is there; ``all_of_them``: also skipped items, and why.
 
     Rows as of `summary`, each with ``(items to be, items that were written)``; these differ where the key is there, or
     a message has a compensation already.
@@ -186,7 +186,7 @@ SELECT id, action, requested_by, reason, options::text, origin::text, rate, star
 """
 
 #: Keep all others from carrying this bulk job out. Rows: one, or none if another one does.
-# Who has this lock is the only one that carries the bulk job out: what the others just did would not be seen.
+# Only the worker that has this lock carries the bulk job out: it would not see what another one has just done.
 LOCK_RATED = "SELECT id FROM {s}.bulk_job WHERE id = %(id)s AND finished_at IS NULL FOR NO KEY UPDATE SKIP LOCKED"
 
 #: How many items may be tried now. Rows: ``(items,)``.
@@ -241,7 +241,7 @@ def settle(schema: str, bulk_job_id: UUID, items: Sequence[Settled]) -> Statemen
 #: Lock a bulk job. Rows: ``(finished_at, cancelled_at)`` or none.
 LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %(id)s FOR UPDATE"
 
-#: Cancel what is left of a bulk job, which is locked. Rows: ``(number,)``.
+#: Cancel the open items of a bulk job, which is locked. Rows: ``(number,)``.
 # A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
 # A repair that a worker is at is ended by that worker too.
 CANCEL = """

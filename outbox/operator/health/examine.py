@@ -1,4 +1,4 @@
-"""The doctor: says in sentences what is wrong with an outbox and its database, and how to mend it.
+"""Examine an outbox and its database: report the faults in sentences, with their mends.
 
 ::
 
@@ -168,7 +168,7 @@ class InspectionResult:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What the doctor found in one database; ``at`` is its time. Problems come first."""
+    """Hold the doctor's findings in one database; ``at`` is its time. Problems come first."""
 
     database: str
     schema: str
@@ -251,7 +251,7 @@ def examine(
     thresholds: Thresholds | None = None,
     clock: Callable[[], float] = time.time,
 ) -> HealthReport:
-    """Inspect everything that can be wrong with one database, and return what is.
+    """Inspect everything that can be wrong with one database, and return the faults.
 
     ``bind`` should be the engine that the application uses: how it connects is inspected as well (of an AsyncEngine or
     a URL, only the URL). ``settings`` are read from the environment by default; where they contradict each other, that
@@ -315,7 +315,7 @@ def _inspect(examination: Examination, inspection: Inspection, findings: list[Di
     before, why = len(findings), None
     try:
         examination.require(inspection.parts.split())
-        # Not extend(): what was found before the inspection fails stays found.
+        # Not extend(): findings before the inspection fails are kept.
         for finding in inspection.run(examination):
             findings.append(finding)  # noqa: PERF402 - those found before an error are kept
     except (NotInspected, OutboxError) as error:

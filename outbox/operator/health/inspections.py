@@ -1,4 +1,4 @@
-"""What is inspected: settings, server and tables, workers, halves, messages and groups.
+"""Inspect settings, server and tables, workers, halves, messages and groups.
 
 The inspections of a `Subject` are shared by the doctor and the overview. Those of an `Examination` are the doctor's
 alone, which has the time to read more.
@@ -132,7 +132,7 @@ def checks(subject: Subject) -> Iterator[Diagnosis]:
     """
     found, registered = subject.workers, subject.checkers
     if subject.served and not alive(found):
-        return  # That is what has to be mended.
+        return  # The missing worker has to be mended first.
     running = {each.topic for each in merged(found) if each.kind == "checker"} if alive(found) else None
     rows = subject.rows(sql.CHECKS, limit=_CHECKS_PER_TOPIC)
     if rows and running is not None and not done(found, "check"):
@@ -401,7 +401,7 @@ def clock(examination: Examination) -> Iterator[Diagnosis]:
         before = examination.clock()
         (((there,),),) = examination.read(NOW)
         after = examination.clock()
-        # The server answers at some moment in between: half the round trip is what can't be known.
+        # The server answers at some moment in between: half the round trip stays unknown.
         probes.append((abs(after - before) / 2, (before + after) / 2 - there.timestamp()))
     uncertain, ahead = min(probes)
     if abs(ahead) - uncertain > examination.thresholds.clock:
@@ -556,7 +556,7 @@ def shares_processes(first: Collection[int], second: Collection[int]) -> bool:
 
 
 def trouble_with_prepared(threshold: int | None, *, tracked: bool, can_close: bool) -> str | None:
-    """Return what is wrong with prepared statements behind a transaction pooler; None if nothing is.
+    """Return the fault of prepared statements behind a transaction pooler; None if there is none.
 
     ``threshold`` is psycopg's ``prepare_threshold``, ``tracked``: the pooler knows prepared statements,
     ``can_close``: libpq can tell it that one is dropped.

@@ -24,7 +24,7 @@ from outbox.operator.health import sql
 from outbox.operator.model import Actor
 from outbox.operator.whole_acts import END
 
-#: The name of the lock that whoever appends messages holds.
+#: The name of the lock that a session holds while it appends messages.
 DISPATCH = "dispatch"
 _NO_PRIVILEGE = "42501"
 
@@ -78,7 +78,7 @@ def _names(read: Callable[[Statement], list[list[Row]]], schema: str, parts: Col
 
 
 class LockViews(OverDatabases):
-    """What an operator sees of the locks that are held, and the act that ends a holder."""
+    """Show the held locks to an operator, and end a holder."""
 
     def locks(self, database: str | None = None) -> list[LockRow]:
         """Return which of our locks are held at this moment, and by which sessions, longest first.
@@ -119,7 +119,7 @@ class LockViews(OverDatabases):
             ActRefused: the session holds none of our locks, or not any more; this role may not end it; or it is a
                 prepared transaction.
             UnknownDatabase: no database of that name.
-            InvalidRequest: no reason, an actor without a name, or what the audit can't record.
+            InvalidRequest: no reason, an actor without a name, or a text that the audit can't record.
         """
         actor = checked_actor(END, by, why)
         held = self.lock_of(session, database)

@@ -60,7 +60,7 @@ class SagaNumbers(stats.SagaStats):
 class TopicLag(stats.TopicStats):
     """The numbers of a topic at its producer, and those of each of its groups, wherever these are.
 
-    ``recent`` is what was decided in the window of the overview, as far back as there are samples; None without any.
+    ``recent`` are the decisions in the window of the overview, as far back as there are samples; None without any.
     Where its producer's database can't be read, or isn't registered, ``database`` is that of a group, and the numbers
     are None.
     """
@@ -125,7 +125,7 @@ def _to_do(topic: TopicLag) -> int:
 
 @dataclass(kw_only=True)
 class DatabaseHealth(Subject):
-    """What was read in one database over ``connection``.
+    """Hold the rows read in one database over ``connection``.
 
     ``samples`` are those of the charts' window, ``recent`` those of the last minutes; ``queues`` are by topic.
     """
@@ -143,7 +143,7 @@ class DatabaseHealth(Subject):
         return execute(self.connection, *statements)
 
     def judge_all(self) -> Iterator[Diagnosis]:
-        """Judge what was read here."""
+        """Judge the rows read here."""
         yield from inspections.workers(self)
         yield from inspections.locks(self)
         yield from self.judge(_TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
@@ -296,7 +296,7 @@ def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
     return sum(rates) if rates else None
 
 
-# --- what runs, and what it runs on --------------------------------------------------------------------------------
+# --- processes and their system ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class DatabaseView:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What the console runs on."""
+    """Describe the system that the console runs on."""
 
     version: str
     databases: list[DatabaseView]
@@ -377,7 +377,7 @@ def _view(database: Database) -> DatabaseView:
 
 
 class HealthViews(OverDatabases):
-    """What an operator sees of the health of databases, and of what runs on them."""
+    """Show an operator the health of databases, and of the processes on them."""
 
     def overview(self, window: str = "1h") -> Overview:
         """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
@@ -435,7 +435,7 @@ class HealthViews(OverDatabases):
         return found
 
     def handlers(self) -> list[HandlerRow]:
-        """Return what is registered on the living workers, by kind and topic."""
+        """Return the functions registered on the living workers, by kind and topic."""
         rows = []
         for database in self.databases.values():
             with database.reading() as connection:

@@ -1,4 +1,4 @@
-"""May the role of a connection do what it is there for? What it lacks fails in the middle of a night otherwise."""
+"""Examine the privileges of a connection's role: a missing one fails in the middle of a night otherwise."""
 
 from __future__ import annotations
 

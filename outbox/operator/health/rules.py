@@ -1,4 +1,4 @@
-"""The rules of health, as data: what is wrong when which number passes which threshold, in which words, what mends it.
+"""Declare the rules of health, as data: number, threshold, words and mend of each fault.
 
 `outbox doctor`, the console's overview, ``/metrics`` and `outbox stats` show the same numbers (`stats`); the doctor and
 the overview judge them by the same rules. A rule is declared here once. The modules beside this one read the numbers.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: So many are counted; a number that has come to it means "at least".
 LIMIT = 10_000
-#: What a reconciliation counts that is in order (`outbox.reconcile.job.Outcome`).
+#: The outcomes of a reconciliation that are in order (`outbox.reconcile.job.Outcome`).
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
 _SECRETS = frozenset({"password", "sslpassword"})
 
@@ -50,10 +50,10 @@ class Thresholds:
     ``idle_transaction``, ``running_transaction``, ``prepared_transaction``: a transaction open for so long, while idle,
     while it works, or prepared by two-phase commit. ``undispatched``: what waits so long for a worker that should take
     it at once. ``retry``: a retry so much overdue. ``check``: a check overdue by so many of its intervals. ``old``: a
-    half that is so many times as old as all its checks should take. ``behind``: a group that has not read what is older
+    half that is so many times as old as all its checks should take. ``behind``: a group that hasn't read messages older
     than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
     ``saga``: an answer to a saga's command overdue for so long.
-    ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, what the producer lost.
+    ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, a loss of the producer.
     ``unreachable``: a known group that can't be asked, or a callback that fails, for more passes than that.
     ``confirm``: no pass has ended for so many of its intervals. ``reconciled``: no result of a reconciliation for so
     long. ``clock``: a clock so far off. ``held_transactions``: a replication slot or standby that keeps what so many
@@ -186,8 +186,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "half.missing": Rule(
         "{halves:committed half is|committed halves are} gone, the first ({half_id}) since {age:duration} or longer: "
-        "somebody has deleted {halves:=it|them}, so that dispatch could make no message.",
-        "find out who deletes from half_message\n"
+        "{halves:=it was|they were} deleted, so that dispatch could make no message.",
+        "find out which program deletes from half_message\n"
         "put the rows back from a backup, and let a reconciliation dispatch them: outbox reconcile --apply …",
         value="halves",
         details="halves half_id age",
@@ -205,7 +205,7 @@ RULES: Mapping[str, Rule] = {
         "{messages:message has|messages have} rows that contradict each other: the first ({half_id}) {how}, since "
         "{age:duration}. Something else than the outbox writes or deletes rows of half_message, op_message or message.",
         "find out what does, and take its privileges away\n"
-        "put back from a backup what is gone, and list them all by a reconciliation (torn): outbox reconcile …",
+        "put the lost rows back from a backup, and list them all by a reconciliation (torn): outbox reconcile …",
         value="messages",
         details="messages half_id how age",
     ),
@@ -229,7 +229,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "saga.overdue": Rule(
         "{flows:flow|flows} of saga {saga!r} {flows:=waits|wait} for an answer that is overdue, the first ({flow_id}) "
-        "for {age:duration}: nobody knows whether step {step!r} was done, or undone.",
+        "for {age:duration}: whether step {step!r} was done, or undone, is unknown.",
         "see it: outbox sagas show {flow_id} {at}\n"
         "find out what its participant did with message {message_id}; have its group try it again where it is parked\n"
         "or answer for it: outbox sagas answer {message_id} done --reason … {at}",
@@ -272,7 +272,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "segments.not_allowed": Rule(
         "The role {role} may not make or empty segments: halves, ops and messages are deleted row by row, which leaves "
-        "dead rows for as long as anybody keeps an old snapshot.",
+        "dead rows for as long as a transaction keeps an old snapshot.",
         "GRANT {owner} TO {role}; GRANT CREATE ON SCHEMA {schema} TO {role};\nif workers have another role: that one",
         severity=Severity.NOTE,
     ),
@@ -283,9 +283,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "segment.overdue": Rule(
         "Segment {segment} could not be emptied for {age:duration} after its retention: it has many messages that must "
-        "be kept, or somebody always has a lock of it. Its rows are deleted one by one, unless it waits for known "
+        "be kept, or a transaction always has a lock of it. Its rows are deleted one by one, unless it waits for known "
         "groups.",
-        "see what is undecided, scheduled or not dispatched, and which groups are behind: outbox stats {at}\n"
+        "see the undecided, scheduled and undispatched messages, and the groups behind: outbox stats {at}\n"
         "and which transactions run for long: outbox doctor {at}",
         severity=Severity.NOTE,
     ),
@@ -435,7 +435,7 @@ RULES: Mapping[str, Rule] = {
         page="locks",
     ),
     "duty.missing/dispatch": Rule(
-        "No living worker dispatches database {database!r}: what is committed there never becomes a message.",
+        "No living worker dispatches database {database!r}: a half committed there never becomes a message.",
         _WORKER + " --roles dispatch,release",
         page="handlers",
     ),
@@ -457,7 +457,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "database.unreachable": Rule(
         "Database {database!r} can't be reached: {error}",
-        "start it, or mend its address and what is between\nsee: outbox doctor {at}",
+        "start it, or mend its address and the network between\nsee: outbox doctor {at}",
         page="system",
     ),
     # --- settings ------------------------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ RULES: Mapping[str, Rule] = {
     # --- what holds vacuum back ----------------------------------------------------------------------------------
     "transaction.open": Rule(
         "A transaction has been open for {age:duration} (pid {pid}, {state}, application {application_name!r}{others})."
-        " Vacuum can't remove what was deleted since, and a fence that it holds keeps its half undecided.",
+        " Vacuum can't remove rows deleted since, and a fence that it holds keeps its half undecided.",
         "SELECT pg_terminate_backend({pid});",
     ),
     "transaction.prepared": Rule(
@@ -611,7 +611,7 @@ class _Sentences(string.Formatter):
         return counted(value, one, several)
 
 
-# --- what is judged -----------------------------------------------------------------------------------------------
+# --- the subject of rules -----------------------------------------------------------------------------------------
 
 
 def address(url: URL) -> str:
@@ -624,7 +624,7 @@ def address(url: URL) -> str:
 class Subject:
     """A database that is judged: its name, its address, and the settings with which it is used.
 
-    ``app`` is what the application is called in commands. ``checkers`` by topic are None where the application isn't
+    ``app`` is the application's name in commands. ``checkers`` by topic are None where the application isn't
     known. ``parts`` are those whose tables can be read. ``served``: workers should be there; the doctor is asked before
     the first deployment as well.
     """
@@ -649,7 +649,7 @@ class Subject:
 
     @cached_property
     def workers(self) -> list[WorkerReport]:
-        """What the workers report."""
+        """Return the reports of the workers."""
         return reports(self.name, self.rows(WORKERS))
 
     @property

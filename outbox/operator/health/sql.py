@@ -89,7 +89,7 @@ SELECT h.topic, count(*), min(d.deliver_at) FILTER (WHERE d.held_topic IS NULL),
  GROUP BY h.topic ORDER BY h.topic
 """)
 
-# What a group has after all, since an operator sent it again, has a newer delivery.
+# A message that a group has after all, since an operator sent it again, has a newer delivery.
 #: Counts of messages that were given up in some known group, ``limit`` at most: a part of `TopicStats`.
 EXHAUSTED = Query("""
 -- topic exhausted oldest_exhausted exhausted_id exhausted_group
@@ -183,7 +183,7 @@ def undispatched(cursor: Cursor | None, *, each: bool = False) -> Query:
 
 
 #: How many of the oldest ``limit`` decided halves prune could have deleted long ago, and the age of the first in s.
-#: Prune comes round every prune_interval; what is left after ten rounds, and an hour in any case, is left for good.
+#: Prune comes round every prune_interval; a half left after ten rounds, and an hour in any case, is left for good.
 UNPRUNED = Query("""
 -- halves oldest retention
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(decided_at))::float8, max(kept)::float8
@@ -239,7 +239,7 @@ SELECT count(DISTINCT half_id), (array_agg(half_id ORDER BY half_id))[1], (array
  WHERE how IS NOT NULL
 """)
 
-#: Who may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
+#: Tell whether this role may make segments. Rows: ``(this role, the owner of the tables, both quoted, this role may)``.
 SEGMENT_OWNER = Template("""
 SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),
        pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')
@@ -350,7 +350,7 @@ GROUP_STATES = Query(f"""
 SELECT consumer_group, topic, {GROUP_STATE} FROM {{s}}.group_control c
 """)
 
-#: Groups that are stopped, by an operator or by their breaker: for how long (s) either, by whom and why.
+#: Groups that an operator or their breaker has stopped: for how long (s) either, the operator and the reason.
 STOPPED = Query("""
 -- group topic paused by why opened because
 SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason,
@@ -359,7 +359,7 @@ SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - paused_at):
  ORDER BY 1, 2
 """)
 
-#: Topics of which nothing is dispatched: for how long (s), by whom and why.
+#: Topics of which nothing is dispatched: for how long (s), the operator and the reason.
 PAUSED_TOPICS = Query("""
 -- topic paused by why
 SELECT topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason
@@ -400,7 +400,7 @@ SELECT g.consumer_group, g.topic,
  ORDER BY 1, 2
 """)
 
-#: What the producer lost of what groups had read in the last ``lost`` s: a part of `GroupStats`.
+#: The messages that groups had read, and that the producer lost in the last ``lost`` s: a part of `GroupStats`.
 LOSSES = Query("""
 -- group topic lost newest_loss lost_id
 SELECT consumer_group, topic, count(DISTINCT m.id),
@@ -411,7 +411,7 @@ SELECT consumer_group, topic, count(DISTINCT m.id),
 """)
 
 # By the index of the runs of a pair; a follower's run ends after a day, and another one goes on.
-#: What the reconciliation that follows the log knows of a group, and how long ago (seconds) it looked: a part of
+#: The state of a group by the reconciliation that follows the log, and how long ago (seconds) it looked: a part of
 #: `GroupStats`.
 FOLLOWED = Query(f"""
 -- group topic differences unfollowed
@@ -564,7 +564,7 @@ SELECT n.nspname::pg_catalog.text, pg_catalog.string_agg(o.name::pg_catalog.text
 """)
 
 #: How many connections there may be, and are besides this one. Superusers are held back by neither limit, and may take
-#: what is reserved; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
+#: the reserved ones; walsenders have a limit of their own. One row: max, reserved for others, limit of the role, of the
 #: database (NULL: none), in use by all, by the role, in the database.
 CONNECTIONS = Template("""
 SELECT current_setting('max_connections')::int,

@@ -43,7 +43,7 @@ _IN_SAMPLE_OF_GROUP = (
 
 @dataclass(slots=True)
 class TopicStats:
-    """One topic on the producer's side; ages in seconds. None is what isn't known, and of ages also what there isn't.
+    """One topic on the producer's side; ages in seconds. None: unknown, or, of an age, that there is no such message.
 
     ``undecided``: halves without a decision; of them ``parked`` are over their checks, the first of them ``parked_id``
     since ``oldest_parked`` seconds; ``orphans`` are due for a check, and of these ``unasked`` were never checked so
@@ -122,7 +122,7 @@ class GroupStats:
 class SagaStats:
     """The flows of a saga that haven't ended.
 
-    ``open``: all of them. ``compensating``: what was done is being undone. ``overdue``: a participant hasn't answered
+    ``open``: all of them. ``compensating``: its done steps are being undone. ``overdue``: a participant hasn't answered
     in time; the first of them, ``overdue_id``, since ``oldest_overdue`` seconds, for the command ``overdue_message`` of
     step ``overdue_step``.
     """
@@ -220,7 +220,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
 
 
 def as_sample(stats: Stats) -> dict[str, Any]:
-    """Return the statistics as they are kept once a minute, without what is zero or isn't known.
+    """Return the statistics as they are kept once a minute, without zeros and unknown numbers.
 
     ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name.
     """
@@ -399,7 +399,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, w
 
 
 def recent_decisions(now: Stats, samples: Sequence[Sample | None]) -> dict[str, RecentDecisions]:
-    """Return by topic what was decided since the first of the samples; nothing where that isn't known."""
+    """Return by topic the decisions since the first of the samples; nothing where they are unknown."""
     if (first := next((sample for sample in samples if sample), None)) is None:
         return {}
     seconds, found = (now.at - first.at).total_seconds(), {}

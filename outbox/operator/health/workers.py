@@ -70,9 +70,9 @@ GroupState = Literal["running", "paused", "open", "half_open"]
 
 @dataclass(frozen=True, slots=True)
 class HandlerRow:
-    """What is registered for a topic on the living workers; ``kind``: consumer, checker, compensation, reconciliation.
+    """Hold a function registered for a topic on workers; ``kind``: consumer, checker, compensation, reconciliation.
 
-    ``workers`` are the names of those that have it, ``numbers`` what a consumer's handler does there. ``state`` tells
+    ``workers`` are the names of those that have it, ``numbers`` the work of a consumer's handler there. ``state`` tells
     of it whether its group goes on.
     """
 
@@ -89,7 +89,7 @@ class HandlerRow:
 
 @dataclass(frozen=True, slots=True)
 class HandlerNumbers:
-    """What a group's handler has done lately on the living workers, as they reported it last.
+    """Count the recent work of a group's handler on the living workers, as they reported it last.
 
     ``rate``: messages a second that were consumed. ``p50`` and ``p95``: within how many seconds half of its calls
     ended, and nearly all (95 %); None if there were none. ``failures``: attempts that failed. All of that in the last
@@ -109,7 +109,7 @@ class HandlerNumbers:
 
 
 def workers_in(connection: Connection, database: Database) -> list[WorkerReport]:
-    """Return what the workers of a database report."""
+    """Return the reports of the workers of a database."""
     return reports(database.name, execute(connection, WORKERS(database.schema))[0])
 
 

@@ -1,1 +1,1 @@
-"""What an operator sees: one filter, one row and one view for each noun."""
+"""Show an operator the system: one filter, one row and one view for each noun."""

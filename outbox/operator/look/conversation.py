@@ -1,7 +1,7 @@
 """A conversation: the chain of messages that began with one, over all databases, with what each group did with each.
 
-The header of a message names its conversation, and a partial index finds those that have one: what is read is the
-conversation, however much else there is.
+The header of a message names its conversation, and a partial index finds those that have one: a search reads the
+conversation alone, however much else there is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MESSAGES = 500
 
 @dataclass(slots=True)
 class _Facts:
-    """What the databases know of a conversation: its messages, by id, and their receipts."""
+    """Hold the rows of a conversation: its messages, by id, and their receipts."""
 
     messages: dict[UUID, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     receipts: defaultdict[UUID, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
@@ -36,7 +36,7 @@ class _Facts:
 
 
 class ConversationViews(OverDatabases):
-    """What an operator sees of the conversation that a message belongs to."""
+    """Show an operator the conversation that a message belongs to."""
 
     redactor: Redactor
 

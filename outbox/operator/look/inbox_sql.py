@@ -86,7 +86,7 @@ place AS (
          WHERE c.consumer_group > p.consumer_group ORDER BY consumer_group LIMIT 1) n
 )"""
 
-# What is after the position in one place. A tie in the id is looked at row by row; it is one row more than the share.
+# The rows after the position in one place. A tie in the id is looked at row by row; it is one row more than the share.
 _IN_PAIR = """{s}.consumer_message m
              WHERE m.consumer_group = p.consumer_group AND {in_pair} AND m.message_id <= %(below)s::uuid
              ORDER BY m.message_id DESC"""
@@ -245,7 +245,7 @@ def count_few(schema: str, criteria: InboxQuery, source: Source, most: int) -> S
 
 
 def _below(criteria: InboxQuery, after: tuple[UUID, str] | None) -> dict[str, object]:
-    # What was changed before a time was written before it.
+    # A row that was changed before a time was written before it.
     first = (end_id(criteria.until), "") if criteria.until is not None else (LAST_ID, "")
     below = first if after is None else min(first, after)
     return {"below": below[0], "group_below": below[1]}
@@ -368,7 +368,7 @@ SELECT consumer_group, topic, kind, hours_ago, count(*)::int
  GROUP BY 1, 2, 3, 4
 """)
 
-#: What was written about kinds of dead letters. Rows: ``(group, topic, kind, note, owner, written by, written at)``.
+#: Notes about kinds of dead letters. Rows: ``(group, topic, kind, note, owner, written by, written at)``.
 notes: Template = Template("""
 SELECT n.consumer_group, n.topic, n.error_kind, n.note, n.owner, n.written_by, n.written_at
   FROM unnest(%(groups)s::text[], %(topics)s::text[], %(kinds)s::text[]) k (consumer_group, topic, kind)

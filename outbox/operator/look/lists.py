@@ -57,7 +57,7 @@ _DEEPEST = 32
 
 
 class Lists(OverDatabases):
-    """What an operator sees in lists; ``redactor`` masks what acts came to, as bodies are masked."""
+    """Show lists to an operator; ``redactor`` masks the results of acts, as bodies are masked."""
 
     redactor: Redactor
     #: What searches mustn't find by, as it isn't shown.
@@ -67,8 +67,8 @@ class Lists(OverDatabases):
         """Return a page of the producers' messages that fit, the newest first.
 
         A page looks at a window of each database (`lists_sql.WINDOW` messages, of the topic if one is given) at most,
-        unless an index finds what fits: undecided and scheduled messages, and a key, unless somebody has dropped its
-        index. Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
+        unless an index finds the matches: undecided and scheduled messages, and a key, unless its index was dropped.
+        Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
         group, see `outbox.operator.look.unconsumed`.
         """
 
@@ -110,7 +110,7 @@ class Lists(OverDatabases):
     def audit(self, criteria: model.AuditFilter, page: model.PageRequest) -> model.Page[model.AuditRow]:
         """Return a page of what operators did, the newest first.
 
-        A target that is a message's id also finds what was done to it in the inboxes of groups. Acts on a target are
+        A target that is a message's id also finds the acts on it in the inboxes of groups. Acts on a target are
         found by index, all others within a window of each database (`lists_sql.AUDIT_WINDOW` acts).
         """
 
@@ -129,7 +129,7 @@ class Lists(OverDatabases):
     def inbox(self, criteria: model.InboxFilter, page: model.PageRequest) -> model.Page[model.InboxRow]:
         """Return a page of the inbox rows that fit, the newest id first, over all groups.
 
-        What is parked or failed is found by index, everything else within a window of each database
+        Parked and failed rows are found by index, all others within a window of each database
         (`inbox_sql.WINDOW` rows; fewer where errors are searched).
         """
 
@@ -228,7 +228,7 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
             field="group",
         )
     if criteria.group is not None and criteria.body is not None:
-        raise InvalidRequest("what is in bodies can't be searched together with a group; leave one out", field="body")
+        raise InvalidRequest("bodies can't be searched together with a group; leave one out", field="body")
     return criteria
 
 
@@ -347,7 +347,7 @@ def _dead_groups(database: Database, criteria: model.InboxFilter, limit: int) ->
 
 
 def query_in(connection: Connection, database: Database, criteria: model.InboxFilter) -> InboxQuery | None:
-    """Return what a (checked) filter asks of one database; None if nothing in it can fit.
+    """Return the query of a (checked) filter for one database; None if nothing in it can fit.
 
     The fingerprint becomes the group, topic and kind of error that it stands for; ``discarded`` asks for what is
     parked.
@@ -371,7 +371,7 @@ def query_in(connection: Connection, database: Database, criteria: model.InboxFi
 def _rows(
     connection: Connection, database: Database, query: InboxQuery, after: tuple[UUID, str] | None, limit: int
 ) -> Part[model.InboxRow]:
-    """Search by each source, and put together what is above the position at which one of them stopped."""
+    """Search by each source, and put together the rows above the position at which one of them stopped."""
     schema, rows, stops = database.schema, [], []
     for part, source in _sources(connection, schema, query):
         if query.message_id is not None:

@@ -1,7 +1,7 @@
 """Statements that find messages, undecided halves, scheduled messages and audited acts, by many conditions.
 
 Each looks at a window of rows at most, and says where it stopped: the end of the window is read in the same statement,
-so in the same snapshot, as what is in it. Each takes the filter of the operator's call, which is checked.
+so in the same snapshot, as its rows. Each takes the filter of the operator's call, which is checked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _BY_KEY = f"""
 
 _ROW = f"h.id, h.topic, h.key, h.tag, {_STATUS} AS status, h.born_at, h.deliver_at, o.decided_by, o.decided_at"
 
-# The end of the window is read in the same snapshot as what is in it.
+# The end of the window is read in the same snapshot as its rows.
 _LIST = """
 WITH found AS MATERIALIZED (
     SELECT {row}
@@ -136,7 +136,7 @@ _IS_COMPENSATED = "EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id
 
 # A group is known by its cursor, which says where it began; all are read once, and not for each message. What lies
 # between that and a group's newest delivery is yet to be confirmed.
-# What isn't dispatched yet, no group has.
+# No group has a message that isn't dispatched yet.
 _IS_FATE = f"""EXISTS (SELECT FROM (
          SELECT array_agg(coalesce(e.status, 'unconsumed')) AS fates
            FROM jsonb_to_recordset((
@@ -244,7 +244,7 @@ def count_of_key(schema: str, criteria: MessageFilter, after: UUID | None, most:
 
 
 def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
-    """Count what a filter fits; None where that is not cheap. Rows: ``(messages,)``."""
+    """Count the messages that a filter fits; None where that is not cheap. Rows: ``(messages,)``."""
     if replace(criteria, database=None, status=(), topic=None) != MessageFilter():
         return None
     if set(criteria.status) not in _COUNTED or (criteria.status and criteria.topic):
@@ -253,9 +253,9 @@ def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
     return count_of(schema, table, f"{fits} AND {_of_topic(criteria)}", topic=criteria.topic)
 
 
-# --- what a group hasn't consumed ------------------------------------------------------------------------
+# --- messages that a group hasn't consumed ---------------------------------------------------------------
 
-# Of what was sent again, the first send after the group's offsets stands for the message.
+# Of a message that was sent again, the first send after the group's offsets stands for the message.
 _AFTER_OFFSETS = f"""
 WITH place AS MATERIALIZED (
     SELECT * FROM unnest(%(topics)s::text[], %(queues)s::int[], %(offsets)s::bigint[], %(belows)s::bigint[])
@@ -436,7 +436,7 @@ _AUDIT_FITS = {
     "action": "c.action = %(action)s",
     "since": "c.acted_at >= %(since)s",
     "until": "c.acted_at < %(until)s",
-    # What is one of many has the bulk job in its origin.
+    # An act of a bulk job has that job in its origin.
     "summed": "(NOT %(summed)s OR (c.origin -> 'bulk_job') IS NULL)",
 }
 

@@ -1,4 +1,4 @@
-"""One message over all databases: what each knows of it, what happens next, what happened, and what can be done."""
+"""Show one message over all databases: its rows, its next steps, its timeline, and the acts that can be done."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _UNSEEN = (OperationalError, InterfaceError, PoolTimeout)
 
 @dataclass(slots=True, kw_only=True)
 class MessageFacts(MessageRecord):
-    """What the databases know of one message; ``home`` is the producer's database that has it.
+    """Hold the rows of one message in all databases; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
@@ -124,7 +124,7 @@ def gather(databases: Databases, message_id: UUID, largest: int | None = LARGEST
 
 
 def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Database, MessageFacts], None]) -> None:
-    """Add what a database knows; one that can't be read is not tried again."""
+    """Add the rows of a database; one that can't be read is not tried again."""
     if database.name in found.unseen:
         return
     try:
@@ -211,7 +211,7 @@ def _next_at_producer(found: MessageFacts) -> Iterator[str]:
     elif found.state == "recalled" and found.scheduled:
         yield f"recalled by {found.scheduled['recalled_by']}: it is not sent"
     elif found.state == "scheduled" and (found.scheduled or {}).get("held_topic"):
-        yield "held: the dispatch of its topic is paused, or what was held before it is still to go out"
+        yield "held: the dispatch of its topic is paused, or messages held before it are still to go out"
     elif found.state == "scheduled":
         due = (found.scheduled or found.half or {})["deliver_at"]
         yield f"scheduled for {_at(due)}"
@@ -232,7 +232,7 @@ def _next_check(found: MessageFacts) -> str:
 
 
 def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
-    """Yield what is to come in the inboxes, the most urgent first."""
+    """Yield the next steps in the inboxes, the most urgent first."""
     rows = {state: [row for row in found.inbox if _state(row) == state] for state in ("unconsumed", *_IN_INBOX)}
     if parked := rows["parked"]:
         yield f"waits for an operator: parked by {_groups(parked)}"
@@ -337,7 +337,7 @@ _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": 
 
 
 def timeline(found: MessageFacts) -> list[Event]:
-    """Return what happened to a message; at the same moment, what is written first comes first."""
+    """Return the events of a message; of the same moment, the one written first comes first."""
     events = [*_at_producer(found), *_in_inboxes(found), *_in_earlier_readings(found), *_by_operators(found)]
     # One statement writes half and op, and may stamp the op first.
     born = found.half["born_at"] if found.half else None
@@ -389,7 +389,7 @@ def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
         first_line = (row.last_error or "").partition("\n")[0] or None
         times = f" ({row.attempts} attempts)" if (row.attempts or 0) > 1 else ""
         title = f"{_IN_INBOX.get(row.status, row.status).capitalize()} group {row.group}{times}"
-        # What was discarded was changed by that; when it had been parked is in the audit, or nowhere.
+        # The discard has changed the row; the time of its parking is in the audit, or nowhere.
         if row.discarded_at is None:
             yield Event(row.changed_at, row.status, title, row.database, first_line)
         else:
@@ -415,7 +415,7 @@ def _by_operators(found: MessageFacts) -> Iterator[Event]:
 
 
 class MessageViews(OverDatabases):
-    """What an operator sees of one message; ``redactor`` decides how bodies are shown, ``codecs`` read them.
+    """Show one message to an operator; ``redactor`` decides how bodies are shown, ``codecs`` read them.
 
     ``topics`` say what bodies may be, as far as this process knows them.
     """
@@ -435,7 +435,7 @@ class MessageViews(OverDatabases):
     def message(self, message_id: UUID, *, reveal: Actor | None = None, why: str = "") -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.
 
-        A database that can't be read is named in ``unseen``, and what it knows is missing.
+        A database that can't be read is named in ``unseen``, and its rows are missing.
 
         Raises:
             MessageNotFound: no database knows it, and all could be read.
@@ -478,7 +478,7 @@ def _opened(stored: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def _id_in(text: str | None) -> UUID | None:
-    """Return the id that a header has; anybody may have written it."""
+    """Return the id that a header has; any sender may have written it."""
     try:
         return UUID(text) if text else None
     except ValueError:

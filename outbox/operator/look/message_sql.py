@@ -18,11 +18,11 @@ HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
 # dead.
 IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_check_at > statement_timestamp())"
 
-#: What is known of the last question, by the check ``c``; ``{error}`` is how much of its error is wanted.
+#: The facts about the last question, by the check ``c``; ``{error}`` is how much of its error is wanted.
 LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_answer END,
        CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
-#: What the producer's tables have of a message. A check without an answer counts as being asked until ``timeout``
+#: The rows of a message in the producer's tables. A check without an answer counts as being asked until ``timeout``
 #: seconds have passed, or its claim has run out: a decision deletes the claim, and the worker that was asking at that
 #: moment may still answer.
 PRODUCER_SIDE = {
@@ -143,7 +143,7 @@ SELECT h.id, h.headers ->> '{CAUSE_HEADER}', h.headers ->> '{CORRELATION_HEADER}
  ORDER BY h.id LIMIT %(limit)s
 """)
 
-#: What the groups of an inbox did with messages.
+#: The inbox rows of messages, by group.
 RECEIPTS = Query(
     f"""
 -- message_id group status attempts error received_at changed_at discarded_at

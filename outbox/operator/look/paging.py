@@ -56,7 +56,7 @@ class Part(Generic[T]):
     ``stopped`` is where the search stopped at its limit, None if it read all there is (or gave as many rows as fit);
     ``searched`` is how many it looked at. ``count`` is how many fit in all, or counts them, if that is cheap.
     ``unread`` says that the database can't be reached: the next page begins there where this one would have. ``rest``
-    makes the part of what was read, once the connection is given back.
+    makes the part of the rows read, once the connection is given back.
     """
 
     rows: list[T]
@@ -238,7 +238,7 @@ def page_of(
     if errors and not read_through:
         raise errors[0]
     found.unreached.extend(databases.away_for(only))
-    # What isn't seen can't be counted.
+    # Unseen rows can't be counted.
     total = None if page.token or found.unreached else _total(found, counts)
     return dataclasses.replace(found, total=total)
 

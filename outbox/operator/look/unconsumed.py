@@ -1,10 +1,10 @@
 """The messages that a group hasn't consumed yet: to come, after its offsets, or failed and to be retried.
 
-What isn't dispatched yet, or is scheduled, is to come: the group hasn't consumed it from its commit on.
+A message that isn't dispatched yet, or is scheduled, is to come: the group hasn't consumed it from its commit on.
 
 Offsets and failures are read in the group's database, what stands in the queues in its producer's. So a page costs what
-it shows, and the look at all failures of the group, however many messages were consumed before. What is parked is a
-dead letter, and isn't listed here.
+it shows, and the look at all failures of the group, however many messages were consumed before. A parked
+message is a dead letter, and isn't listed here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _QueuePart:
 
 
 def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest) -> Page[MessageRow]:
-    """Return a page of what the filter's group hasn't consumed yet, the newest first.
+    """Return a page of the messages that the filter's group hasn't consumed yet, the newest first.
 
     Within a queue, the order is that of the positions. What the group's filter will leave out is listed until the group
     has come to it.
@@ -107,7 +107,7 @@ def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest)
 
 
 class _Search:
-    """What is known of a group before its messages are read: its queues, and the databases that couldn't be read."""
+    """Hold the facts read before a group's messages: its queues, and the databases that couldn't be read."""
 
     def __init__(self, databases: Databases, criteria: MessageFilter) -> None:
         self.databases = databases
@@ -183,7 +183,7 @@ class _Search:
 
     def read(self, after: Mapping[str, After], limit: int) -> dict[str, Part[_Found]]:
         """Return the next messages of each part of the list."""
-        # Those to come first: what is dispatched in between is found twice, and not never.
+        # Those to come first: a message dispatched in between is found twice, and not never.
         found = {name: self._to_come(name, after[name], limit) for name in self.topics if name in after}
         going_on = [part for name, part in self.queue_parts.items() if name in after]
         for producer in {part.producer for part in going_on}:
@@ -220,7 +220,7 @@ class _Search:
     def _after_offsets(
         self, producer: str, going_on: Sequence[_QueuePart], after: Mapping[str, After], limit: int
     ) -> dict[str, Part[_Found]]:
-        """Read on in queues of a producer's database, and leave out what the group has nonetheless: what was resent."""
+        """Read on in queues of a producer's database, and leave out the resent messages that the group has."""
         # All of the group's queues: an earlier send may be in one whose list has ended.
         queue_parts = [each for each in self.queue_parts.values() if each.producer == producer]
         belows = {each.name: (after[each.name] or (_LAST_POSITION,))[0] for each in going_on}

@@ -59,7 +59,7 @@ def narrowed(
 ) -> Digested:
     """Return the ranges of a first level, those that differ cut up as far as it pays.
 
-    ``probe`` is what was known before; ``say`` is told what is digested once more.
+    ``probe`` are the facts of before; ``say`` is told what is digested once more.
     """
     result, level = first, first
     for _ in range(_MOST_LEVELS):

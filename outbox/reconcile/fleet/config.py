@@ -1,4 +1,4 @@
-"""What a fleet is: databases by name, patterns of what is compared between them, and the bounds of a run.
+"""Describe a fleet: databases by name, patterns of the pairs to compare between them, and the bounds of a run.
 
 A file says it, or a folder of files, whose ``[[database]]``, ``[[compare]]`` and ``[[total]]`` are put together;
 ``docs/reconciling.md`` has a whole one.
@@ -55,7 +55,7 @@ def _named(text: str | None, name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PairPattern:
-    """What is compared between which databases, by patterns with ``*``, ``?`` and ``[…]``.
+    """Choose the pairs to compare and their databases, by patterns with ``*``, ``?`` and ``[…]``.
 
     In ``topics`` and ``groups``, ``{producer}`` and ``{consumer}`` stand for the names of the databases. ``filters`` is
     what a pair has besides its names, ``measures`` what each pair's business tables must agree on, without its names.
@@ -80,7 +80,7 @@ class TotalPart:
 
 @dataclass(frozen=True, slots=True)
 class FleetTotal:
-    """What many databases' tables must add up to: nothing, together with what is under way between them.
+    """Add up the tables of many databases: to nothing, together with the sums under way between them.
 
     For five banks: what is in their accounts, less what was paid in, plus the transfers that one has debited and the
     other not credited yet. Of what isn't to be added up the SELECT returns the negative. ``in_flight`` is as that of a

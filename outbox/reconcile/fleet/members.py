@@ -100,7 +100,7 @@ class Member:
 
 @dataclass(slots=True)
 class Membership:
-    """Who the members are, in the order in which they are compared, and which databases can't be asked, and why."""
+    """The members, in the order in which they are compared, and the databases that can't be asked, with the reason."""
 
     members: list[Member] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)

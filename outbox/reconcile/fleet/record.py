@@ -1,6 +1,6 @@
 """A fleet that is run by a timetable: its run in the record of the database whose workers run it.
 
-What was found is in the consumers' databases, as always. This one run stands for all of it: when it began and ended,
+The findings are in the consumers' databases, as always. This one run stands for all of it: when it began and ended,
 and what it came to. It is of the pair `timetable.FLEET`, which no topic and group can be.
 """
 

@@ -1,7 +1,7 @@
 """Run a fleet: its members some at a time, within the sessions that each server allows, those of high priority first.
 
-What goes wrong with a member ends that member alone. Whoever ends the fleet ends the members at work, each at its next
-step; what is recorded of them says so.
+An error of a member ends that member alone. An end of the fleet ends the members at work, each at its next step; their
+records say so.
 """
 
 from __future__ import annotations

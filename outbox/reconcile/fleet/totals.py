@@ -44,7 +44,7 @@ _COMMITTED = "SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::u
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """One value of a total under one key: what each database has, what is under way, and what is early."""
+    """One value of a total under one key: the sums of each database, under way, and early."""
 
     key: Key
     value: str
@@ -120,7 +120,7 @@ class _Addition:
         return cls(databases, moving)
 
     def parts(self, name: str) -> list[jobs.Part]:
-        """Return whose tables are read in a database."""
+        """Return the sides of the tables that are read in a database."""
         sends = any(member.producer == name for member, _ in self.moving)
         takes = any(member.consumer == name for member, _ in self.moving)
         return [*(["producer"] if sends else []), *(["consumer"] if takes else [])]  # type: ignore[list-item]
@@ -200,7 +200,7 @@ def _compared(job: Job, pair: Pair, snapshots: Snapshots) -> FirstPass:
 def _early(job: Job, total: FleetTotal, pair: Pair, snapshots: Snapshots, first: FirstPass) -> Tally:
     """Return what took effect in the consumer's snapshot and was committed after the producer's.
 
-    What wasn't committed since either is a phantom, for which nothing accounts.
+    A message that wasn't committed since either is a phantom, for which nothing accounts.
     """
     found = first.result.findings
     unknown = pc.or_(pc.is_null(found["state"]), pc.equal(found["state"], int(ProducerState.UNDECIDED)))

@@ -1,1 +1,1 @@
-"""The reconciliation that never ends: it follows the log pass by pass, and tells what differs and what is mended."""
+"""Reconcile without an end: follow the log pass by pass, and tell of differences and of their ends."""

@@ -135,7 +135,7 @@ class Follower:
         try:
             return self._pass(connection, claimed)
         except BaseException:
-            # What is in memory is ahead of the record.
+            # The state in memory is ahead of the record.
             self._forget()
             raise
 
@@ -210,7 +210,7 @@ class Follower:
             self._claimed_at = time.monotonic()
 
     def _confirm(self, state: FollowerState, look: LogSurvey, stay: Callable[[], None]) -> pa.Table:
-        """Take the second look; return what is listed, and have the state know what is to be looked at again.
+        """Take the second look; return the listed findings, and have the state know the messages to look at again.
 
         ``stay`` is called now and then.
         """
@@ -254,7 +254,7 @@ class Follower:
         return known.result in {None, DONE, HEALED}
 
     def _repair(self, connection: Connection, run: UUID, findings: Sequence[Finding]) -> list[Repaired]:
-        """Repair by the policy what wasn't tried; what another transaction was at is tried again by the next pass."""
+        """Repair untried findings by the policy; the next pass tries those again that another transaction was at."""
         untried = (each for each in findings if (known := self._open.get(each.id)) and known.result is None)
         repairable = (each for each in untried if each.outcome.repair(self.job.policy) is not Repair.ALERT)
         repaired: list[Repaired] = []

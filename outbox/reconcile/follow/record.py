@@ -25,9 +25,9 @@ from outbox.reconcile.record.views import SETTLED
 from outbox.reconcile.record.write import FINDINGS, of_findings
 from outbox.reconcile.rows import Finding
 
-#: For so many seconds a pass is left to whoever has claimed it: a worker that dies over it leaves it to another one.
+#: For so many seconds a pass is left to the worker that has claimed it; if that one dies, another one takes it then.
 LEASE = 60.0
-#: After so many seconds a run is ended, and another one goes on with what is open.
+#: After so many seconds a run is ended, and another one goes on with the open findings.
 RUN_LASTS = 86_400.0
 _BATCH = 2_000
 
@@ -80,7 +80,7 @@ UPDATE {s}.reconciliation_run
 RETURNING id
 """
 
-# What is known as a finding of the run already, and differs again, or in another way.
+# A message that is a finding of the run already, and differs again, or in another way.
 _FOUND_AGAIN = """
 UPDATE {s}.reconciliation_finding f
    SET kind = n.kind, detail = n.detail, action = n.action, result = NULL, acted_at = NULL

@@ -1,6 +1,6 @@
 """The two connections on which a follower reads, pass after pass, and the sides that read on them.
 
-A pass takes its snapshots on them for as long as it reads. What is much is read by COPY, on connections that import
+A pass takes its snapshots on them for as long as it reads. Many rows are read by COPY, on connections that import
 these snapshots, as a run reads; what is little on the connections themselves, which costs a tenth of it.
 """
 

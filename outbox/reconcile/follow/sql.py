@@ -1,4 +1,4 @@
-"""Statements that find what was written since a follower's last pass, without reading what it has judged."""
+"""Build statements that find the rows written since a follower's last pass, without reading those it has judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECT DISTINCT half_id FROM ({WRITTEN_SINCE}) t
  WHERE half_id < %(frontier)s::uuid OR half_id >= %(ahead)s::uuid
 """)
 
-# Each by an index. Their rows go away, or are few: what was judged already is left out by who asks.
+# Each by an index. Their rows go away, or are few: the caller leaves out what it has judged already.
 #: What no op and no message tells of: halves that wait for a decision, what was compensated, what is overdue for its
 #: release by so many seconds. Rows: ``(half_id,)``.
 unsaid: Template = Template(f"""

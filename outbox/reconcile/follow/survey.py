@@ -1,4 +1,4 @@
-"""One look of a follower at both sides, in two snapshots: what is new, what is due, and what the log says was touched.
+"""Look at both sides for a follower, in two snapshots: at messages that are new, due, or touched by the log.
 
 Nothing else is read. What the clock has brought past the grace period is digested, and the rows of ranges that differ
 are read. Messages that came late (their ids are old, or ahead of the clock), that were sent again, compensated, or have
@@ -125,10 +125,10 @@ class LogSurveyor:
         self._judge_messages(look, late)
         return look
 
-    # --- what is to be judged ----------------------------------------------------------------------------
+    # --- ranges and messages to judge --------------------------------------------------------------------
 
     def _late(self, rules: Rules, before: settled.Mark, now: settled.Mark) -> list[UUID]:
-        """Return what was written since the last look below the frontier, or ahead of the clock."""
+        """Return the rows written since the last look below the frontier, or ahead of the clock."""
         ahead = uuid7_at(rules.producer_now / 1e6 + AHEAD)
         values = {**settled.written_since(before, now), "topic": self.pair.topic}
         producer = self.snapshots.producer
@@ -256,7 +256,7 @@ class LogSurveyor:
         self._sort_out(look, table, self.open.keys() & some)
 
     def _note_waiting(self, rules: Rules, chunk: Chunk, table: pa.Table) -> None:
-        """Note what of a range is ahead of the group, and what is in flight."""
+        """Note the messages of a range that are ahead of the group, and those in flight."""
         ahead = ahead_of(table)
         for queue, position in zip(ahead["queue"].to_pylist(), ahead["position"].to_pylist(), strict=True):
             chunk.up_to[queue] = max(chunk.up_to.get(queue, 0), position)
@@ -277,7 +277,7 @@ class LogSurveyor:
 
 
 def pending_of(chunk: Chunk, unlisted: Counter[Outcome], again_at: int) -> PendingRange | None:
-    """Return what is to be judged again of a range; ``unlisted`` differences are looked at again at a time."""
+    """Return the messages of a range to judge again; ``unlisted`` differences are looked at again at a time."""
     due_at = min(filter(None, (chunk.in_flight_until, again_at if unlisted else 0)), default=NEVER)
     if not chunk.up_to and due_at == NEVER:
         return None

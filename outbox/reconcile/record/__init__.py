@@ -1,1 +1,1 @@
-"""What is recorded of reconciliations: written by a job, read by operators, and when the next one is due."""
+"""Keep the record of reconciliations: written by a job, read by operators; and tell when the next one is due."""

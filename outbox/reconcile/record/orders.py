@@ -1,6 +1,6 @@
 """What operators order of reconciliations: that one is run now, and that what a run has found is repaired.
 
-Both are rows in the consumer's database, which a worker takes that has the reconciliation: who orders needs neither the
+Both are rows in the consumer's database, which a worker takes that has the reconciliation: an order needs neither the
 producer's database nor a library of the extra. A repair is a bulk job, whose items are the findings.
 """
 
@@ -179,7 +179,7 @@ SELECT b.id, r.id, r.topic, r.consumer_group, b.requested_by, b.reason, b.option
  ORDER BY b.created_at LIMIT 100
 """)
 
-#: End what is left of the repairs whose runs were pruned: nobody knows any more what they found. Rows: ``(bulk job,)``.
+#: End the open items of repairs whose runs were pruned: their findings are gone, too. Rows: ``(bulk job,)``.
 skip_pruned: Template = Template(f"""
 UPDATE {{s}}.bulk_item i
    SET state = 'skipped', outcome = 'its run was pruned', changed_at = clock_timestamp()
@@ -207,7 +207,7 @@ UPDATE {s}.bulk_item i
 RETURNING i.number, i.message_id, i.attempts, f.kind, coalesce(f.action, 'alert')
 """)
 
-#: Cancel what is left of a repair that was cancelled while a worker was at it.
+#: Cancel the open items of a repair that was cancelled while a worker was at it.
 cancel_left: Template = Template("""
 UPDATE {s}.bulk_item SET state = 'cancelled', changed_at = clock_timestamp()
  WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
@@ -285,7 +285,7 @@ class ReconciliationOrders(Reconciliations):
     ) -> BulkJob:  # fmt: skip
         """Order a bulk job that repairs what a run has found, and is neither repaired nor healed; return it.
 
-        A worker that has the reconciliation looks at each message again: what has healed is left alone, and what is of
+        A worker that has the reconciliation looks at each message again: it leaves what has healed, and what is of
         another kind now. ``number`` is that of the preview, ``rate`` is messages a second at most. The same
         ``idempotency_key`` returns the bulk job that was ordered with it before.
 
@@ -331,7 +331,7 @@ class ReconciliationOrders(Reconciliations):
         if found > MAX_ITEMS:
             raise BulkJobTooLarge(f"{found} findings are left; repair at most {MAX_ITEMS} at once, such as one kind")
         if written < found or number not in {None, found}:
-            raise SelectorChanged(f"what is left has changed since the preview: now {found}; look at the preview again")
+            raise SelectorChanged(f"the findings have changed since the preview, to {found}; look at the preview again")
         says = "UPDATE {s}.bulk_job SET selector = selector || %(says)s::jsonb WHERE id = %(id)s"
         described_as = {"says": _json({"described": described(run, selection, found)}), "id": values["id"]}
         execute(connection, statement(database.schema, says, described_as))

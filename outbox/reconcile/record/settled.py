@@ -5,7 +5,7 @@ so unless something is added: an op that became visible, a message (dispatched l
 check, a failure. Each is found by an index on what was added since the mark of the last run, so that a night costs
 the day's rows and the differences, not the history.
 
-Where the producer's storage was put back to an earlier state, nothing is trusted: what was the newest at the mark must
+Where the producer's storage was put back to an earlier state, nothing is trusted: the newest rows at the mark must
 still be there. The consumer's storage has taken the marks with it, unless they are in another database: then the mark
 says how far the group had come, and a group that isn't as far any more has lost something.
 
@@ -86,7 +86,7 @@ SELECT q, coalesce(l.position, 0), l.half_id::text
 
 _NEWEST_OP = "SELECT sequence, half_id::text FROM {s}.op_message ORDER BY sequence DESC LIMIT 1"
 
-# What was lost behind an offset that is as far again was handled again.
+# A message lost behind an offset that is as far again was handled again.
 _CONSUMED = f"""
 SELECT concat_ws('.', {STORAGE}),
        (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text
@@ -193,7 +193,7 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
 def fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
     """Has the producer, or the group, lost something of before the mark, though it still is the same storage?
 
-    Storage that was put back tells nobody; new transactions have the numbers, and new messages the positions, of those
+    Storage that was put back tells nothing; new transactions have the numbers, and new messages the positions, of those
     that were lost. So the newest of that time must still be there.
     """
     if now["xmax"] < before["xmax"]:
@@ -251,7 +251,7 @@ def load(
 
 
 def keep(access: Access, pair: Pair, settled: SettledRanges, fresh: Sequence[SettledRange]) -> bool:
-    """Write down what is settled now; False if another run of the same pair was faster, which is no harm."""
+    """Record the ranges that are settled now; False if another run of the same pair was faster, which is no harm."""
     with connected(access) as connection:
         # The first run that writes at a version wins; the loser's ranges were judged against a mark that is gone.
         mark = json.dumps(settled.mark)

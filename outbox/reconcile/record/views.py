@@ -44,7 +44,7 @@ class RunState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs; what isn't given fits all."""
+    """Select runs; a field left out fits all."""
 
     database: str | None = option(None, "Only of this database.", most=LONGEST, metavar="NAME")
     topic: str | None = option(None, "Only this topic.", most=LONGEST)
@@ -62,7 +62,7 @@ class Run:
     process last said that it is at work: one that hasn't for long, and has no end, has died.
     ``applied``: the run itself repaired. ``measures`` are the sums of business tables, as the JSON report has them; a
     list of runs has only their totals. ``plan`` says how it was compared, and why so. ``seconds`` is how long it took.
-    ``ordered_by`` is the operator who ordered the run, ``schedule`` the timetable by which it began.
+    ``ordered_by`` is the operator that ordered the run, ``schedule`` the timetable by which it began.
     """
 
     database: str
@@ -101,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class KindOfRun:
-    """The differences of one kind in a run: what they mean, what is to be done about them, and what became of that.
+    """The differences of one kind in a run: their meaning, their repair, and its results.
 
     ``action`` is the repair that the policy of the run has for them, and ``does`` what that does to a message;
     ``repairs`` are those that there are. ``refused`` were tried in vain, ``why`` says so of one of them. ``left`` are
@@ -135,7 +135,7 @@ class FindingFilter:
     """Which findings of a run."""
 
     kind: str | None = option(None, f"Only of this kind: {', '.join(_LABELS)}.", most=LONGEST, metavar="KIND")
-    left: bool = option(False, "Only what is neither repaired nor healed.")
+    left: bool = option(False, "Only findings that are neither repaired nor healed.")
     after: int = option(0, "Only findings behind the one of this number.", least=0, most=2**63 - 1, metavar="N")
 
 

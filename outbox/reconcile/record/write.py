@@ -117,12 +117,12 @@ class RunRecord:
         self._execute(*ids.begin(self._recorded), tries=tries)
 
     def fail(self, run_id: UUID, error: BaseException | str) -> None:
-        """Write why a run ended before its time; what was counted until then stays."""
+        """Write why a run ended before its time; its counts until then stay."""
         if isinstance(error, BaseException):
             stopped = isinstance(error, KeyboardInterrupt | Interrupted)
             error = "interrupted" if stopped else why_of(error, self._recorded)
         values = {"id": run_id, "error": error}
-        # Once: whoever ends for an error isn't kept.
+        # Once: a run that ends for an error isn't kept waiting.
         self._execute(replace(statement(self._schema, _FAIL, values), lossy=("error",)), tries=1)
 
     @contextmanager
@@ -167,7 +167,7 @@ class RunRecord:
 
 
 class Record(RunRecord):
-    """The record of one job: what its runs found, and what was done about it, too."""
+    """Write the record of one job: the findings of its runs, and their repairs, too."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -189,7 +189,7 @@ class Record(RunRecord):
         self._write(_MEASURES, run_id, measures=json.dumps(shown))
 
     def acted(self, run_id: UUID, repairs: Sequence[Repaired]) -> None:
-        """Write what was done about differences."""
+        """Write the repairs of differences."""
         for start in range(0, len(repairs), _BATCH):
             self._execute(acted(self._schema, run_id, repairs[start : start + _BATCH]))
 
@@ -217,7 +217,7 @@ def of_findings(run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome,
 
 
 def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
-    """Return what writes what was done about differences of a run."""
+    """Return the writer of the repairs of a run's differences."""
     values = {
         "id": run_id,
         "ids": [each.id for each in repairs],

@@ -68,7 +68,7 @@ from outbox.text import counted, duration, key_text
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
-    """Return what was seen of one message at ``now``, the time of the comparison, in a sentence without its kind."""
+    """Return the facts about one message at ``now``, the time of the comparison, in a sentence without its kind."""
     parts = [_producer(finding, now), _consumer(finding, now)]
     if finding.outcome is Outcome.DIGEST_MISMATCH:
         parts.append("the bodies differ")
@@ -136,7 +136,7 @@ def bound(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindSummary:
-    """How many differences of one kind there were, what is done about them, and what became of it.
+    """Count the differences of one kind, with their repair, and its results.
 
     ``tried``: repairs were to be done. ``refused`` counts by reason.
     """
@@ -157,7 +157,7 @@ class KindSummary:
 
     @property
     def repair(self) -> str:
-        """What was done, or would be done, about them, in a few words."""
+        """Name the repair that was done, or would be done, in a few words."""
         if self.action is Repair.ALERT:
             return ""
         if not self.tried:
@@ -312,7 +312,7 @@ def reports(result: JobResult, limit: int | None = None) -> list[PairReport]:
 
 
 def shares(numbers: Sequence[int], limit: int | None) -> list[int]:
-    """Return how many of each may be shown, at most ``limit`` in all: equal shares, and what is over goes to the first.
+    """Return how many of each may be shown, at most ``limit`` in all: equal shares, and the rest goes to the first.
 
     So that a hundred thousand of one kind don't hide the only one of another. None is no limit.
     """

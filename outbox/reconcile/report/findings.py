@@ -47,7 +47,7 @@ FINDINGS: pa.Schema = pa.schema(
     ]
 )
 
-#: Under which a file says in its own metadata how the pair fared: all that is counted, and what is left out.
+#: Under which a file says in its own metadata how the pair fared: all that is counted, and the part left out.
 _KEY = b"outbox"
 
 
@@ -100,7 +100,7 @@ def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     columns["kind"] = _names({int(outcome): outcome.label for outcome in Outcome}, found["outcome"])
     columns["effects"] = pc.if_else(pc.less(found["effects"], 0), None, found["effects"])
     for name, kind in _NAMES.items():
-        # What isn't torn says nothing about that.
+        # A finding that isn't torn says nothing about that.
         names = {each.value: each.name.lower() for each in kind if each is not Torn.NO}
         columns[name] = _names(names, found[name])
     return columns

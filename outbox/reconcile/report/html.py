@@ -233,7 +233,7 @@ def _bars(rows: Sequence[MeasureRow]) -> list[MeasureBars]:
 
 
 def _ends(row: MeasureRow) -> tuple[Decimal, Decimal, Decimal]:
-    """Return what was sent and stays, what was consumed, and that with what is in flight."""
+    """Return the sums sent to stay, consumed, and consumed or in flight."""
     return EXACT.subtract(row.producer, row.rolled_back), row.consumer, EXACT.add(row.consumer, row.in_flight)
 
 

@@ -132,7 +132,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
 
     name = f"outbox-{uuid4().hex}"
     box: list[pa.Table | BaseException] = []
-    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts who joins it.
+    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts the thread that joins it.
     ended = Event()
 
     def collect() -> None:
@@ -165,7 +165,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
                         session.spark.interruptTag(name)
                     else:
                         session.spark.sparkContext.cancelJobGroup(name)
-                # What isn't submitted yet can't be cancelled yet.
+                # A job that isn't submitted yet can't be cancelled yet.
                 ended.wait(_REPORT_EVERY)
             raise
     if isinstance(box[0], BaseException):

@@ -85,7 +85,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 def launcher_home(java: Java) -> Path:
     """Return a JAVA_HOME for Spark's scripts, in a cache folder that only this user can enter.
 
-    Made at its first use. Its name is the hash of what is in it, so that another Java gets another.
+    Made at its first use. Its name is the hash of its content, so that another Java gets another.
 
     Raises:
         JavaNotFound: no folder for it could be made; says where that was tried.
@@ -134,7 +134,7 @@ def _version(program: Path) -> tuple[int, ...] | None:
 def _made(cache: Path, name: str, text: str) -> Path:
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = cache.lstat()
-    # What is in it gets executed: in a folder of another user that could be anything.
+    # Its content gets executed: in a folder of another user that could be anything.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{cache} isn't a folder that only this user can write")
     program = cache / name / "bin" / "java"

@@ -160,7 +160,7 @@ def _submitted(options: Spark, workers: int) -> Iterator[Session]:
 def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
     from pyspark.sql.utils import is_remote  # noqa: PLC0415 - an extra
 
-    # Of its own settings, in the same application: what is set here isn't seen there.
+    # Of its own settings, in the same application: a setting here isn't seen there.
     spark = active.newSession()
     master = Master(f"sc://{spark.client.host}" if is_remote() else str(spark.sparkContext.master))
     for name, value in options.conf.items():

@@ -1,6 +1,6 @@
 """The tasks of a comparison as a Spark plan: each executor reads both sides of its ranges itself, nothing is shuffled.
 
-What is sent to and fro is bytes and numbers, so that it works through Spark Connect too; whatever else is needed, an
+Bytes and numbers are sent to and fro, so that it works through Spark Connect too; whatever else is needed, an
 executor imports. A source that can't be read is an answer, not an exception: Spark would try it four times and log the
 Java trace of each.
 
@@ -56,7 +56,7 @@ def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], 
 
 
 def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass rows on: whoever does so has a Python, this package and its libraries."""
+    """Pass rows on: an executor that does so has a Python, this package and its libraries."""
     yield from batches
 
 

@@ -182,7 +182,7 @@ class TopicLog:
         if (total := sum(ahead.values())) <= rows:
             return end
         steps = {queue: number * rows // total for queue, number in ahead.items()}
-        # What is lost by rounding goes to the longest, so that each batch has something.
+        # The loss by rounding goes to the longest, so that each batch has something.
         longest = max(ahead, key=ahead.__getitem__)
         steps[longest] += rows - sum(steps.values())
         queues = [queue for queue, step in steps.items() if step]
@@ -212,13 +212,13 @@ class TopicLog:
             ids=[each["id"] for each in known.values()],
         )
         for queue, position, expected, found, last in rows:
-            # What was pruned isn't there, and newer messages are.
+            # Pruned messages aren't there, and newer ones are.
             is_other = expected and found is not None and found != expected
             if is_other or (expected and (last is None or last < position)):
                 raise SourceError(
                     f"the log of topic {self.topic!r} in {described(self.access.url)} went back: in queue {queue} "
                     f"message {expected} stood at position {position}, and now "
-                    f"{f'{found} does' if found else 'nothing does'}. What was read behind that may never have been "
+                    f"{f'{found} does' if found else 'nothing does'}. Messages read behind that may never have been "
                     "sent; see what the fail-over or the restore has lost, take it out of what was written, and begin "
                     "with a new checkpoint"
                 )

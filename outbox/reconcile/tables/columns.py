@@ -196,7 +196,7 @@ def _ids(ids: pa.ChunkedArray, called: str) -> tuple[pa.Array, pa.Array]:
 
 
 def wrong_columns(part: Part, names: Sequence[str], states: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the judge's columns that a table is said to have, and with its states."""
+    """Return the faults of the judge's columns that a table is said to have, and of its states."""
     known = COLUMNS[part]
     called = [*(column.name for column in known), *NAMES[part]]
     if unknown := [name for name in names if name not in called]:

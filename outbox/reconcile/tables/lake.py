@@ -60,7 +60,7 @@ class LakePairing(AnyPairing):
     """One pair, being compared on Spark."""
 
     def compare(self) -> PairResult:
-        """Compare, take the second look, and return what was found.
+        """Compare, take the second look, and return the findings.
 
         Raises:
             InvalidSettings: a table lacks a column, or an option of its source isn't there.

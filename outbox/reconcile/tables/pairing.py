@@ -1,6 +1,6 @@
 """Compare one pair of which a foreign table is a side at least, in two snapshots of PostgreSQL.
 
-Nothing is settled for the next night: what is written into a foreign table isn't known from its rows. Both sides are
+Nothing is settled for the next night: a foreign table's rows don't tell when they were written. Both sides are
 digested by what reads their rows, whatever they are, in the same buckets, and only ranges that differ are read.
 """
 
@@ -36,7 +36,7 @@ class TablePairing(SnapshotPairing):
     """One pair of which a side at least has a foreign table, being compared."""
 
     def compare(self) -> FirstPass:
-        """Compare, and return what was found.
+        """Compare, and return the findings.
 
         Raises:
             InvalidSettings: a foreign table lacks a column, or has a row that can't be judged.

@@ -1,6 +1,6 @@
 """Spark plans of the tables' comparison: frames of the judge's rows from any source, brought together by their ids.
 
-What is sent between processes is bytes, texts and numbers (`_wire`): Spark reads a time in the zone of its session, and
+Processes send each other bytes, texts and numbers (`_wire`): Spark reads a time in the zone of its session, and
 knows no bytes of a fixed length. Iceberg tables can be read without a jar (``format = "pyiceberg"``): PyIceberg lists
 the files of a scan on the driver, and each task reads one with what PyIceberg knows of deletes and of older schemas.
 """
@@ -205,7 +205,7 @@ def _of_iceberg(spark: SparkSession, table: ForeignTable, options: Mapping[str, 
         found = load_catalog(named, **properties).load_table(table.path or "")
     except NoSuchTableError as error:
         raise InvalidSettings(f"tables ({table}): {error}") from None
-    # A superset of what is used: an expression has the names of its columns in it.
+    # A superset of the used columns: an expression has the names of its columns in it.
     used = " ".join(table.columns.values()).lower()
     names = [name for name in found.schema().column_names if name.lower() in used and "." not in name]
     scan = found.scan(selected_fields=tuple(names or ["*"]), snapshot_id=snapshot and int(snapshot))

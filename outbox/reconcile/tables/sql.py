@@ -36,7 +36,7 @@ class KnownTable:
 
     @property
     def source(self) -> str:
-        """What is read, as SQL."""
+        """Return the columns to read, as SQL."""
         return source_of(self.declared)
 
     def column(self, name: str) -> str:
@@ -54,7 +54,7 @@ def identifier(name: str) -> str:
 
 
 def source_of(table: ForeignTable) -> str:
-    """Return what is read of a foreign table, as SQL."""
+    """Return the columns to read of a foreign table, as SQL."""
     if table.table is not None:
         return ".".join(identifier(part) for part in table.table.split(".", 1))
     return "(\n{}\n)".format((table.query or "").replace("%", "%%"))
@@ -66,7 +66,7 @@ def describe(table: ForeignTable) -> str:
 
 
 def wrong_types(table: KnownTable) -> str | None:
-    """Return what is wrong with the columns of a table."""
+    """Return the faults of a table's columns."""
     for name, own in table.declared.columns.items():
         if own not in table.types:
             there = ", ".join(table.types) or "none"

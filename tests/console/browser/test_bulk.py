@@ -92,10 +92,10 @@ def test_progress_shows_without_reload_and_can_be_cancelled(
         with town.at_work():
             expect(progress).to_contain_text(re.compile(r"(?<!\d)([1-9]|[12]\d) of 40"))
             page.get_by_role("button", name="Cancel the rest…").click()
-            asked = dialog(page, "Cancel what is left of it?")
+            asked = dialog(page, "Cancel the open items?")
             asked.get_by_label("Reason").fill("wrong colour")
             asked.get_by_role("button", name="Cancel the rest").click()
-            told(page, "Cancelled: what is left is not done.")
+            told(page, "Cancelled: the open items are not done.")
             expect(progress).to_contain_text("40 of 40")
             expect(progress).to_contain_text("by anna")
             wait_until(lambda: not [each for each in ids if town.status(each) == "failed"], "those retried are tried")
