@@ -460,7 +460,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 class Guard:
-    """Works out the `RequestContext`, refuses requests that no one should answer, and sees to every answer.
+    """Works out the `RequestContext`, refuses requests that must not be answered, and sees to every answer.
 
     It refuses a request under another host, from another site, with a wrong type of body, or with a body too big. Only
     `SLOTS` requests are worked on at once; the others wait without holding a thread. Exports have slots of their own,

@@ -325,14 +325,14 @@ class Redactor:
         return found
 
     def hides_in_body(self, path: str, value: str) -> bool:
-        """Tell whether a body is shown without the value at this path: who finds it by a filter has read it."""
+        """Tell whether a body is shown without the value at this path: a search that finds it has read it."""
         try:
             return self._hides(tuple(int(name) if name.isdecimal() else name for name in names_in(path)), value)
-        except ValueError:  # nobody knows which place it names
+        except ValueError:  # which place it names can't be told
             return True
 
     def hides_header(self, name: str, value: str) -> bool:
-        """Tell whether a header of this value is shown without it: who finds it by a filter has read it."""
+        """Tell whether a header of this value is shown without it: a search that finds it has read it."""
         return name in self.withheld or self._hides((name,), value)
 
     def _hides(self, path: Steps, value: str) -> bool:
