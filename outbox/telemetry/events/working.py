@@ -376,17 +376,6 @@ class BulkItemFailed(TelemetryEvent):
     item: int
 
 
-@event(
-    "alert.failed", "alert", logging.WARNING, "alerts %(target)r: %(called)s didn't take what has changed (%(changes)d)"
-)
-class AlertFailed(TelemetryEvent):
-    """A webhook or function couldn't be told what changed in the health; it is told again a minute later."""
-
-    target: str
-    called: str
-    changes: int
-
-
 @event("doctor.failed", "doctor", logging.ERROR, "inspecting %(inspection)s failed")
 class InspectionFailed(TelemetryEvent):
     """An inspection of the doctor has failed, which is a defect."""
