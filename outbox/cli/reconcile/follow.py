@@ -40,7 +40,7 @@ _WINDOW = options_of(Window, "last", "until")
 _JOB = options_of(
     Job,
     *("producer", "consumer", "pairs", "window", "measures", "record", "record_in", "spark"),
-    *("tier", "engine", "archives", "keep_for", "max_time", "max_findings", "workers"),
+    *("tier", "engine", "keep_for", "max_time", "max_findings", "workers"),
 )
 #: How long (seconds) until a pass that failed is tried again.
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
