@@ -77,11 +77,11 @@ class SupervisedWorker:
             self._link.send(word)
 
     def _watch(self) -> None:
-        resting, told, limit = threading.Event(), False, Settings().hang_timeout
+        resting, reported, limit = threading.Event(), False, Settings().hang_timeout
         while not resting.wait(_TICK):
             worker = self._worker
-            if worker is not None and worker.is_running and not told:
-                limit, told = worker.hang_timeout, True
+            if worker is not None and worker.is_running and not reported:
+                limit, reported = worker.hang_timeout, True
                 self.tell(float(worker.drain_timeout))
             if sys.__stderr__ is not None and (worker is None or worker.is_alive()):
                 faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
@@ -164,7 +164,7 @@ class Supervisor:
                 wait([*links, *(child.process.sentinel for child in self._running)], _TICK)
                 self._obey()
                 for child in self._running:
-                    self._look_at(child)
+                    self._judge(child)
         finally:
             for child in self._running:  # also where the supervisor itself fails
                 child.process.kill()
@@ -212,7 +212,7 @@ class Supervisor:
             drain = child.word if isinstance(child.word, float) else Settings().drain_timeout
             child.end_by = time.monotonic() + drain + _END_WITHIN
 
-    def _look_at(self, child: _Child) -> None:
+    def _judge(self, child: _Child) -> None:
         """Take note of what a process has told, and of its end; kill it if its time is over."""
         code = child.process.exitcode  # before its word, which it told before
         if child.hear():
