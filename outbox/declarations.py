@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         OutsideOptions,
         TopicOptions,
     )
-    from outbox.operator.health.alerts import AlertFunction, AlertTarget
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Handler)
@@ -61,7 +60,6 @@ class Declarations(DeliveryDeclarations):
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
         self.parked_callbacks: dict[str, ParkedCallback] = {}
-        self.alert_targets: dict[str, AlertTarget] = {}
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
         self.middlewares: Registry[Middleware] = Registry()
 
@@ -70,8 +68,8 @@ class Declarations(DeliveryDeclarations):
         self.subscriptions, self.checkers = other.subscriptions, other.checkers
         self.compensations, self.reconciliations = other.compensations, other.reconciliations
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
-        self.delivery_callbacks, self.alert_targets = other.delivery_callbacks, other.alert_targets
-        self.parked_callbacks, self.middlewares = other.parked_callbacks, other.middlewares
+        self.delivery_callbacks, self.parked_callbacks = other.delivery_callbacks, other.parked_callbacks
+        self.middlewares = other.middlewares
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -450,30 +448,3 @@ class Declarations(DeliveryDeclarations):
         self.reconciliations[name] = Reconciliation(
             name, at, cron, every, timezone, job, config, report, fleet, follows
         )
-
-    def alerts(
-        self,
-        target: str | AlertFunction,
-        *,
-        name: str = "alerts",
-        console: str | None = None,
-        notes: bool = False,
-        codes: Collection[str] | None = None,
-    ) -> None:
-        """Have workers tell when what the overview finds in this database begins, and when it is over.
-
-        ``target`` is the URL of a webhook, which gets a message as Slack takes it, or a function that gets a list of
-        `outbox.operator.health.alerts.Alert`. Each change is told once, by one of the workers, a minute later at most;
-        a target that can't be told then is told a minute later again. ``console`` is the console's public address: then
-        each alert has the address of its page. Problems are told, ``notes`` too if asked for; or what has one of these
-        ``codes``. A second target needs a ``name`` of its own: by it workers know what it was told.
-
-        Raises:
-            InvalidHandler: there is one of this name, or it is neither a webhook nor a plain function.
-        """
-        from outbox.operator.health.alerts import AlertTarget  # noqa: PLC0415 - few applications pay for it
-
-        if name in self.alert_targets:
-            raise InvalidHandler(f"there are alerts {name!r} already; a second target needs a name of its own")
-        chosen = None if codes is None else frozenset([codes] if isinstance(codes, str) else codes)
-        self.alert_targets[name] = AlertTarget(name, target, console, notes, chosen)

@@ -90,6 +90,13 @@ def pip_install(*extras: str) -> str:
     return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'" if extras else f"pip install --upgrade {DISTRIBUTION}"
 
 
+def was_interrupted(error: BaseException | None) -> bool:
+    """Tell whether an error stands for a Ctrl-C: that closes the connection in use, and cleaning up fails by it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 class ErrorKind(enum.StrEnum):
     """What an error means to a caller that doesn't know its class."""
 

@@ -193,7 +193,7 @@ class Settings:
     drain_timeout: Seconds = option(30.0, "How long a worker that stops waits for its handlers.", page="deploying")
     hang_timeout: Seconds = option(
         60.0,
-        "How long one of several worker processes may give no sign of life before it is killed and replaced.",
+        "How long one of several worker processes may hang before it ends, and another one starts.",
         least=2,
         page="deploying",
     )

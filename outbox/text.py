@@ -12,11 +12,11 @@ import socket
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from urllib.parse import quote, quote_plus
 from uuid import uuid4
 
@@ -399,11 +399,15 @@ def _innermost(trace: TracebackType | None) -> CodeType | None:
     return next((code for code in reversed(theirs) if code.co_filename.startswith(home)), None)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file at once and whole: a temporary file beside it is renamed."""
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under its name when it is whole and on the disk, and never otherwise."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

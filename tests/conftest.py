@@ -87,7 +87,7 @@ SLOW = (
         for name in ("carriers", "commit_fails", "flow_counts", "identity", "savepoints", "sql_functions")
     ),
     "producer/test_versions",
-    *(f"reconcile/test_{name}" for name in ("archive", "cli", "edges", "measure", "nights", "oracle", "repair")),
+    *(f"reconcile/test_{name}" for name in ("cli", "edges", "measure", "nights", "oracle", "repair")),
     *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
     *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),
 )

@@ -32,7 +32,7 @@ _EXAMPLES = """Examples:
   outbox half list --status parked
   outbox dead groups
   outbox console
-  outbox topics check --app shop.messages:outbox
+  outbox topics list --app shop.messages:outbox
   outbox reconcile --topic orders --group mail --since 24h
 """
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import kind_of
-from outbox.errors import ErrorKind, pip_install, without_secrets
+from outbox.errors import ErrorKind, pip_install, was_interrupted, without_secrets
 from outbox.text import message_of
 
 
@@ -77,6 +77,8 @@ def as_failure(error: Exception) -> Failure | None:
         return None
     text = one_line(message_of(error))
     if isinstance(error, DBAPIError):
+        if was_interrupted(error):
+            return Failure("interrupted", Code.INTERRUPTED)
         text = _DATABASE_SAYS.get(kind, "the database refused: {}").format(one_line(str(error.orig)))
     return Failure(text, _CODES.get(kind, Code.FAILED))
 

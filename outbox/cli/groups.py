@@ -28,7 +28,7 @@ from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_fi
 from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
 from outbox.errors import DatabaseUnreached
 from outbox.operator.acts import ACTS, Act
-from outbox.operator.look.paging import every, pages_before
+from outbox.operator.look.paging import every
 from outbox.operator.model import (
     MAX_IDS,
     MAX_PAGE,
@@ -185,15 +185,7 @@ def _listed(
     after = page.after
     values, now = read_filter(group.kind, choice, lambda: _now_of(after) if after else now_at(operator))
     token = after.partition(".")[0] if after and now else after
-    fetch = group.pages(operator, group.filter_of(values, database))
-    if page.page > 1 and after:
-        raise Failure("give --page or --after, not both")
-    before = pages_before(fetch, page.page, page.limit) if page.page > 1 else None
-    if before is not None and (before.next_page_token is None or not before.complete or before.unreached):
-        found = before
-    else:
-        found = page_of(fetch, page.limit, before.next_page_token if before else token)
-        found = found if before is None else dataclasses.replace(found, total=before.total)
+    found = page_of(group.pages(operator, group.filter_of(values, database)), page.limit, token)
     if found.next_page_token is None or now is None:
         return found
     return dataclasses.replace(found, next_page_token=f"{found.next_page_token}.{(now - _EPOCH) // _MICROSECOND}")

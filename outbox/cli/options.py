@@ -98,7 +98,6 @@ class PageOptions:
 
     limit: int = option(50, "How many.", least=1, most=10_000)
     after: str | None = option(None, "Go on after this, which the end of a list names.", metavar="TOKEN")
-    page: int = option(1, "The number of the page instead, within the first 10,000 rows.", least=1, most=10_000)
     output: ListForm = option(ListForm.TABLE, LIST_FORM_HELP)
 
 

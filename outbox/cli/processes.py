@@ -26,7 +26,7 @@ from outbox.cli.database import AllDatabasesOptions, DatabaseOptions
 from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import CodecsOption, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
-from outbox.errors import NotBound
+from outbox.errors import InvalidSettings, NotBound
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import option
 from outbox.reconcile.job import EngineName
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.message.topic import Topic
     from outbox.worker import Worker
-    from outbox.worker.processes.supervisor import Supervisor
 
 
 class LogLevel(enum.StrEnum):
@@ -115,7 +114,7 @@ def run(
             min=1,
             max=256,
             metavar="N",
-            help="Worker processes; more than one are started, watched and replaced by this one. Default: 1, this one.",
+            help="Worker processes; more than one are started, and started again when they die. Default: 1, this one.",
         ),
     ] = 1,
 ) -> None:
@@ -125,8 +124,7 @@ def run(
     in good order: running handlers are waited for (OUTBOX_DRAIN_TIMEOUT, seconds); a second one ends it at once.
 
     With --processes N, N workers share the processors of this machine. One that dies is started again, one that
-    hangs (OUTBOX_HANG_TIMEOUT) is killed and replaced; SIGHUP replaces one after the other, drained, which brings
-    new code in.
+    hangs (OUTBOX_HANG_TIMEOUT) ends. Each serves --http at a port of its own: the second one at PORT + 1.
 
     \b
     Examples:
@@ -140,20 +138,18 @@ def run(
         raise Failure("no application: give --app MODULE:OBJECT; or --url, where services speak SQL only")
     if url is not None and (app or bind):
         raise Failure("--url is for a database without an application; give --bind URL with --app")
-    choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format, url)
+    choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format, url, http)
     if processes == 1:
         worker = _worker_of(choices)
         with _probes(worker, http):
             raise typer.Exit(worker.run())
     _set_up_log(log_format, log_level)
-    from outbox.worker.processes.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
 
-    supervisor = Supervisor(partial(_work, choices), processes, metered=http is not None)
-    with _probes(supervisor, http):
-        ending = supervisor.run()
-    if ending.reason is not None:
-        say(f"error: {ending.reason}")
-    raise typer.Exit(ending.code)
+    code, hindrance = Supervisor(partial(_work, choices), processes).run()
+    if hindrance is not None:
+        say(f"error: {hindrance}")
+    raise typer.Exit(code)
 
 
 #: The roles of a worker for a database whose services speak SQL only.
@@ -170,6 +166,7 @@ class WorkerChoices:
     log_level: LogLevel | None
     log_format: LogFormat | None
     url: str | None
+    http: str | None
 
 
 def _worker_of(choices: WorkerChoices) -> Worker:
@@ -187,35 +184,50 @@ def _worker_of(choices: WorkerChoices) -> Worker:
     return Worker(*outboxes, roles=names)
 
 
-def _work(choices: WorkerChoices, link: Connection, metered: bool) -> None:
+def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
     """Be one of several worker processes, until its end."""
-    from outbox.worker.processes.supervised import StartRefusal, SupervisedProcess  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - what the other commands needn't import
 
-    process = SupervisedProcess(link, metered=metered)
+    supervised = SupervisedWorker(link)
     try:
-        code = process.run(partial(_worker_of, choices))
+        worker = _worker_of(choices)
+        with _probes(worker, choices.http, number - 1):
+            code = supervised.run(worker)
     except Exception as error:
         failure = as_failure(error)
         if failure is None:
             raise
-        process.refuse(StartRefusal(str(failure), failure.code, temporary=failure.code is Code.UNAVAILABLE))
+        supervised.tell(str(failure))
         code = failure.code
     sys.exit(code)
 
 
 @contextlib.contextmanager
-def _probes(probed: Worker | Supervisor, http: str | None) -> Iterator[None]:
-    """Serve the probes and metrics of a worker, or of several, if there is an address to do it at."""
-    from outbox.worker import Worker, probes  # noqa: PLC0415 - what the other commands needn't import
-
-    measure = probes.measured if isinstance(probed, Worker) else probes.measured_processes
+def _probes(worker: Worker, http: str | None, offset: int = 0) -> Iterator[None]:
+    """Serve the probes and metrics of a worker, if there is an address to do it at, so many ports higher."""
     with contextlib.ExitStack() as stack:
         if http is not None:
+            from outbox.worker import probes  # noqa: PLC0415 - what the other commands needn't import
+
+            host, port = address(http, offset)
             try:
-                stack.enter_context(probes.serving(probed, *probes.address(http), measure))
+                stack.enter_context(probes.serving(worker, host, port))
             except OSError as error:
-                raise Failure(f"--http {http}: {error.strerror or error}", Code.CONFIG) from error
+                reason = f"--http {http}: {error.strerror or error}"
+                raise Failure(f"{reason} (port {port})" if offset else reason, Code.CONFIG) from error
         yield
+
+
+def address(text: str, offset: int = 0) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, so many ports higher; ``:PORT`` is every address of this machine.
+
+    Raises:
+        InvalidSettings: it is neither, or there is no such port.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) + offset > 65535:
+        raise InvalidSettings(f"{text!r} must be HOST:PORT, such as 127.0.0.1:9100, or :9100 for every address")
+    return host.strip("[]"), int(port) + offset
 
 
 def _bound(path: str, outboxes: list[Outbox], binds: Sequence[str]) -> list[Outbox]:

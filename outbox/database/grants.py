@@ -102,8 +102,6 @@ _SHOWN = {
 # Of both parts, wherever the duty is done.
 _BULK = {"bulk_job": "SELECT UPDATE", "bulk_item": "SELECT UPDATE", "audit": "INSERT"}
 _REPORT = {"worker": "SELECT INSERT UPDATE DELETE", "stats_sample": "INSERT UPDATE SELECT"}
-_JUDGED = "worker bulk_job stats_sample"
-_ALERT = {"stats_sample": "UPDATE"}
 _RECORDS = dict.fromkeys(("worker", "stats_sample", "bulk_job", "bulk_item"), "SELECT DELETE")
 # To make messages of ops.
 _APPEND = {
@@ -249,9 +247,6 @@ DUTIES = (
         audit="SELECT(target action result)",
     ),
     _duty("report", "producer", _read(_COUNTED["producer"]), _REPORT),
-    # What the health model reads, and what targets know by the samples.
-    _duty("alert", "producer", _read(_COUNTED["producer"], _JUDGED, "delivery_cursor topic_pause"), _ALERT),
-    _duty("alert", "consumer", _read(_COUNTED["consumer"], _JUDGED, "reconciliation_run group_control"), _ALERT),
     _duty(
         "consume",
         "producer",
@@ -366,7 +361,7 @@ DUTIES = (
     ),
 )
 
-_UPKEEP = ("prune", "prune records", "bulk", "report", "alert")
+_UPKEEP = ("prune", "prune records", "bulk", "report")
 _STATS, _SIGNAL = "pg_read_all_stats", "pg_signal_backend"
 #: What a database role can be there for, by name; a role of PostgreSQL may be several of them.
 ROLES: Mapping[str, GrantRole] = {

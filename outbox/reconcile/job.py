@@ -476,7 +476,6 @@ class Spark:
 class Job:
     """A reconciliation: two databases, the pairs to compare, and how.
 
-    ``archives`` are folders of archived messages (`archive`) that stand in for what the producer has pruned.
     ``policy`` says what is done about kinds of differences; a kind that it doesn't name has the first of its repairs.
     Without ``apply`` nothing is written but the record, into ``record_in`` where the consumer is a standby; the
     consumer's tables must be there too, though they may be empty.
@@ -495,7 +494,6 @@ class Job:
     window: Window = option(help="Which messages are compared.", factory=Window)
     tier: Tier = option(Tier.AUTO, "digest: read only ranges whose digests differ; full: every row.")
     engine: EngineName = option(EngineName.AUTO, "local: threads of this process; spark: a cluster.")
-    archives: tuple[Path, ...] = option((), "Folders of archived messages, for what was pruned.", metavar="DIR")
     measures: tuple[Measure, ...] = option((), "What the business tables must agree on.", aliases=("measure",))
     policy: Mapping[Outcome, Repair] = option(
         help="What is done about each kind of difference.", factory=dict, metavar="KIND=REPAIR"

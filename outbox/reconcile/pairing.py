@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import Row, execute
 from outbox.reconcile import plan, sql
-from outbox.reconcile.archive import complete_from, with_archives
 from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
 from outbox.reconcile.digest import Digested, ProducerDigests, cost, digested, mixing_of, united
 from outbox.reconcile.digest.levels import PairDigester, narrowed
@@ -28,26 +27,20 @@ from outbox.reconcile.tables.side import table_side
 from outbox.text import duration
 
 
-def sources(
-    job: Job, pair: Pair, producer_now: int, consumer_now: int, snapshots: Snapshots | None = None
-) -> tuple[Side, Side]:
-    """Return the sources of producer and consumer: their databases, and the archives for what they may have pruned.
-
-    ``producer_now`` and ``consumer_now`` are the databases' clocks in microseconds; without ``snapshots`` the sources
-    read the rows there at the time."""
+def sources(job: Job, pair: Pair, snapshots: Snapshots | None = None) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer; without ``snapshots`` they read the rows there at the time."""
     return (
-        side_of(job, pair, "producer", producer_now, snapshots.producer if snapshots else None),
-        side_of(job, pair, "consumer", consumer_now, snapshots.consumer if snapshots else None),
+        side_of(job, pair, "producer", snapshots.producer if snapshots else None),
+        side_of(job, pair, "consumer", snapshots.consumer if snapshots else None),
     )
 
 
-def side_of(job: Job, pair: Pair, part: Part, now: int, snapshot: Snapshot | None) -> Side:
-    """Return the source of one side, as of a snapshot if there is one; ``now`` is its database's clock."""
+def side_of(job: Job, pair: Pair, part: Part, snapshot: Snapshot | None) -> Side:
+    """Return the source of one side, as of a snapshot if there is one."""
     access = job.databases[part]
     if (table := job.tables.get(part)) is not None:
         return table_side(access, part, table, pair, snapshot)
-    live = PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
-    return with_archives(live, job.archives, part, pair, pruned_below(access, part, now))
+    return PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
 
 
 def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
@@ -74,18 +67,18 @@ def rules_by(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_co
         consumer_now=consumer_now,
         # What a standby doesn't show yet is on its way.
         grace=int(job.window.grace * 1e6) + max(producer_lag or 0, consumer_lag or 0),
-        horizon=horizon_of(job, pair, producer_now),
+        horizon=horizon_of(job, producer_now),
         offsets=None,
         max_resends=job.max_resends,
     )
     return rules if "consumer" in job.tables else of_group(rules, job, pair, consumer)
 
 
-def horizon_of(job: Job, pair: Pair, now: int) -> bytes | None:
+def horizon_of(job: Job, now: int) -> bytes | None:
     """Return the id below which the producer may have pruned; None where its tables aren't ours."""
     if "producer" in job.tables:
         return None
-    return complete_from(job.archives, pair, pruned_below(job.producer, "producer", now)).bytes
+    return pruned_below(job.producer, "producer", now).bytes
 
 
 def of_group(rules: Rules, job: Job, pair: Pair, consumer: Connection) -> Rules:
@@ -193,7 +186,7 @@ class Common:
         if self.settled:
             return
         self.size = plan.size_of(snapshots)
-        trusts = self.job.record and self.job.tier is not Tier.FULL and not self.job.archives
+        trusts = self.job.record and self.job.tier is not Tier.FULL
         keep_for = self.job.keep_for if trusts else 0.0
         for pair in self.job.pairs:
             self.settled[pair.names] = settling.load(
@@ -318,7 +311,7 @@ class Pairing(SnapshotPairing):
         """Compare, and return the findings."""
         began = time.monotonic()
         rules = rules_of(self.job, self.pair, self.snapshots)
-        producer, consumer = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
+        producer, consumer = sources(self.job, self.pair, self.snapshots)
         comparison = Comparison(producer, consumer, rules)
         strategy = self._strategy(rules)
         settled = self.common.settled[self.pair.names]

@@ -231,8 +231,6 @@ def choose_engine(job: Job) -> tuple[EngineName, str]:
 
 def choose_tier(job: Job, rows: int) -> tuple[Tier, str]:
     """Return the tier for about so many rows of a side that aren't settled, and why."""
-    if job.archives:
-        return Tier.FULL, "every row is read: archives have no digests"
     if job.by_spark:
         return Tier.FULL, "every row is read: Spark's sources have no digests"
     if job.tier is not Tier.AUTO:

@@ -96,7 +96,7 @@ def insist_on_reading(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, 
 
 def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
     rules = rules_now(job, pair)
-    producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
+    producer, consumer = sources(job, pair)
     return judged(producer, consumer, rules, ids)
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from outbox.database import engines, migration
 from outbox.database.execute import CONTENDED, SERIALIZATION_FAILURE, UNAVAILABLE, Statement, execute, kind_of, sqlstate
 from outbox.database.sql import plan_by_index
-from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost
+from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
 from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
@@ -89,10 +89,12 @@ def _quoted(value: str) -> str:
 
 
 def raise_bare(error: OutboxError) -> NoReturn:
-    """Raise an error with nothing behind it: psycopg's own keep the password of their connection."""
+    """Raise an error with nothing behind it: psycopg's own keep their connection's password. A Ctrl-C stays one."""
     try:
         raise error from None
     except OutboxError:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from None
         error.__context__ = None
         raise
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
 from outbox.errors import pip_install
-from outbox.message.model import HalfMessage, Message, Park, Resolution, Retry
+from outbox.message.model import DeadLetter, HalfMessage, Message, Orphan, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
@@ -157,43 +157,28 @@ class _Instrumentation:
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
         """Make a span around a call of a handler, a checker, a compensation or a callback."""
-        match activity:
-            case Handling():
-                with self._handling(activity):
-                    yield
-            case Checking(orphan=orphan):
-                attributes = {
-                    **_messaging("check", None, orphan.topic),
-                    _ID: str(orphan.id),
-                    "outbox.checks": orphan.checks,
-                }
-                with self._current(f"check {orphan.topic}", attributes, [orphan.headers]) as span:
-                    yield
-                    if isinstance(activity.answer, Resolution):
-                        span.set_attribute("outbox.resolution", activity.answer.value)
-            case Compensating(message=message):
-                attributes = {**_messaging("compensate", None, message.topic), _ID: str(message.id)}
-                with self._current(f"compensate {message.topic}", attributes, [message.headers]):
-                    yield
-            case Confirming(delivery=delivery):
-                message = delivery.message
-                attributes = {
-                    **_messaging("confirm", None, message.topic),
-                    _GROUP: delivery.group,
-                    _ID: str(message.id),
-                    "outbox.delivery": delivery.status.value,
-                }
-                with self._current(f"confirm {message.topic}", attributes, [message.headers]):
-                    yield
-            case Announcing(letter=letter):
-                attributes = {**_messaging("announce", None, letter.topic), _ID: str(letter.id)}
-                if letter.group is not None:
-                    attributes[_GROUP] = letter.group
-                headers = [] if letter.message is None else [letter.message.headers]
-                with self._current(f"announce {letter.topic}", attributes, headers):
-                    yield
-            case _:
+        of: Orphan | Message | DeadLetter
+        more: dict[str, Any] = {}
+        if isinstance(activity, Handling):
+            with self._handling(activity):
                 yield
+            return
+        match activity:
+            case Checking(orphan=of):
+                verb, headers, more = "check", [of.headers], {"outbox.checks": of.checks}
+            case Compensating(message=of):
+                verb, headers = "compensate", [of.headers]
+            case Confirming(delivery=delivery):
+                verb, of, headers = "confirm", delivery.message, [delivery.message.headers]
+                more = {_GROUP: delivery.group, "outbox.delivery": delivery.status.value}
+            case Announcing(letter=of):
+                verb, headers = "announce", [] if of.message is None else [of.message.headers]
+                more = {} if of.group is None else {_GROUP: of.group}
+        attributes = {**_messaging(verb, None, of.topic), _ID: str(of.id), **more}
+        with self._current(f"{verb} {of.topic}", attributes, headers) as span:
+            yield
+            if isinstance(activity.answer, Resolution):
+                span.set_attribute("outbox.resolution", activity.answer.value)
 
     @contextmanager
     def _handling(self, call: Handling) -> Iterator[None]:

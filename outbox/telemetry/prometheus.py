@@ -6,10 +6,10 @@ Each metric is declared once, in `GAUGES` or in `Meter`; the console serves the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from outbox.errors import pip_install
 from outbox.telemetry.event import TelemetryEvent
@@ -28,10 +28,11 @@ from outbox.telemetry.events import (
     PassFailed,
     StatisticsRead,
 )
-from outbox.telemetry.hooks import Activity, Handling
+from outbox.telemetry.hooks import Activity, Handling, add_hook, add_observer
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client.core import GaugeMetricFamily, Metric
 except ImportError as _missing:
     raise ImportError(f"metrics need prometheus-client: {pip_install('prometheus')}") from _missing
 
@@ -235,3 +236,50 @@ class Meter:
                 known = (row for row in rows if each.needed is None or each.needed in row[1])
                 for labels, value in gauged(each, [(of, numbers.get(each.field, 0)) for of, numbers in known]):
                     gauge.labels(*labels).set(value)
+
+
+class Working(Protocol):
+    """A worker, as its gauges see it."""
+
+    def health(self) -> Mapping[str, Any]:
+        """Return how each duty fares, by its name."""
+
+    def is_ready(self) -> bool:
+        """Is all of it at work?"""
+
+
+class DutyGauges:
+    """How the duties of a worker fare at the moment of the scrape."""
+
+    def __init__(self, worker: Working) -> None:
+        self._worker = worker
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what a worker has isn't known before it starts."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        failures = GaugeMetricFamily("outbox_duty_failures", "Failures in a row of a duty", labels=["duty"])
+        success = GaugeMetricFamily(
+            "outbox_duty_last_success_timestamp_seconds", "When a pass last ended well", labels=["duty"]
+        )
+        for name, health in self._worker.health().items():
+            failures.add_metric([name], health.failures)
+            if health.last_success is not None:
+                success.add_metric([name], health.last_success.timestamp())
+        ready = float(self._worker.is_ready())
+        yield GaugeMetricFamily("outbox_worker_ready", "Is the worker ready, as /readyz says?", ready)
+        yield from (failures, success)
+
+
+@contextmanager
+def metering(worker: Working) -> Iterator[Callable[[], bytes]]:
+    """Measure what happens in this process, and how a worker fares; yield what returns it as Prometheus' text."""
+    registry = CollectorRegistry()
+    meter = Meter(registry)
+    registry.register(DutyGauges(worker))
+    with ExitStack() as stack:
+        stack.callback(add_hook(meter))
+        stack.callback(add_observer(meter.observe))
+        yield lambda: generate_latest(registry)

@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
@@ -163,8 +163,6 @@ class Plan:
             upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties, self._reconciled)
             self.report = self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
             self.ends.append(partial(reporter.goodbye, upkeep.runner))
-            if outbox.alert_targets:
-                self._plan_alerts(outbox)
 
     def begin(self) -> None:
         """Start the threads."""
@@ -399,15 +397,6 @@ class Plan:
                 compensate_once, settings, compensations=registered, new_runner=runners, stopping=lane.ending
             )
             self._add("compensate", lane, one_pass, every, eager=False)
-
-    def _plan_alerts(self, outbox: Outbox) -> None:
-        from outbox.operator.health.alerts import ALERT_INTERVAL, alert_once  # noqa: PLC0415 - what few workers do
-
-        for part in self.parts.get(self._own, ()):
-            self.needs[self._own, cast("Part", part)].add("alert")
-        # A lane of its own: the target of an alert may be slow to answer.
-        one_pass = _alone(alert_once, self.settings, outbox.alert_targets)
-        self._add("alert", self._lane(name="alert"), one_pass, ALERT_INTERVAL, eager=False)
 
     def _plan_prune(self, name: str, prune: Callable[..., Counts]) -> None:
         upkeep = self._upkeep_of(self._own)

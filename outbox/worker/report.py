@@ -66,7 +66,7 @@ _WRITE_SAMPLE = Template("UPDATE {s}.stats_sample SET stats = %s::jsonb WHERE sa
 
 #: The newest sample. Rows: ``(statistics as JSON text, age in s)``.
 _NEWEST_SAMPLE = Template("""
-SELECT (stats - 'alerts')::text, extract(epoch FROM clock_timestamp() - sampled_at)::float8
+SELECT stats::text, extract(epoch FROM clock_timestamp() - sampled_at)::float8
   FROM {s}.stats_sample WHERE stats ? 'topics' ORDER BY sampled_at DESC LIMIT 1
 """)
 

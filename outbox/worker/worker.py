@@ -272,11 +272,6 @@ class Worker:
             self._cut()
             return 128 + second
 
-    def end_at_once(self, number: int) -> None:
-        """Have `run` end as a second signal of this number does: handlers that run are cut off."""
-        self._news.put(number)
-        self._news.put(number)
-
     def wake(self) -> None:
         """Have all duties run at once, rather than when their wait is over; cheap, from any thread."""
         for duty in self._duties:

@@ -8,14 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
 
-from outbox import Outbox, __version__
-from outbox.cli.exits import Code
+from outbox import Outbox, Settings, __version__
+from outbox.cli.exits import Code, Failure, if_away
+from outbox.cli.reconcile import no_result
+from outbox.cli.reconcile.follow import _run
 from outbox.embedded import ServerLike
+from outbox.reconcile.job import Access, Job, Pair
+from outbox.reconcile.source import reaching
 from tests.cli.conftest import Cli, Result
 from tests.cli.conftest import command as command_line
 
@@ -291,3 +297,37 @@ def test_interrupted(url: str) -> None:
     assert all(
         line.startswith('{"at": "') and line.endswith("}\n") for line in [*lines, *rest.splitlines(keepends=True)]
     )
+
+
+NOWHERE = Access("postgresql+psycopg://localhost/shop", Settings())
+
+
+def interrupted() -> NoReturn:
+    """Fail as a command does whose connection a Ctrl-C has closed: by the ROLLBACK after it."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise OperationalError("ROLLBACK", {}, psycopg.OperationalError("the connection is closed"))
+
+
+def test_a_ctrl_c_is_never_taken_for_an_outage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither told as one, nor waited for as one: by a command, a loop that waits, and where a source is read."""
+    monkeypatch.setattr("outbox.database.migration.current", lambda *_: interrupted())
+    result = cli("db", "current")
+    assert (result.code, result.err) == (Code.INTERRUPTED, "error: interrupted\n")
+    with pytest.raises(OperationalError) as outage:
+        interrupted()
+    with pytest.raises(OperationalError):
+        if_away(outage.value)
+    with pytest.raises(KeyboardInterrupt), reaching(NOWHERE):
+        interrupted()
+    with pytest.raises(Failure) as failure, no_result([]):
+        interrupted()
+    assert failure.value.code is Code.INTERRUPTED
+
+
+def test_a_ctrl_c_ends_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what it broke off fails over it."""
+    monkeypatch.setattr("outbox.cli.reconcile.follow.connect", lambda _: interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        _run(Job(NOWHERE, NOWHERE, (Pair("t", "g"),)), [])

@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from outbox import Outbox, Worker
 from outbox.database.grants import require_privileges
 from outbox.errors import PrivilegeMissing
-from outbox.operator.health.alerts import Alert
 from outbox.operator.health.examine import HealthReport, Inspected
 from outbox.operator.health.rules import Severity
 from tests.cli.conftest import run_cli
@@ -87,17 +86,6 @@ def test_a_topic(town: Town, mailer: str) -> None:
         for statement in printed.split(";\n")[:-1]:
             admin.execute(statement.encode())
     assert inspected(ask(outbox), "privileges").outcome is Inspected.OK
-
-
-@pytest.mark.usefixtures("mailer")
-def test_a_worker_that_tells_alerts(town: Town) -> None:
-    """It needs no privilege more than its role has; without one of them it doesn't start."""
-    outbox, alerts = application(town), list[Alert]()
-    outbox.alerts(alerts.extend, name="pager", codes=["message.parked"])
-    town.parked()
-    with Worker(outbox):
-        wait_until(lambda: bool(alerts), "the dead letter is told")
-    assert [(each.state, each.code) for each in alerts] == [("begun", "message.parked")]
 
 
 def test_a_worker_of_two_roles(town: Town, mailer: str) -> None:

@@ -35,7 +35,6 @@ from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
-from outbox.operator.health.alerts import Alert, alert_once
 from outbox.operator.health.stats import as_sample, stats
 from outbox.operator.model import Selector, Target
 from outbox.operator.operator import Operator
@@ -398,28 +397,6 @@ def report(part: Part) -> Callable[[Town], None]:
     return pass_of
 
 
-def alert(part: Part) -> Callable[[Town], None]:
-    """Return what tells of dead letters, or of a half that was parked."""
-
-    def pass_of(town: Town) -> None:
-        before, town.at = town.at, dict(town.owned)
-        report(part)(town)
-        town.at = before
-        if part == "consumer":
-            town.parked()
-        else:
-            town.prepare()
-            town.producer.run("UPDATE outbox.half_check SET parked_at = now(), reason = 'test'")
-        alerts: list[Alert] = []
-        app = Outbox(town.at[part], settings=town.settings)
-        app.alerts(alerts.extend, name="pager")
-        with town.at[part].connect() as connection:
-            assert alert_once(connection, town.settings, app.alert_targets).done >= 1
-        assert {"producer": "half.parked", "consumer": "message.parked"}[part] in {each.code for each in alerts}
-
-    return pass_of
-
-
 def consume(town: Town) -> None:
     """Begin a group; consume, fail, retry, step over what is compensated; follow a log that went back; read again."""
     _, again = town.parked(2)
@@ -660,7 +637,6 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     **{("prune records", part): prune_records(part) for part in PARTS},
     **{("bulk", part): bulk(part) for part in PARTS},
     **{("report", part): report(part) for part in PARTS},
-    **{("alert", part): alert(part) for part in PARTS},
     **{("order", part): order(part) for part in PARTS},
     **{("groups", part): groups for part in PARTS},
 }

@@ -17,10 +17,9 @@ from outbox.reconcile import plan
 from outbox.reconcile.job import Pair
 from outbox.reconcile.record import settled
 from tests.kit.databases import clones
-from tests.reconcile.archiving import empty
 from tests.reconcile.books import Books
 from tests.reconcile.following import Watched, followed
-from tests.reconcile.town import Town
+from tests.reconcile.town import Town, empty
 
 
 @pytest.fixture

@@ -373,21 +373,6 @@ def test_a_file_that_fails_after_all(sides: Town, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_archive(sides: Town, tmp_path: Path) -> None:
-    """What was archived stands in for what was pruned."""
-    ids = sides.plant([fate(age=100 * HOUR)] * 3, ids=ids_at(100 * HOUR, 3))
-    folder = tmp_path / "archive"
-    taken = run_cli("reconcile", "archive", *PAIR, "--until", "1d", "--to", str(folder), "-o", "json")
-    assert taken.code == Code.DONE, taken.err
-    assert [(row["side"], row["rows"]) for row in taken.json["archives"]] == [("producer", 3), ("consumer", 3)]
-    for table in ("half_message WHERE id", "op_message WHERE half_id", "message WHERE half_id"):
-        sides.at_producer(f"DELETE FROM outbox.{table} = ANY (:ids)", ids=ids)
-    assert reconcile(*PAIR, "-o", "json").json["pairs"][0]["counts"]["unjudged"] == 3
-    found = reconcile(*PAIR, "--archive", str(folder), "-o", "json")
-    assert found.code == Code.DONE, found.err
-    assert found.json["pairs"][0]["counts"]["consumed"] == 3
-
-
 def test_runs_and_show(sides: Town) -> None:
     """Recorded runs are listed, the newest first; the findings of one are shown page by page."""
     sides.plant([MISSING] * 5)

@@ -20,7 +20,6 @@ from outbox.reconcile.measure import Measure
 WHOLE = """
 tier = "digest"
 engine = "local"
-archives = ["old", "/var/archive"]
 apply = true
 record = false
 keep_for = "2d"
@@ -97,7 +96,6 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
         window=Window(at(1), at(2), 90.0),
         tier=Tier.DIGEST,
         engine=EngineName.LOCAL,
-        archives=(tmp_path / "old", Path("/var/archive")),
         measures=(
             Measure(
                 name="debited",
@@ -177,8 +175,6 @@ def test_an_access_shows_no_password() -> None:
         ),
         ({"keep_for": -1}, "keep_for = -1 must be a duration"),
         ({"keep_for": float("nan")}, "keep_for = nan must be a duration"),
-        ({"archives": "old"}, "archives = 'old' must be a list"),
-        ({"archives": [1]}, "archives[1] = 1 must be a path"),
         ({"producer": {}}, "producer.url: give either url or url_env, the name of an environment variable"),
         ({"producer": {"url": "postgresql://a/a", "url_env": "A"}}, "producer.url: give either url or url_env"),
         ({"producer": {"url_env": "NOWHERE"}}, "producer.url_env: the environment variable NOWHERE isn't set"),

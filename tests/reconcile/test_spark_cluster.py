@@ -34,7 +34,6 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import pickle
 
-import outbox.reconcile.archive  # a task that reads archives has it
 from outbox.reconcile.spark.tasks import answers
 
 comparison, tasks = pickle.load(sys.stdin.buffer)

@@ -162,14 +162,6 @@ def test_tables_written_by_hand_are_reconciled(two: tuple[Engine, Engine], tmp_p
     assert all(each in shown.out and each in page.read_text() for each in DIFFERENT)
 
 
-def test_what_isnt_ours_is_never_archived(two: tuple[Engine, Engine], tmp_path: Path) -> None:
-    """The command says so: it has an archive of its own rows only."""
-    result = run_cli("reconcile", "archive", "--config", str(tmp_path / "night.toml"), "--to", str(tmp_path / "a"))
-    assert result.code == Code.CONFIG
-    assert "archives are of the outbox's own tables, and those of the producer and consumer aren't" in result.err
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_run_is_recorded_where_a_database_is_named(two: tuple[Engine, Engine], town: Town, tmp_path: Path) -> None:
     """With the readable id beside the key."""
     make_different(*two)
@@ -373,7 +365,6 @@ def test_an_executor_needs_no_libpq() -> None:
     ("changes", "said"),
     [
         ({"apply": True}, "apply: nothing can be repaired in tables that aren't ours"),
-        ({"archives": (Path("a"),)}, "archives stand in for the outbox's own tables"),
         ({"pairs": (PAIR, Pair("t", "h"))}, "nothing tells the rows of several pairs apart; name the group among"),
         ({"pairs": (Pair("t", "g", tags=["a"]),)}, "map the column addressed instead"),
         (

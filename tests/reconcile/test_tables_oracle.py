@@ -19,10 +19,9 @@ from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables import pairing
 from tests.kit import tries
-from tests.reconcile.archiving import empty
 from tests.reconcile.foreign import IDS, foreign_job, tell
 from tests.reconcile.test_oracle import in_sync, odd_fates, oracle
-from tests.reconcile.town import Fate, Place, Town, ids_in
+from tests.reconcile.town import Fate, Place, Town, empty, ids_in
 
 PAIRS = [Pair("t", "g"), Pair("t", "g", tags=["mine"]), Pair("t", "g", effect=Effect("ledger"))]
 

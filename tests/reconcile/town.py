@@ -347,3 +347,10 @@ _BULK_OFFSETS = """
 INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
 SELECT :group, :topic, q, :n / 8 + 1, 0 FROM generate_series(0, 7) q
 """
+
+
+def empty(town: Town) -> None:
+    """Empty all tables that tests write into."""
+    tables = ("half_message", "half_check", "op_message", "message", "scheduled_message", "compensation")
+    town.at_producer(f"TRUNCATE {', '.join(f'{{s}}.{table}' for table in tables)}")
+    town.run("TRUNCATE ledger, {s}.consumer_message, {s}.consumer_offset, {s}.consumer_start")

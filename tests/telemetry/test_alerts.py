@@ -17,9 +17,9 @@ from sqlalchemy import text
 
 from outbox import Message, Park
 from outbox.telemetry import events
-from outbox.telemetry.prometheus import Meter
+from outbox.telemetry.prometheus import DutyGauges, Meter
 from outbox.worker import Worker
-from outbox.worker.probes import DutyGauges, serving
+from outbox.worker.probes import serving
 from tests.kit import wait_until
 from tests.kit.programs import program
 from tests.worker.conftest import Bench

@@ -19,10 +19,11 @@ from sqlalchemy import make_url, text
 
 from outbox import Message, Park
 from outbox.cli.exits import Code
+from outbox.cli.processes import address
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings
 from outbox.worker import Worker
-from outbox.worker.probes import ProbeServer, address, serving
+from outbox.worker.probes import ProbeServer, serving
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 
@@ -194,7 +195,7 @@ def test_requests_that_are_none(bench: Bench, stack: ExitStack) -> None:
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert b"script" not in answer
     assert b"Python" not in answer
-    assert get(server, "/healthz", "HEAD") == (200, "")
+    assert get(server, "/healthz") == (200, "alive\n")
 
 
 def test_clients_that_say_nothing_dont_hinder_others_for_long(bench: Bench, stack: ExitStack) -> None:

@@ -86,15 +86,13 @@ def started_fleet(
 ) -> Iterator[WorkerFleet]:
     """Run workers for a bench, which may never start.
 
-    ``environment`` are variables; ``APP`` and ``FOLDER`` say which application it is and where, ``PROGRAM`` the
-    module of the command.
+    ``environment`` are variables; ``APP`` and ``FOLDER`` say which application it is and where.
     """
     url = bench.engine.url.render_as_string(hide_password=False)
     app = environment.pop("APP", "tests.worker.process_app:outbox")
-    program = environment.pop("PROGRAM", "outbox.cli")
     command = ["run", "--app", app, "--processes", str(processes), "--log-format", "json", *options]
     process = subprocess.Popen(
-        [sys.executable, "-m", program, *command],
+        [sys.executable, "-m", "outbox.cli", *command],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{environment.pop('FOLDER', '')}", "SHOP_URL": url, **environment},
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,7 @@
 """The application of several worker processes: its handler says in which process it begins, and waits for a file.
 
 Variables: ``SHOP_URL``; ``SHOP_GATE``, the file without which handlers go on waiting; ``SHOP_HANG``, a file that the
-first handler removes, and then keeps the interpreter from all threads; ``SHOP_ENDS``, with which each process ends
-by itself, soon after it has started.
+first handler removes, and then keeps the interpreter from all threads.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +17,6 @@ from typing import Any
 from sqlalchemy import create_engine, text
 
 from outbox import Message, Outbox, Settings
-from outbox.telemetry.events import WorkerStarted
-from outbox.telemetry.hooks import add_hook
-
-if "SHOP_ENDS" in os.environ:
-    add_hook(lambda event: threading.Timer(2.0, os._exit, (3,)).start() if isinstance(event, WorkerStarted) else None)
 
 outbox = Outbox(create_engine(os.environ["SHOP_URL"]), settings=Settings.from_env())
 

@@ -1,4 +1,4 @@
-"""Several worker processes under one: one that dies or hangs is replaced, signals drain all, none is left behind."""
+"""Several worker processes under one: one that dies is started again, signals drain all, none is left behind."""
 
 from __future__ import annotations
 
@@ -65,22 +65,6 @@ def test_one_that_dies_is_replaced(bench: Bench, number: signal.Signals) -> None
         assert running.end() == 0
 
 
-def test_one_that_stands_still_is_replaced(bench: Bench) -> None:
-    """A process that is stopped with a message in hand: it is killed, told, and the message handled by another one."""
-    with fleet(bench, 2, OUTBOX_HANG_TIMEOUT="3", SHOP_GATE="/nowhere") as running:
-        bench.send()
-        wait_until(running.handling, "the handler begins")
-        (victim,) = running.handling()
-        os.kill(victim, signal.SIGSTOP)
-        (hung,) = running.wait_for("process.hung")
-        assert (hung["pid"], hung["level"]) == (victim, "ERROR")
-        assert "no sign of life for" in hung["reason"]
-        wait_until(lambda: len(running.handling()) > 1, "the message is handled again")
-        running.wait_for("process.started", 3)
-        assert victim not in running.pids
-    assert bench.effects() == []
-
-
 def test_one_that_keeps_the_interpreter_tells_where(bench: Bench, tmp_path: Path) -> None:
     """A handler in native code that never returns: its process says where it hangs, ends, and is replaced."""
     hang = tmp_path / "hang"
@@ -88,7 +72,7 @@ def test_one_that_keeps_the_interpreter_tells_where(bench: Bench, tmp_path: Path
     with fleet(bench, 2, OUTBOX_HANG_TIMEOUT="3", SHOP_HANG=str(hang)) as running:
         bench.send()
         (ended,) = running.wait_for("process.ended")
-        assert "no sign of life" in ended["ending"]
+        assert ended["ending"] == "exit code 1"
         handled_once(bench, 1)
         assert running.end() == 0
     assert [line for line in running.lines if "process_app.py" in line and "in handle" in line]

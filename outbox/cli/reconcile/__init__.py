@@ -1,4 +1,4 @@
-"""``outbox reconcile``: compare producer and consumer, repair what differs; earlier runs, and archives.
+"""``outbox reconcile``: compare producer and consumer, repair what differs; earlier runs.
 
 The options are the fields of `outbox.reconcile.job.Job` and of what it is made of. They go over those of a file, and
 these over what an application says.
@@ -36,7 +36,6 @@ from outbox.settings import Settings
 from outbox.text import described, key_text, trace_of
 
 if TYPE_CHECKING:
-    from outbox.reconcile.archive.files import Manifest
     from outbox.reconcile.record.orders import ReconciliationOrders
     from outbox.reconcile.record.views import FindingRow, Run, Schedule
     from outbox.reconcile.rows import JobResult
@@ -603,52 +602,3 @@ def repair(
     job = runs.repair(selection, by=by, why=acting.reason, number=preview.number, rate=rate)
     output.print_as(acting.output, job, output.facts_table("bulk job", dataclasses.asdict(job)))
     say(f"ordered: see `outbox bulk show {job.id}`")
-
-
-# --- archives --------------------------------------------------------------------------------------------------------
-
-
-@command(app, "archive", filters=FILTERS, window=WINDOW)
-def archive(
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder of the archives; made if need be.")],
-    source: SourceOptions,
-    pairs: PairOptions,
-    filters: Any,
-    window: Any,
-    form: OutputOption = Output.TABLE,
-) -> None:
-    """Archive the rows of a window's messages on both sides, as Parquet files.
-
-    With `outbox reconcile --archive DIR` a pruned month can still be reconciled. What is younger than the grace period
-    isn't archived. What is in the archive already isn't read again: run it each night, or again after a crash.
-
-    \b
-    Example:
-      outbox reconcile archive --topic orders --group mail --until 1d --to /var/lib/outbox/archive
-    """
-    with needing("outbox reconcile archive", "reconcile"):
-        from outbox.reconcile.archive import take_archive  # noqa: PLC0415 - an extra
-
-        job = described_job(source, pairs, filters, window, {})
-        if job.tables:
-            foreign = " and ".join(job.tables)
-            raise Failure(f"archives are of the outbox's own tables, and those of the {foreign} aren't", Code.CONFIG)
-        taken: list[Manifest] = []
-        with output.Bars() as bars:
-            for each in job.pairs:
-                taken += take_archive(job.producer, job.consumer, each, job.window, to, bars)
-    rows = [
-        {
-            "folder": str(manifest.folder),
-            "side": manifest.content.kind,
-            "topic": manifest.content.pair.topic,
-            "group": manifest.content.pair.group,
-            "parts": len(manifest.parts),
-            "rows": manifest.rows,
-            "unsettled": sum(part.unsettled for part in manifest.parts),
-            "taken_at": manifest.taken_at,
-        }
-        for manifest in taken
-    ]
-    columns = "folder side topic group parts> rows> unsettled> taken_at"
-    output.print_as(form, {"archives": rows}, output.rows_table(columns, rows))

@@ -26,7 +26,7 @@ from outbox.cli.reconcile import (
     no_result,
 )
 from outbox.database.engines import Backoff, connect, discard
-from outbox.errors import SourceError
+from outbox.errors import SourceError, was_interrupted
 from outbox.reconcile.job import PASS_EVERY, Job, Window, hidden
 from outbox.text import summary_of
 
@@ -40,7 +40,7 @@ _WINDOW = options_of(Window, "last", "until")
 _JOB = options_of(
     Job,
     *("producer", "consumer", "pairs", "window", "measures", "record", "record_in", "spark"),
-    *("tier", "engine", "archives", "keep_for", "max_time", "max_findings", "workers"),
+    *("tier", "engine", "keep_for", "max_time", "max_findings", "workers"),
 )
 #: How long (seconds) until a pass that failed is tried again.
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
@@ -101,6 +101,8 @@ def _run(job: Job, followers: list[Follower]) -> None:
                 backoff.reset()
                 wait = 0.0 if any(each.more for each in passes) else 1.0
             except (SourceError, SQLAlchemyError) as error:
+                if was_interrupted(error):
+                    raise KeyboardInterrupt from None
                 text = " ".join(summary_of(error).split())
                 for access in (job.producer, job.consumer, job.recorder):
                     text = hidden(text, access.url)

@@ -271,40 +271,28 @@ def listed(
 def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
     """Return the page of a number, which ``fetch`` comes to by the tokens of those before it.
 
+    It is empty where the list ends before it; and where the search stopped, or a database can't be read, it says so.
+
     Raises:
-        InvalidRequest: there is a token, too, or the number is beyond those that pages have.
+        InvalidRequest: there is a token, too, or the number is less than 1, or beyond the rows that have numbers.
     """
     if page.token:
         raise InvalidRequest("give the number of a page or a page token, not both", "page")
-    before = pages_before(fetch, page.number, size_of(page))
-    if before.next_page_token is None or not before.complete or before.unreached:
-        return before
-    return dataclasses.replace(fetch(PageRequest(page.size, before.next_page_token)), total=before.total)
-
-
-def pages_before(fetch: Callable[[PageRequest], Page[T]], number: int, size: int) -> Page[T]:
-    """Return an empty page, whose token is where the page of a number begins; without a token, there is none.
-
-    It has the total of the list. Where the search stopped before it has come so far, or a database can't be read, it
-    says so.
-
-    Raises:
-        InvalidRequest: the number is less than 1, or beyond the rows that have numbered pages.
-    """
+    size = size_of(page)
     last = max(NUMBERED_ROWS // size, 1)
-    if not 1 <= number <= last:
+    if not 1 <= page.number <= last:
         raise InvalidRequest(
-            f"page = {number} must be 1 to {last}, the first {NUMBERED_ROWS:,} rows; set a filter, or go on by tokens",
+            f"page = {page.number} must be 1 to {last}, the first {NUMBERED_ROWS:,} rows; set a filter, or go on by "
+            "tokens",
             "page",
         )
-    found: Page[T] = Page([])
-    left, total, token = (number - 1) * size, None, None
+    left, total, token = (page.number - 1) * size, None, None
     while left:
-        found = fetch(PageRequest(min(left, MAX_PAGE), token))
-        total, token, left = total or found.total, found.next_page_token, left - len(found.items)
-        if token is None or not found.complete or found.unreached:
-            break
-    return dataclasses.replace(found, items=[], total=total)
+        before = fetch(PageRequest(min(left, MAX_PAGE), token))
+        total, token, left = total or before.total, before.next_page_token, left - len(before.items)
+        if token is None or not before.complete or before.unreached:
+            return dataclasses.replace(before, items=[], total=total)
+    return dataclasses.replace(fetch(PageRequest(page.size, token)), total=total)
 
 
 def every(fetch: Callable[[PageRequest], Page[T]], limit: int | None = None) -> Iterator[T]:

@@ -153,7 +153,7 @@ def _consumed(inbox: _Inbox, ids: Sequence[UUID]) -> pa.Table:
     job, pair = inbox.member.job, inbox.result.pair
     ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in sorted(ids)]
     rules = rules_now(job, pair)
-    producer, consumer = sources(job, pair, rules.producer_now, rules.consumer_now)
+    producer, consumer = sources(job, pair)
     _, judged = judge(Both(producer.read(ranges), consumer.read(ranges)), rules, every=True)
     consumed = judged.filter(pc.equal(judged["outcome"], int(Outcome.CONSUMED)))
     kind = pa.array([int(Outcome.DUPLICATE_EFFECT)] * consumed.num_rows, FINDING.field("outcome").type)

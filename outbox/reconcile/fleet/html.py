@@ -9,12 +9,13 @@ from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.report import verdict
 from outbox.reconcile.report.html import LIMIT, ROWS, template
 from outbox.reconcile.rows import JobResult
-from outbox.text import write_whole
+from outbox.text import whole
 
 
 def write_fleet_html(path: Path, result: FleetResult, limit: int = LIMIT) -> None:
     """Write the page, at once and whole, with at most so many findings."""
-    write_whole(path, render_fleet(result, limit))
+    with whole(path) as file:
+        file.write(render_fleet(result, limit).encode())
 
 
 def render_fleet(result: FleetResult, limit: int = LIMIT) -> str:

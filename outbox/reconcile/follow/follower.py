@@ -79,7 +79,6 @@ def check_followed(job: Job) -> None:
     """
     only_of_runs = {
         "window.until": job.window.until is not None,
-        "archives": bool(job.archives),
         "measures": bool(job.measures),
         "spark": job.engine is EngineName.SPARK,
         "record = false": not job.record,

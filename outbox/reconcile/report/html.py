@@ -34,7 +34,7 @@ from outbox.reconcile.report import (
     verdict,
 )
 from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
-from outbox.text import counted, duration, key_text, plain, write_whole
+from outbox.text import counted, duration, key_text, plain, whole
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -248,7 +248,8 @@ ROWS = 40
 
 def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
     """Write the page, at once and whole."""
-    write_whole(path, render(result, limit))
+    with whole(path) as file:
+        file.write(render(result, limit).encode())
 
 
 def render(result: JobResult, limit: int = LIMIT) -> str:

@@ -13,7 +13,6 @@ from uuid import uuid4
 import pyarrow as pa
 
 from outbox.errors import OutboxError, ReconcileError
-from outbox.reconcile.archive import UnionSide
 from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import Interrupted, Spark
 from outbox.reconcile.source import PostgresSide
@@ -87,9 +86,8 @@ class SparkEngine(ExitStack):
         opened = self.session
         both = (comparison.producer, comparison.consumer)
         for side in both:
-            live = side.live if isinstance(side, UnionSide) else side
-            if isinstance(live, PostgresSide):
-                refuse_loopback(opened.master, live.access.resolved().url)
+            if isinstance(side, PostgresSide):
+                refuse_loopback(opened.master, side.access.resolved().url)
         by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in both)
         plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)

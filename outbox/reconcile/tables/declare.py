@@ -129,8 +129,6 @@ def _only_of_ours(job: Job) -> Iterator[str]:
         yield f"apply: nothing can be repaired in tables that aren't ours (those of the {foreign}); leave it out"
     if job.measures:
         yield f"measure: measures are computed between the outbox's own tables, and those of the {foreign} aren't ours"
-    if job.archives:
-        yield f"archives stand in for the outbox's own tables, and those of the {foreign} aren't ours; leave them out"
     if len(job.tables) == 2 and not job.window.unbounded:
         yield (
             "a window is one of ids that begin with a time, and the ids of two foreign tables needn't; leave since, "

@@ -147,7 +147,7 @@ class LakePairing(AnyPairing):
             producer_now=now["producer"][0],
             consumer_now=now["consumer"][0],
             grace=int(self.job.window.grace * 1e6) + lag,
-            horizon=horizon_of(self.job, self.pair, now["producer"][0]),
+            horizon=horizon_of(self.job, now["producer"][0]),
             offsets=None,
             max_resends=self.job.max_resends,
         )
@@ -161,19 +161,19 @@ class LakePairing(AnyPairing):
         opened = spark.session
         self.progress.stage(f"{self.pair}: rows", 100)
         with timed(self.seconds, "compare"), translating(opened):
-            both = {part: self._frame(spark, part, snapshots.get(part), rules) for part in FOREIGN}
+            both = {part: self._frame(spark, part, snapshots.get(part)) for part in FOREIGN}
             frame = plans.judged(both["producer"], both["consumer"], rules)
             answers = run(opened, frame, lambda share: self.progress.done(int(share * 100)))
             self.progress.done(100)
         return results(answers)
 
-    def _frame(self, spark: SparkEngine, part: Part, snapshot: Snapshot | None, rules: Rules) -> DataFrame:
+    def _frame(self, spark: SparkEngine, part: Part, snapshot: Snapshot | None) -> DataFrame:
         if snapshot is None:
             return self._mapped(spark, part)
         from outbox.reconcile.spark.session import refuse_loopback  # noqa: PLC0415 - an extra
 
         refuse_loopback(spark.session.master, snapshot.access.resolved().url)
-        side = self._side(part, rules, snapshot)
+        side = self._side(part, snapshot)
         rows = census(side, snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(part, snapshot)
         whole = self.job.window.range
         points: list[UUID] = []
@@ -186,10 +186,9 @@ class LakePairing(AnyPairing):
         table = self.job.by_spark[part]
         return plans.of_table(spark.session.spark, part, table, self.pair, self.job.window.range)
 
-    def _side(self, part: Part, rules: Rules, snapshot: Snapshot | None) -> PostgresSide:
+    def _side(self, part: Part, snapshot: Snapshot | None) -> PostgresSide:
         """Return the side of a database, as of a snapshot if there is one."""
-        now = rules.producer_now if part == "producer" else rules.consumer_now
-        return cast("PostgresSide", side_of(self.job, self.pair, part, now, snapshot))
+        return cast("PostgresSide", side_of(self.job, self.pair, part, snapshot))
 
     # --- the second look ---------------------------------------------------------------------------------
 
@@ -219,10 +218,10 @@ class LakePairing(AnyPairing):
     def _again(self, spark: SparkEngine, ids: Sequence[UUID]) -> Collected:
         rules = self._rules_now()
         # What the consumer has consumed meanwhile, the producer had sent before.
-        both = {part: self._read_again(spark, part, rules, ids) for part in FOREIGN}
+        both = {part: self._read_again(spark, part, ids) for part in FOREIGN}
         return compared(both["producer"], both["consumer"], rules)
 
-    def _read_again(self, spark: SparkEngine, part: Part, rules: Rules, ids: Sequence[UUID]) -> pa.Table:
+    def _read_again(self, spark: SparkEngine, part: Part, ids: Sequence[UUID]) -> pa.Table:
         from outbox.reconcile.spark.engine import run, translating  # noqa: PLC0415 - an extra
 
         if part in self.job.by_spark:
@@ -230,7 +229,7 @@ class LakePairing(AnyPairing):
                 frame = plans.only(self._mapped(spark, part), part, [each.bytes for each in ids])
                 rows = run(spark.session, frame, lambda _: self.progress.done(0))
             return ordered(plans.unwired(rows, part), f"the {part}'s {self.job.tables[part]}")
-        side = self._side(part, rules, None)
+        side = self._side(part, None)
         tables = []
         for start in range(0, len(ids), _BATCH):
             tables.append(side.read([_only(each) for each in ids[start : start + _BATCH]]))

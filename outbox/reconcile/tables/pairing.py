@@ -43,7 +43,7 @@ class TablePairing(SnapshotPairing):
             SourceError: a side can't be read.
         """
         rules = rules_of(self.job, self.pair, self.snapshots)
-        both = sources(self.job, self.pair, rules.producer_now, rules.consumer_now, self.snapshots)
+        both = sources(self.job, self.pair, self.snapshots)
         by_part: dict[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
         comparison = Comparison(*both, rules)
         self.tell_lags()

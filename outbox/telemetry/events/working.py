@@ -72,14 +72,14 @@ class ProcessEnded(TelemetryEvent):
     """A process of ``outbox run --processes`` has ended though it wasn't told to, or not as it was told to.
 
     ``ending`` is its exit code or the signal that killed it, ``seconds`` how long it has lived. Another one starts
-    after ``delay`` seconds; None: there is one already.
+    after ``delay`` seconds.
     """
 
     number: int
     pid: int
     seconds: float
     ending: str
-    delay: float | None
+    delay: float
 
 
 @event(
@@ -89,7 +89,7 @@ class ProcessEnded(TelemetryEvent):
     "worker process %(number)d (pid %(pid)d) is ended by force: %(reason)s",
 )
 class ProcessHung(TelemetryEvent):
-    """A process gave no sign of life for ``hang_timeout``, or didn't end in time: what its handlers did is undone."""
+    """A process didn't end in time: what its handlers did is undone."""
 
     number: int
     pid: int
@@ -116,24 +116,6 @@ class ProcessStarted(TelemetryEvent):
 
     number: int
     pid: int
-
-
-@event("processes.replacing", "worker", logging.INFO, "the worker processes are replaced, one after the other")
-class ProcessesReplaced(TelemetryEvent):
-    """SIGHUP: each process is drained once another one has started in its place."""
-
-
-@event(
-    "processes.kept",
-    "worker",
-    logging.ERROR,
-    "the worker processes are not replaced, since another one of process %(number)d can't start: %(reason)s",
-)
-class ReplacementFailed(TelemetryEvent):
-    """SIGHUP, and a new process can't start: those that run go on."""
-
-    number: int
-    reason: str
 
 
 @event("duty.passed", "worker", logging.DEBUG, "duty %(duty)s: %(done)d of %(taken)d done in %(seconds).3f s")
@@ -375,15 +357,6 @@ class BulkItemFailed(TelemetryEvent):
 
     bulk_job: uuid.UUID
     item: int
-
-
-@event("alert.failed", "alert", logging.WARNING, "alerts %(target)r: %(called)s didn't take the changes (%(changes)d)")
-class AlertFailed(TelemetryEvent):
-    """A webhook or function couldn't be told what changed in the health; it is told again a minute later."""
-
-    target: str
-    called: str
-    changes: int
 
 
 @event("doctor.failed", "doctor", logging.ERROR, "inspecting %(inspection)s failed")
