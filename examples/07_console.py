@@ -4,10 +4,11 @@ It prints::
 
     without a login: 401
     order-created: 1 message
-    bob's card: {'customer': 'bob', 'card': '***'}
+    as a viewer sees it: {'customer': 'bob', 'card': '***'}
 """
 
 import asyncio
+import json
 
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
@@ -26,8 +27,8 @@ async def look(app: FastAPI) -> None:
         client.auth = ("victor", "a long password")
         messages = (await client.get("/messages")).json()["items"]
         print(f"{messages[0]['topic']}: {len(messages)} message")
-        shown = (await client.get(f"/messages/{messages[0]['message_id']}")).json()
-        print(f"bob's card: {shown['body']}")
+        shown = (await client.get(f"/messages/{messages[0]['id']}")).json()
+        print(f"as a viewer sees it: {json.loads(shown['body']['text'])}")
 
 
 if __name__ == "__main__":
