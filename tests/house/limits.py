@@ -149,7 +149,8 @@ def difference(name: str, limit: int | None, there: int) -> str | None:
             f'or write {there}, and below [because] "{name}" = "{there}: why"'
         )
     if limit - there > ROOM * limit:
-        return f"{name}: {there}, and {limit} are allowed: write {there} (make limits)"
+        how = "by hand" if name.startswith("walks.") else "make limits"
+        return f"{name}: {there}, and {limit} are allowed: write {there} ({how})"
     return None
 
 
