@@ -91,7 +91,7 @@ def _by_hand(order: dict[str, Any]) -> tuple[str, str, str, str]:
 
 @contextmanager
 def _of_session(lab: Lab, driver: str) -> Iterator[tuple[Transactions, Transactions]]:
-    # An engine for each arm: hooks of ours must not slow down those who don't use them.
+    # An engine for each arm: hooks of ours must not slow down arms that don't use them.
     ours, hand = create_engine(_url(lab, driver)), create_engine(_url(lab, driver))
     outbox = Outbox(ours, settings=Settings())
 

@@ -47,7 +47,7 @@ INSERT INTO outbox.half_check (half_id, topic, fenced, next_check_at)
 SELECT id, :topic, :fenced, clock_timestamp() - interval '1 second' FROM given
 """)
 
-# The same rows in one statement: what it costs PostgreSQL to decide them, without asking anybody.
+# The same rows in one statement: what it costs PostgreSQL to decide them, without asking a checker.
 _BY_HAND = text("""
 WITH orphan AS (DELETE FROM outbox.half_check WHERE fenced RETURNING half_id)
 INSERT INTO outbox.op_message (half_id, resolution, decided_by) SELECT half_id, 'rollback', 'check' FROM orphan

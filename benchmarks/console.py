@@ -132,7 +132,7 @@ def timed() -> Iterator[Taken]:
 
 
 def _explain(case: Case, sql: str, values: Any) -> None:
-    """Show how the database ran a slow statement, where somebody looks."""
+    """Show how the database ran a slow statement."""
     original = execute._run
 
     def explained(raw: Any, before: Sequence[tuple[Any, str, Any]], trip: Any) -> list[list[Any]]:

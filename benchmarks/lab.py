@@ -41,7 +41,7 @@ class Lab:
         return quick if self.quick else full
 
     def say(self, text: str) -> None:
-        """Show what is being done, if somebody watches."""
+        """Show what is being done, on a terminal."""
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\033[K{text[:100]}")
             sys.stderr.flush()

@@ -125,7 +125,7 @@ class ByHand:
 
 
 def first_rows(raw: psycopg.Connection[Any], count: int) -> list[Row]:
-    """Return messages of the first queue, for those who only need some."""
+    """Return messages of the first queue, for arms that only need some."""
     rows = raw.execute(_READ, (TOPIC, 0, 0, count), binary=True).fetchall()
     raw.commit()
     return rows

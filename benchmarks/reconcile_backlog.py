@@ -1,4 +1,4 @@
-"""The reconciliation of a group that is a million messages behind: nobody has consumed any of them."""
+"""The reconciliation of a group that is a million messages behind: it has consumed none of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(lab: Lab) -> Iterator[Figure]:
 
 
 def _figures(lab: Lab, rows: int, place: Place) -> Iterator[Figure]:
-    what = f"{rows / 1e6:g} million messages that nobody has consumed"
+    what = f"{rows / 1e6:g} million messages that no group has consumed"
     with opened({what: ours.behind}, place) as arms:
         (seconds,) = interleave(arms, lab.scale(3, 1)).values()
         (arm,) = arms.values()

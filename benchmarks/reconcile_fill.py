@@ -22,7 +22,7 @@ _TABLES = {"producer": ("half_message", "op_message", "message"), "consumer": ("
 
 Connect = Callable[[str], psycopg.Connection[tuple[Any, ...]]]
 
-# A day of messages that ended an hour ago; every hundredth was rolled back, and nobody but the producer knows it.
+# A day of messages that ended an hour ago; every hundredth was rolled back, and only the producer knows it.
 # STABLE, which they are not: only so does the planner put what they say into the statement.
 _FUNCTIONS: LiteralString = """
 CREATE SCHEMA made;

@@ -75,7 +75,7 @@ def spark_jdbc(place: Place) -> Callable[[], Found]:
 
 
 def spark_jdbc_by_hand(place: Place) -> Callable[[], Found]:
-    """Return the same by somebody who knows what PostgreSQL makes of it: 8 queries a side, each table bounded."""
+    """Return the same as an expert of PostgreSQL writes it: 8 queries a side, each table bounded."""
     return partial(_by_spark, _spark(place), place, _read_by_hand)
 
 

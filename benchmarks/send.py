@@ -29,7 +29,7 @@ def run(lab: Lab) -> list[Figure]:
     figures = []
     for messages, bars in ((1, (0.85, 0.95)), (10, (None, None))):
         lab.say(f"send: {messages} a transaction")
-        # An engine for each arm: hooks of ours must not slow down those who don't use them.
+        # An engine for each arm: hooks of ours must not slow down arms that don't use them.
         engines = {name: lab.engine("main") for name in ("ours", "hand", "bare")}
         tells = _tells(Outbox(engines["ours"], settings=Settings()), messages)
         arms: dict[str, Arm] = {

@@ -85,7 +85,7 @@ def main() -> None:
 def _run(only: tuple[str, ...], lab: Lab, stack: ExitStack, outcome: Outcome) -> None:
     observer = stack.enter_context(lab.engine("ours").connect().execution_options(isolation_level="AUTOCOMMIT"))
     server = ServerProcesses(backend_pid(observer))
-    # What handles also installs the tables of each library, for those who come after it.
+    # What handles also installs the tables of each library, for the processes after it.
     arms = handling.arms(lab, stack)
     if "handling" in only:
         for title, costs in handling.contests(lab, server, arms):

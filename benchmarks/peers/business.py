@@ -1,4 +1,4 @@
-"""What all arms do: a message of 300 bytes credits an account, once; who has no inbox writes a row to tell by."""
+"""What all arms do: a message of 300 bytes credits an account, once; an arm without an inbox writes a row."""
 
 from __future__ import annotations
 

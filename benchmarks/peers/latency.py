@@ -93,7 +93,7 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-# --- who sends -------------------------------------------------------------------------------------------------------
+# --- the sender -------------------------------------------------------------------------------------------------------
 
 Send = Callable[[dict[str, Any]], object]
 
@@ -165,7 +165,7 @@ def _send_faststream(url: str) -> Iterator[Send]:
         runner.run(engine.dispose())
 
 
-# --- who handles -----------------------------------------------------------------------------------------------------
+# --- the handler -----------------------------------------------------------------------------------------------------
 
 
 def _listen_ours(url: str, started: Moments, stop: threading.Event) -> None:

@@ -79,8 +79,8 @@ def order_transfer(order: Order, session: Session = INJECTED) -> TransferOrdered
 def order_transfer_two_phase(order: Order, session: Session = INJECTED) -> None:
     """Debit the sender; the half message for bank B was prepared before, and is committed with the debit.
 
-    Whoever dies in here leaves an orphan. It needs no checker: the half carries a fence, which tells the check whether
-    this transaction still runs. When it has ended without a commit, the orphan is rolled back.
+    A process that dies in here leaves an orphan. It needs no checker: the half carries a fence, which tells the check
+    whether this transaction still runs. When it has ended without a commit, the orphan is rolled back.
 
     Raises:
         AlreadyExecuted: the order was executed before. The half message is rolled back.

@@ -40,7 +40,7 @@ def require_acceptance(order: Order) -> None:
 
 
 def ask(inquiry: Inquiry, desk: httpx.Client) -> Reply:
-    """Ask until bank B answers: as long as nobody knows whether the receiver is there, nothing is debited."""
+    """Ask until bank B answers: as long as it isn't known whether the receiver is there, nothing is debited."""
     while True:
         try:
             answer = desk.post("/inquiries", json=inquiry.model_dump(mode="json"))

@@ -65,7 +65,7 @@ money: Participant[Order | str | None] = Participant(outbox, "money")
 
 
 class StillReserved(Exception):
-    """Somebody else tried this order, and has neither confirmed nor cancelled it so far."""
+    """Another teller tried this order, and has neither confirmed nor cancelled it so far."""
 
 
 def order_transfer_tcc(order: Order) -> None:

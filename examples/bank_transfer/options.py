@@ -35,7 +35,7 @@ class DemoOptions:
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
     two are compared, and what was damaged is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
-    ``console``: accounts are closed, and nobody but an operator refunds; when the work is done, the banks stay open,
+    ``console``: accounts are closed, and only an operator refunds; when the work is done, the banks stay open,
     with the admin console at ``console_port``.
     ``strict``: refused orders make the exit code 1. ``json``: print one JSON object instead of the tables.
 

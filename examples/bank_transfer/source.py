@@ -83,7 +83,7 @@ def teller_of(order: Order, tellers: int) -> int:
 
 
 def choose_closing(source: Source, seed: int) -> list[int]:
-    """Return some orders, each of another receiver, who closes the account when bank A has just asked about it.
+    """Return some orders, each of another receiver, which closes the account when bank A has just asked about it.
 
     Raises:
         OrdersUnreadable: the file as a whole is of no use.

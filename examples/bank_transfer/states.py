@@ -1,7 +1,7 @@
 """How the transfers of bank A ended, by their states, and what is wrong about it.
 
 A state is only a word until both ledgers bear it out: credited is what bank B's ledger has, refunded what bank A's has,
-and nothing is both. Whoever is refunded was compensated by the framework, once, and bank B's inbox is quarantined.
+and nothing is both. What is refunded was compensated by the framework, once, and is in quarantine at bank B.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Plan:
 
     def environment(self, banks: Banks) -> dict[str, str]:
         """Return the variables that the processes of the banks need."""
-        # With the console, it is the operator who refunds.
+        # With the console, the operator refunds.
         policy = {"OUTBOX_COMPENSATE_PARKED": "0" if self.options.console else str(_ANY_NUMBER)}
         return banks.environment | _SHORT_TIMES | policy
 

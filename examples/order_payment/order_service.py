@@ -112,7 +112,7 @@ def settle(message: Message, session: Session) -> Park | None:
 
 
 def application(consuming: Outbox) -> FastAPI:
-    """Return what the order service serves by HTTP: the status of its inbox, for those who have the token."""
+    """Return what the order service serves by HTTP: the status of its inbox, to callers that have the token."""
     served = FastAPI(title="Order service")
     token = os.environ.get("ORDERS_STATUS_TOKEN", "a token of this example only")
     served.mount("/inbox/status", InboxStatusService(consuming, token=token))

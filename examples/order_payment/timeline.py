@@ -22,7 +22,7 @@ HALVES, DELIVERIES, COMPENSATIONS = (
     producer_tables(_SCHEMA).tables[f"{_SCHEMA}.{name}"] for name in ("half_message", "delivery", "compensation")
 )
 
-#: What the producer knows of a message that nobody has asked about so far, and of one that was compensated.
+#: What the producer knows of a message that no pass has asked about so far, and of one that was compensated.
 SENT, ROLLED_BACK = "sent", "rolled back"
 PRODUCER = (SENT, "unconsumed", "consumed", "failed", "parked", "resend_exhausted", ROLLED_BACK)
 CONSUMER = ("consumed", "failed", "parked", "quarantined")

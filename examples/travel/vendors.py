@@ -20,7 +20,7 @@ from outbox import Message, Outbox
 
 from .message import TripPlanned
 
-#: Where no flights go, where there are no hotels, and how old somebody must be to rent a car.
+#: Where no flights go, where there are no hotels, and the age from which a customer may rent a car.
 NO_FLIGHTS, NO_HOTELS, OLD_ENOUGH = "Atlantis", "Antarctica", 21
 
 

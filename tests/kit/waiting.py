@@ -10,7 +10,7 @@ import pytest
 
 T = TypeVar("T")
 
-#: So long (seconds) a test waits for what must come: whoever reaches it has met a defect, not a busy machine.
+#: So long (seconds) a test waits for what must come: a test that reaches it has met a defect, not a busy machine.
 PATIENCE = 180.0
 
 
