@@ -6,7 +6,7 @@ It prints::
     sent again, points of alice: 1
 """
 
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Message, Outbox, embedded
@@ -34,9 +34,9 @@ def add_a_point(message: Message, session: Session) -> None:
     session.get_one(Customer, message.body["customer"]).points += 1
 
 
-def points(name: str) -> int:
+def points(engine: Engine, name: str) -> int:
     """Return the points that a customer has."""
-    with Session(outbox.engine) as session:
+    with Session(engine) as session:
         return session.get_one(Customer, name).points
 
 
@@ -50,8 +50,8 @@ if __name__ == "__main__":
             session.add(Customer(name="alice"))
             sent = outbox.send(session, "order-created", {"customer": "alice"})
         done = drain(outbox).done  # what a worker does: `outbox run --app module:outbox`
-        print(f"consumed: {done}, points of alice: {points('alice')}")
+        print(f"consumed: {done}, points of alice: {points(engine, 'alice')}")
         outbox.operator.resend(sent, by="ann", why="a partner asked for it")
         drain(outbox)
-        print(f"sent again, points of alice: {points('alice')}")
+        print(f"sent again, points of alice: {points(engine, 'alice')}")
         engine.dispose()

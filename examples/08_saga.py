@@ -2,8 +2,8 @@
 
 It prints::
 
-    Oslo: completed
-    Rome: compensated, because hotel was refused: no rooms
+    Oslo: completed (nothing was refused)
+    Rome: compensated (hotel was refused: no rooms)
     booked: ['flight to Oslo', 'hotel in Oslo']
 """
 
@@ -42,9 +42,10 @@ def cancel_flight(message: Message, session: Session) -> None:
 def book_hotel(message: Message, session: Session) -> None:
     """Book a room, or refuse: the saga undoes what was done before."""
     if message.body["to"] == "Rome":
-        return message.refuse(session, "no rooms")
-    booked.append(f"hotel in {message.body['to']}")
-    return message.reply(session, {"room": 5})
+        message.refuse(session, "no rooms")
+    else:
+        booked.append(f"hotel in {message.body['to']}")
+        message.reply(session, {"room": 5})
 
 
 if __name__ == "__main__":
@@ -54,11 +55,11 @@ if __name__ == "__main__":
         for outbox in (trips, flights, hotels):
             outbox.bind(engine)
         with Session(engine) as session, session.begin():
-            ids = [trip.start(session, {"to": city}) for city in ("Oslo", "Rome")]
+            for city in ("Oslo", "Rome"):
+                trip.start(session, {"to": city})
         drain(trips, flights, hotels)
         with Session(engine) as session:
-            oslo, rome = (trip.flow(session, each) for each in ids)
-        print(f"{oslo.body['to']}: {oslo.status}")
-        print(f"{rome.body['to']}: {rome.status}, because {rome.reason}")
+            for flow in trip.flows(session)[::-1]:
+                print(f"{flow.body['to']}: {flow.status} ({flow.reason or 'nothing was refused'})")
         print(f"booked: {booked}")
         engine.dispose()

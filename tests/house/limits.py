@@ -75,7 +75,7 @@ def names_in(path: Path) -> set[str]:
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name("__all__")], value=ast.List(elts)):
-                return {each.value for each in elts if isinstance(each, ast.Constant)}
+                return {str(each.value) for each in elts if isinstance(each, ast.Constant)}
             case ast.ImportFrom(module=str(module), names=[ast.alias("*")]):
                 found |= names_in((ROOT / module.replace(".", "/")).with_suffix(".py"))
             case ast.ImportFrom():
