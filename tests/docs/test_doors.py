@@ -40,13 +40,9 @@ def defined_in(path: Path) -> frozenset[str]:
 @pytest.mark.parametrize("page", DOORS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_door_names_is_there(page: Path) -> None:
     """Each file and folder, and each function or class that stands behind a colon."""
-    text = page.read_text("utf-8")
-    missing = []
-    for path, name in _NAMED.findall(text):
-        here = ROOT / path
-        if not here.exists() or (name and name not in defined_in(here)):
-            missing.append(f"{path}:{name}" if name else path)
-    assert missing == []
+    named = _NAMED.findall(page.read_text("utf-8"))
+    assert [path for path, _ in named if not (ROOT / path).exists()] == []
+    assert [f"{path}:{name}" for path, name in named if name and name not in defined_in(ROOT / path)] == []
 
 
 @pytest.mark.parametrize("page", DOORS, ids=lambda page: str(page.relative_to(ROOT)))

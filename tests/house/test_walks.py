@@ -37,7 +37,8 @@ def test_a_message_passes_few_modules(engine: Engine) -> None:
     On its way to the handler it passes the gate that may hold its group back.
     The thread in which a worker calls the two passes is another story, which is not the message's.
     """
-    outbox = Outbox(engine, settings=Settings())
+    # A notification for a dispatcher that may be asleep comes now and then only.
+    outbox = Outbox(engine, settings=Settings(listen=False))
     handled: list[object] = []
 
     @outbox.consumer("t", group="g")
@@ -60,7 +61,9 @@ def test_a_message_passes_few_modules(engine: Engine) -> None:
         for _ in range(3):  # the first dispatch in a database finds out where it is
             for step in steps.values():
                 step()
-        passed = {name: modules_of(step) for name, step in steps.items()}
+        rounds = [{name: modules_of(step) for name, step in steps.items()} for _ in range(3)]
+    # What a process reports of itself, once a minute, goes along with one of them.
+    passed = {name: min((each[name] for each in rounds), key=len) for name in steps}
     assert [body["n"] for body in handled if isinstance(body, dict)] == list(range(len(handled)))
     assert len(handled) >= 2
     keep_to(passed | {"send to handler": list(dict.fromkeys(chain(*passed.values())))})
