@@ -46,7 +46,7 @@ def _import(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def digests(place: Place) -> Callable[[], Found]:
-    """Return what makes digests of everything, whatever was settled before."""
+    """Return what makes digests of everything, also of what was settled before."""
     return partial(_found, _job(place, Tier.DIGEST, keep_for=0.0))
 
 

@@ -181,7 +181,7 @@ class _NearTimes(TimestamptzBinaryLoader):
     def load(self, data: Any) -> dt.datetime:
         try:
             return super().load(data)
-        except psycopg.DataError:
+        except psycopg.DataError:  # it is shown as near as it can be
             ends = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
             return ends[int.from_bytes(data, signed=True) > 0]
 
@@ -191,7 +191,7 @@ def loaded(result: PGresult, transformer: TransformerType) -> list[Row]:
     transformer.set_pgresult(result, format=pq.Format.BINARY)
     try:
         return transformer.load_rows(0, result.ntuples, tuple)
-    except psycopg.DataError:
+    except psycopg.DataError:  # one of them has such a time: all are loaded once more
         adapters = AdaptersMap(own_adapters())
         adapters.register_loader("timestamptz", _NearTimes)
         near = Transformer(SimpleNamespace(adapters=adapters, connection=transformer.connection))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_bad_url(cli: Cli, command: tuple[str, ...], url: str, hint: str) -> Non
     """A URL that can't work: 78, with the form that does."""
     line = check_failure(cli(*command, "--url", url), Code.CONFIG)
     assert hint in line
-    assert "postgresql+psycopg://user:***@host:5432/database" in line
+    assert re.search(r"postgresql\+psycopg://user(:\*\*\*)?@host:5432/database", line)
 
 
 def test_no_url(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,9 @@ def test_the_reference_is_made_from_the_code(name: str, tmp_path: Path) -> None:
 
 def test_tests_that_the_pages_name_exist() -> None:
     """Where a page says which test proves a rule, that test is there."""
-    tests = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
-    known = set(tests) | set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
+    files = list((ROOT / "tests").rglob("*.py"))
+    texts = "\n".join(path.read_text("utf-8") for path in files)
+    known = {path.stem for path in files} | set(re.findall(r"^(?:async )?def (test_\w+)", texts, re.MULTILINE))
     for page in PAGES:
         text = page.read_text("utf-8")
         its_own = set(re.findall(r"(?:def |title=\")(test_\w+)", text))

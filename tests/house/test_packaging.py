@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -21,14 +22,15 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "unit" / "typed_api.py"
 #: The stranger's distribution: the bare name after "pip install", with or without options, quotes and extras.
 _STRANGER = re.compile(r"pip install(?:\s+-\S+)*\s+['\"]?outbox(?![-\w/.])")
+#: What the source distribution takes as a whole; files that git doesn't know yet are those of work that goes on.
+_FOLDERS = ("outbox", "docs", "examples", "benchmarks", "migrations", "tests", ".ci")
 _TEXTS = {".py", ".pyi", ".md", ".toml", ".html", ".txt", ".yml", ".yaml", ".sh", ".js"}
 
 
 def test_no_text_installs_the_strangers_package() -> None:
     """``outbox`` in the package index is somebody else's SMTP client: no text of ours makes people install it."""
-    folders = ("outbox", "docs", "examples", "benchmarks", "migrations", "tests", ".ci")
     texts = [
-        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in _TEXTS or not path.suffix
+        path for folder in _FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _TEXTS or not path.suffix
     ]
     texts += [path for path in ROOT.iterdir() if path.suffix in _TEXTS]
     found = [
@@ -108,6 +110,27 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     } <= names
     assert wheel.name.startswith(DISTRIBUTION.replace("-", "_") + "-")
     assert {name.partition("/")[0] for name in names} == {"outbox", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_the_whole_house(tmp_path: Path) -> None:
+    """Each file that git knows is in, but for what is about the repository; and nothing that was made here."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        listed = ""
+    if not listed:
+        pytest.skip("git doesn't know this checkout")
+    known = {name for name in listed.splitlines() if not name.startswith((".github/", ".gitignore"))}
+    assert known - names == set()
+    assert {name for name in names - known if not name.startswith(tuple(f"{each}/" for each in _FOLDERS))} == {
+        ".gitignore",
+        "PKG-INFO",
+    }
 
 
 @pytest.mark.slow

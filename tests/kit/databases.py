@@ -154,7 +154,7 @@ class Databases:
         """Make a database as new, or drop it."""
         try:
             clean = self._clean(name)
-        except psycopg.Error:  # whatever the test left there
+        except psycopg.Error:  # as the test left it
             clean = False
         if clean:
             self._free.append(name)
