@@ -103,7 +103,8 @@ def run(templates: Collection[str]) -> None:
 
 
 def _texts(templates: Collection[str], schema: str) -> list[str]:
-    texts = [cleandoc(template) for template in templates]
+    # As they are printed: without the indentation of the tuple in which they are declared.
+    texts = [re.sub("^ {4}", "", template.strip(), flags=re.MULTILINE) for template in templates]
     for word, meaning in _WORDS.items():
         texts = [text.replace(word, meaning) for text in texts]
     return [in_schema(text, schema) for text in texts]
