@@ -156,12 +156,13 @@ def test_table_not_permitted(engine: Engine) -> None:
 def test_invalid_index_of_ours(engine: Engine) -> None:
     """One that this code knows is built anew; it isn't reported as a difference as well."""
     sql(
-        engine, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.ix_op_message_xid_default'::regclass"
+        engine,
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.op_message_default_xid_idx'::regclass",
     )
     report = examine(engine)
     assert codes(report) == ["index.invalid"]
     finding = the(report, "index.invalid")
-    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.ix_op_message_xid_default;"
+    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.op_message_default_xid_idx;"
     mend_by_sql(engine, finding)
     assert codes(examine(engine)) == []
 

@@ -16,14 +16,15 @@ from tests.kit import ROOT
 HEADS = {branch: chain.head(branch) for branch in chain.BRANCHES}
 
 
-def alembic(url: str | None, *arguments: str, fails: bool = False, **environment: str) -> tuple[str, str]:
+def alembic(url: str | None, *arguments: str, schema: str | None = None, fails: bool = False) -> tuple[str, str]:
     """Run the command at the top of the project; return what it wrote to stdout and to stderr."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
     named = {} if url is None else {"OUTBOX_DATABASE_URL": url}
+    named |= {} if schema is None else {"OUTBOX_SCHEMA": schema}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "alembic", *arguments],
         cwd=ROOT,
-        env=own | named | environment,
+        env=own | named,
         capture_output=True,
         text=True,
         check=False,
@@ -32,15 +33,16 @@ def alembic(url: str | None, *arguments: str, fails: bool = False, **environment
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("variables", "schema"), [({}, "outbox"), ({"OUTBOX_SCHEMA": "mail"}, "mail")])
-def test_upgrade_and_downgrade(url: str, engine: Engine, variables: dict[str, str], schema: str) -> None:
+@pytest.mark.parametrize("named", [None, "mail"])
+def test_upgrade_and_downgrade(url: str, engine: Engine, named: str | None) -> None:
     """It makes what `outbox db upgrade` makes, tells which revisions it runs, and removes all again."""
-    assert "Running upgrade  -> common_0001" in alembic(url, "upgrade", "heads", **variables)[1]
+    schema = named or "outbox"
+    assert "Running upgrade  -> common_0001" in alembic(url, "upgrade", "heads", schema=named)[1]
     assert migration.current(url, schema) == HEADS
     assert migration.check(url, schema=schema) == migration.upgrade(url, schema=schema) == []
-    assert alembic(url, "upgrade", "heads", **variables) == alembic(url, "upgrade", "heads", **variables)
-    assert {HEADS[part] for part in migration.PARTS} <= set(alembic(url, "current", **variables)[0].split())
-    alembic(url, "downgrade", "base", **variables)
+    assert alembic(url, "upgrade", "heads", schema=named) == alembic(url, "upgrade", "heads", schema=named)
+    assert {HEADS[part] for part in migration.PARTS} <= set(alembic(url, "current", schema=named)[0].split())
+    alembic(url, "downgrade", "base", schema=named)
     assert inspect(engine).get_table_names(schema=schema) == [migration.VERSION_TABLE]
 
 

@@ -132,10 +132,13 @@ def downgrade(
     return done
 
 
-def _make_schema(connection: Connection, schema: str) -> None:
+def _make_schema(connection: Connection, schema: str) -> bool:
+    """Make the schema unless it is there; return whether it is new."""
     # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
-    if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
+    is_new = connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None
+    if is_new:
         connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+    return is_new
 
 
 def _lock_tables(connection: Connection, schema: str, patience: float, say: Say) -> None:
@@ -276,9 +279,9 @@ def turn_of_environment(schema: str) -> Iterator[Connection]:
             "no database: set OUTBOX_DATABASE_URL to postgresql+psycopg://user:***@host:5432/database"
         )
     with _turn(url, schema, _PATIENCE) as (connection, _, _), connection.begin_nested() as made:
-        _make_schema(connection, schema)
+        is_new = _make_schema(connection, schema)
         yield connection
-        if not versions(connection, schema):
+        if is_new and not versions(connection, schema):
             made.rollback()
 
 
