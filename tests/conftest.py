@@ -80,7 +80,7 @@ SLOW = (
     "failover/",
     "grants/",
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
-    *(f"migration/test_{name}" for name in ("chain", "quiet", "races", "user_project")),
+    *(f"migration/test_{name}" for name in ("alembic", "chain", "quiet", "races", "user_project")),
     *(f"operator/test_{name}" for name in ("acts.", "looking_inbox", "looking_lists", "looking_messages")),
     *(
         f"producer/test_{name}"

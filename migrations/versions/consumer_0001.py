@@ -1,6 +1,6 @@
-"""The consumer's tables, and those of the reconciliation."""
+"""The consumer's tables, those of the reconciliation, and the functions by which other languages receive."""
 
-from outbox.database.migration.script import run
+from outbox.database.migration.script import dropping, run
 
 revision = "consumer_0001"
 down_revision = None
@@ -8,147 +8,203 @@ branch_labels = ("consumer",)
 depends_on = ("common_0001",)
 
 UPGRADE = (
-    """
-    CREATE TABLE {s}.consumer_message (
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        message_id UUID NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        queue INTEGER NOT NULL,
-        position BIGINT NOT NULL,
-        status TEXT NOT NULL,
-        attempts INTEGER NOT NULL,
-        claims INTEGER NOT NULL DEFAULT 0,
-        next_attempt_at TIMESTAMPTZ,
-        body_digest BYTEA,
-        last_error TEXT,
-        received_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        error_kind TEXT,
-        discarded_at TIMESTAMPTZ,
-        quarantined_by UUID,
-        quarantined_from TEXT,
+    """CREATE TABLE {s}.consumer_message (
+        consumer_group {name}, message_id UUID, topic {name} NOT NULL, queue INTEGER NOT NULL, position BIGINT NOT NULL,
+        status TEXT NOT NULL CONSTRAINT ck_consumer_message_status
+            CHECK (status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')),
+        attempts INTEGER NOT NULL, claims INTEGER NOT NULL DEFAULT 0, next_attempt_at TIMESTAMPTZ,
+        body_digest BYTEA, last_error TEXT, received_at {now}, changed_at {now},
+        error_kind TEXT, discarded_at TIMESTAMPTZ,
+        quarantined_by UUID, quarantined_from TEXT CONSTRAINT ck_consumer_message_quarantined_from
+            CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')),
+        reading SMALLINT NOT NULL DEFAULT 0, order_key {name}, turn BIGINT, follows BOOLEAN NOT NULL DEFAULT false,
         CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
-        CONSTRAINT ck_consumer_message_status
-            CHECK (status IN ('consumed', 'failed', 'parked', 'quarantined')),
         CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND claims >= 0),
-        CONSTRAINT ck_consumer_message_next_attempt_at
-            CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
+        CONSTRAINT ck_consumer_message_next_attempt_at CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
         CONSTRAINT ck_consumer_message_discarded_at CHECK (discarded_at IS NULL OR status = 'parked'),
-        CONSTRAINT ck_consumer_message_quarantined_from CHECK (quarantined_from IN ('unconsumed', 'failed', 'parked')),
         CONSTRAINT ck_consumer_message_quarantined CHECK ((quarantined_by IS NULL) = (quarantined_from IS NULL)),
-        CONSTRAINT ck_consumer_message_quarantined_by CHECK (quarantined_by IS NULL OR status = 'quarantined')
-    )""",
-    """
-    CREATE INDEX ix_consumer_message_due
-        ON {s}.consumer_message (consumer_group, topic, next_attempt_at) WHERE status = 'failed'""",
-    """
-    CREATE INDEX ix_consumer_message_parked
-        ON {s}.consumer_message (consumer_group, topic, message_id) WHERE status = 'parked'""",
-    """
-    CREATE INDEX ix_consumer_message_dead
+        CONSTRAINT ck_consumer_message_quarantined_by CHECK (quarantined_by IS NULL OR status = 'quarantined'),
+        CONSTRAINT ck_consumer_message_turn CHECK ((order_key IS NULL) = (turn IS NULL)),
+        CONSTRAINT ck_consumer_message_waiting CHECK (status <> 'waiting' OR (follows AND order_key IS NOT NULL))
+    ) PARTITION BY RANGE (message_id)""",
+    "CREATE TABLE {s}.consumer_message_default PARTITION OF {s}.consumer_message DEFAULT",
+    """CREATE INDEX ix_consumer_message_due ON {s}.consumer_message (consumer_group, topic, next_attempt_at)
+     WHERE status = 'failed'""",
+    """CREATE INDEX ix_consumer_message_parked ON {s}.consumer_message (consumer_group, topic, message_id)
+     WHERE status = 'parked'""",
+    """CREATE INDEX ix_consumer_message_dead
         ON {s}.consumer_message (consumer_group, topic, coalesce(error_kind, 'unclassified'), message_id)
-        WHERE status = 'parked' AND discarded_at IS NULL""",
-    """
-    CREATE INDEX ix_consumer_message_discarded
-        ON {s}.consumer_message (discarded_at, message_id)
-        WHERE discarded_at IS NOT NULL""",
-    """
-    CREATE TABLE {s}.consumer_offset (
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        queue INTEGER NOT NULL,
-        position BIGINT NOT NULL,
-        claims SMALLINT NOT NULL,
-        written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        message_id UUID,
-        CONSTRAINT pk_consumer_offset PRIMARY KEY (consumer_group, topic, queue, position, claims),
-        CONSTRAINT ck_consumer_offset_position CHECK (position >= 0)
-    )""",
-    """
-    CREATE TABLE {s}.log_loss (
-        id BIGINT GENERATED ALWAYS AS IDENTITY,
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        queue INTEGER NOT NULL,
-        position BIGINT NOT NULL,
-        agreed BIGINT NOT NULL,
-        message_ids UUID[] NOT NULL,
-        found_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        CONSTRAINT pk_log_loss PRIMARY KEY (id)
-    )""",
-    """
-    CREATE INDEX ix_log_loss_consumer_group_topic_found_at
-        ON {s}.log_loss (consumer_group, topic, found_at)""",
-    """
-    CREATE TABLE {s}.consumer_start (
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        queue INTEGER NOT NULL,
-        position BIGINT NOT NULL,
-        started_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        CONSTRAINT pk_consumer_start PRIMARY KEY (consumer_group, topic, queue)
-    )""",
-    """
-    CREATE TABLE {s}.reconciliation_run (
-        id UUID NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        window_start TIMESTAMPTZ,
-        window_end TIMESTAMPTZ,
-        started_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        finished_at TIMESTAMPTZ,
-        counts JSONB,
-        error TEXT,
-        job_id UUID NOT NULL,
-        applied BOOLEAN NOT NULL DEFAULT false,
-        schedule TEXT COLLATE "C",
-        plan JSONB,
-        CONSTRAINT pk_reconciliation_run PRIMARY KEY (id)
-    )""",
-    """
-    CREATE INDEX ix_reconciliation_run_topic_consumer_group_started_at
+     WHERE status = 'parked' AND discarded_at IS NULL""",
+    """CREATE INDEX ix_consumer_message_discarded ON {s}.consumer_message (discarded_at, message_id)
+     WHERE discarded_at IS NOT NULL""",
+    """CREATE INDEX ix_consumer_message_held
+        ON {s}.consumer_message (consumer_group, topic, order_key, turn, position, message_id)
+     WHERE order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL""",
+    # Written out, as in the statement that prune reads by: ids of business strings are in the DEFAULT partition alone.
+    """CREATE INDEX ix_consumer_message_default_business
+        ON {s}.consumer_message_default (consumer_group, topic, changed_at, message_id)
+     WHERE message_id >= 'f0000000-0000-0000-0000-000000000000'""",
+    """CREATE TABLE {s}.attempt_history (message_id UUID, consumer_group {name}, failed_at {now}, topic {name} NOT NULL,
+        attempt INTEGER NOT NULL CONSTRAINT ck_attempt_history_attempt CHECK (attempt >= 0),
+        status TEXT NOT NULL CONSTRAINT ck_attempt_history_status CHECK (status IN ('consumed', 'failed', 'parked')),
+        worker TEXT NOT NULL, seconds DOUBLE PRECISION, error_kind TEXT, error TEXT,
+        CONSTRAINT pk_attempt_history PRIMARY KEY (message_id, consumer_group, failed_at))""",
+    "CREATE INDEX ix_attempt_history_failed_at ON {s}.attempt_history (failed_at)",
+    """CREATE TABLE {s}.dead_letter_note (consumer_group {name}, topic {name}, error_kind {name}, note TEXT, owner TEXT,
+        written_by TEXT NOT NULL, written_at {now},
+        CONSTRAINT pk_dead_letter_note PRIMARY KEY (consumer_group, topic, error_kind),
+        CONSTRAINT ck_dead_letter_note_written CHECK (note IS NOT NULL OR owner IS NOT NULL))""",
+    """CREATE TABLE {s}.segment_hold (
+        consumer_group {name}, topic {name}, first_id UUID, message_ids UUID[] NOT NULL, asked_at TIMESTAMPTZ NOT NULL,
+        CONSTRAINT pk_segment_hold PRIMARY KEY (consumer_group, topic, first_id))""",
+    """CREATE TABLE {s}.consumer_offset (consumer_group {name}, topic {name}, queue INTEGER,
+        position BIGINT CONSTRAINT ck_consumer_offset_position CHECK (position >= 0),
+        claims SMALLINT, written_at {now}, message_id UUID, reading SMALLINT NOT NULL DEFAULT 0,
+        CONSTRAINT pk_consumer_offset PRIMARY KEY (consumer_group, topic, queue, position, claims))""",
+    """CREATE TABLE {s}.consumer_claim (
+        consumer_group {name}, topic {name}, queue INTEGER, term BIGINT, renewal INTEGER,
+        worker TEXT, started BIGINT NOT NULL, until TIMESTAMPTZ NOT NULL, written_at {now},
+        CONSTRAINT pk_consumer_claim PRIMARY KEY (consumer_group, topic, queue, term, renewal))""",
+    """CREATE TABLE {s}.log_loss (id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_log_loss PRIMARY KEY,
+        consumer_group {name} NOT NULL, topic {name} NOT NULL, queue INTEGER NOT NULL,
+        position BIGINT NOT NULL, agreed BIGINT NOT NULL, message_ids UUID[] NOT NULL, found_at {now})""",
+    "CREATE INDEX ix_log_loss_consumer_group_topic_found_at ON {s}.log_loss (consumer_group, topic, found_at)",
+    """CREATE TABLE {s}.consumer_start (
+        consumer_group {name}, topic {name}, queue INTEGER, position BIGINT NOT NULL, started_at {now},
+        CONSTRAINT pk_consumer_start PRIMARY KEY (consumer_group, topic, queue))""",
+    """CREATE TABLE {s}.consumer_reading (consumer_group {name}, topic {name}, queue INTEGER, reading SMALLINT,
+        former BIGINT NOT NULL, position BIGINT NOT NULL, began_at {now},
+        CONSTRAINT pk_consumer_reading PRIMARY KEY (consumer_group, topic, queue, reading),
+        CONSTRAINT ck_consumer_reading_moved CHECK (reading > 0 AND position <> former))""",
+    """CREATE TABLE {s}.reread_message (consumer_group {name}, message_id UUID, reading SMALLINT,
+        topic {name} NOT NULL, queue INTEGER NOT NULL, position BIGINT NOT NULL,
+        status TEXT NOT NULL CONSTRAINT ck_reread_message_status CHECK (status IN ('consumed', 'failed', 'parked')),
+        attempts INTEGER NOT NULL, body_digest BYTEA, last_error TEXT, error_kind TEXT,
+        received_at TIMESTAMPTZ NOT NULL, changed_at TIMESTAMPTZ NOT NULL, replaced_at {now},
+        CONSTRAINT pk_reread_message PRIMARY KEY (consumer_group, message_id, reading))""",
+    "CREATE INDEX ix_reread_message_replaced_at ON {s}.reread_message (replaced_at)",
+    """CREATE TABLE {s}.group_control (
+        consumer_group {name}, topic {name}, paused_at TIMESTAMPTZ, paused_by TEXT, pause_reason TEXT,
+        rate DOUBLE PRECISION CONSTRAINT ck_group_control_rate CHECK (rate > 0),
+        opened_at TIMESTAMPTZ, probe_at TIMESTAMPTZ, opened_because TEXT,
+        healthy_at TIMESTAMPTZ, openings INTEGER NOT NULL DEFAULT 0,
+        CONSTRAINT pk_group_control PRIMARY KEY (consumer_group, topic),
+        CONSTRAINT ck_group_control_paused CHECK ((paused_at IS NULL) = (paused_by IS NULL)),
+        CONSTRAINT ck_group_control_opened CHECK ((opened_at IS NULL) = (probe_at IS NULL)))""",
+    """CREATE TABLE {s}.rate_grant (consumer_group {name}, topic {name}, ends_at TIMESTAMPTZ, messages INTEGER NOT NULL,
+        CONSTRAINT pk_rate_grant PRIMARY KEY (consumer_group, topic, ends_at))""",
+    """CREATE TABLE {s}.reconciliation_run (
+        id UUID CONSTRAINT pk_reconciliation_run PRIMARY KEY, topic {name} NOT NULL, consumer_group {name} NOT NULL,
+        window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, started_at {now}, finished_at TIMESTAMPTZ,
+        counts JSONB, error TEXT, job_id UUID NOT NULL, applied BOOLEAN NOT NULL DEFAULT false,
+        schedule {name}, plan JSONB, measures JSONB)""",
+    """CREATE INDEX ix_reconciliation_run_topic_consumer_group_started_at
         ON {s}.reconciliation_run (topic, consumer_group, started_at)""",
-    """
-    CREATE TABLE {s}.reconciliation_finding (
-        id BIGINT GENERATED ALWAYS AS IDENTITY,
-        run_id UUID NOT NULL,
-        message_id UUID,
-        kind TEXT NOT NULL,
-        detail JSONB,
-        action TEXT,
-        acted_at TIMESTAMPTZ,
-        result TEXT,
-        CONSTRAINT pk_reconciliation_finding PRIMARY KEY (id)
-    )""",
-    """
-    CREATE INDEX ix_reconciliation_finding_run_id_message_id
-        ON {s}.reconciliation_finding (run_id, message_id)""",
+    """CREATE TABLE {s}.reconciliation_finding (
+        id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_reconciliation_finding PRIMARY KEY,
+        run_id UUID NOT NULL, message_id UUID, kind TEXT NOT NULL, detail JSONB,
+        action TEXT, acted_at TIMESTAMPTZ, result TEXT)""",
+    "CREATE INDEX ix_reconciliation_finding_run_id_message_id ON {s}.reconciliation_finding (run_id, message_id)",
     "CREATE INDEX ix_reconciliation_finding_message_id ON {s}.reconciliation_finding (message_id)",
-    """
-    CREATE TABLE {s}.reconciliation_settled (
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        first_id UUID NOT NULL,
-        end_id UUID,
-        counts JSONB NOT NULL,
-        verified_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        CONSTRAINT pk_reconciliation_settled PRIMARY KEY (consumer_group, topic, first_id)
-    )""",
-    """
-    CREATE TABLE {s}.reconciliation_mark (
-        consumer_group TEXT COLLATE "C" NOT NULL,
-        topic TEXT COLLATE "C" NOT NULL,
-        version BIGINT NOT NULL,
-        mark JSONB NOT NULL,
-        written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
-        CONSTRAINT pk_reconciliation_mark PRIMARY KEY (consumer_group, topic)
-    )""",
+    """CREATE TABLE {s}.reconciliation_settled (
+        consumer_group {name}, topic {name}, first_id UUID, end_id UUID, counts JSONB NOT NULL, verified_at {now},
+        CONSTRAINT pk_reconciliation_settled PRIMARY KEY (consumer_group, topic, first_id))""",
+    """CREATE TABLE {s}.reconciliation_mark (
+        consumer_group {name}, topic {name}, version BIGINT NOT NULL, mark JSONB NOT NULL, written_at {now},
+        CONSTRAINT pk_reconciliation_mark PRIMARY KEY (consumer_group, topic))""",
+    """CREATE TABLE {s}.reconciliation_order (id UUID CONSTRAINT pk_reconciliation_order PRIMARY KEY,
+        schedule {name} NOT NULL, topic {name} NOT NULL, consumer_group {name} NOT NULL, dry_run BOOLEAN NOT NULL,
+        requested_by TEXT NOT NULL, reason TEXT NOT NULL, origin JSONB,
+        created_at {now}, taken_at TIMESTAMPTZ, job_id UUID,
+        CONSTRAINT ck_reconciliation_order_taken CHECK ((taken_at IS NULL) = (job_id IS NULL)))""",
+    "CREATE INDEX ix_reconciliation_order_open ON {s}.reconciliation_order (created_at) WHERE taken_at IS NULL",
+    "CREATE INDEX ix_reconciliation_order_job_id ON {s}.reconciliation_order (job_id)",
+    # Arguments are called as the columns are: a bare name is the column's.
+    """CREATE FUNCTION {s}.receive(consumer_group text, message_id uuid, topic text, queue integer, at_position bigint,
+        body bytea DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql {pinned}
+    #variable_conflict use_column
+    DECLARE
+        digest CONSTANT bytea = substr(sha256(receive.body), 1, 16); said text; reading_now smallint; began bigint;
+    BEGIN
+        said = CASE
+            WHEN coalesce(receive.consumer_group, '') = '' THEN 'group is empty'
+            WHEN length(receive.consumer_group) > 120 THEN concat('group ''', left(receive.consumer_group, 40), '''',
+                chr(CASE getdatabaseencoding() WHEN 'UTF8' THEN 8230 ELSE 46 END), ' has ',
+                length(receive.consumer_group), ' characters; at most 120 are allowed')
+            WHEN receive.consumer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_' || chr(37) || '-]') THEN concat('group ''',
+                receive.consumer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ -')
+        END;
+        IF said IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = 'OX001', MESSAGE = said; END IF;
+        SELECT r.reading, r.position INTO reading_now, began FROM {s}.consumer_reading r
+         WHERE r.consumer_group = receive.consumer_group AND r.topic = receive.topic AND r.queue = receive.queue
+         ORDER BY r.reading DESC LIMIT 1;
+        LOOP
+            -- Another consumer or a compensation that is about to write this row comes first, or waits for us.
+            INSERT INTO {s}.consumer_message
+                (consumer_group, message_id, topic, queue, position, status, attempts, body_digest, reading)
+            VALUES (receive.consumer_group, receive.message_id, receive.topic, receive.queue, receive.at_position,
+                    'consumed', 1, digest, coalesce(reading_now, 0))
+            ON CONFLICT (consumer_group, message_id) DO NOTHING;
+            IF FOUND THEN
+                -- By its offsets a group is known to a compensation, which asks every inbox. This one says of no
+                -- message that it was handled.
+                INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
+                SELECT receive.consumer_group, receive.topic, receive.queue, 0, 0
+                 WHERE NOT EXISTS (SELECT FROM {s}.consumer_offset o WHERE o.consumer_group = receive.consumer_group
+                                      AND o.topic = receive.topic AND o.queue = receive.queue)
+                ON CONFLICT DO NOTHING;
+                RETURN true;
+            END IF;
+            -- The group reads again what it had from behind there: the row of before is kept.
+            PERFORM FROM {s}.consumer_message c
+              WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
+                AND c.reading < reading_now AND c.queue = receive.queue AND c.position > began
+                AND c.status IN ('consumed', 'failed', 'parked') AND c.discarded_at IS NULL FOR UPDATE;
+            IF FOUND THEN
+                INSERT INTO {s}.reread_message (consumer_group, message_id, reading, topic, queue, position, status,
+                       attempts, body_digest, last_error, error_kind, received_at, changed_at)
+                SELECT c.consumer_group, c.message_id, c.reading, c.topic, c.queue, c.position, c.status,
+                       c.attempts, c.body_digest, c.last_error, c.error_kind, c.received_at, c.changed_at
+                  FROM {s}.consumer_message c
+                 WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
+                ON CONFLICT DO NOTHING;
+                UPDATE {s}.consumer_message c
+                   SET status = 'consumed', attempts = 1, claims = 0, next_attempt_at = NULL,
+                       position = receive.at_position, body_digest = coalesce(digest, c.body_digest),
+                       last_error = NULL, error_kind = NULL, reading = reading_now, changed_at = clock_timestamp()
+                 WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id;
+                RETURN true;
+            END IF;
+            -- An operator has given the message another go.
+            UPDATE {s}.consumer_message c
+               SET status = 'consumed', attempts = c.attempts + 1, claims = 0, next_attempt_at = NULL,
+                   body_digest = coalesce(digest, c.body_digest), changed_at = clock_timestamp()
+             WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
+               AND c.status = 'failed';
+            IF FOUND THEN RETURN true; END IF;
+            -- Without a row, another transaction has just taken it back, and the insert may go through now.
+            IF EXISTS (SELECT FROM {s}.consumer_message c WHERE c.consumer_group = receive.consumer_group
+                          AND c.message_id = receive.message_id) THEN RETURN false; END IF;
+        END LOOP;
+    END $$""",
+    """CREATE FUNCTION {s}.move_offset(consumer_group text, topic text, queue integer, at_position bigint,
+        message_id uuid) RETURNS boolean LANGUAGE plpgsql {pinned}
+    #variable_conflict use_column
+    BEGIN
+        INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+        SELECT move_offset.consumer_group, move_offset.topic, move_offset.queue, move_offset.at_position, 0,
+               move_offset.message_id, coalesce((SELECT max(r.reading) FROM {s}.consumer_reading r
+                                                  WHERE r.consumer_group = move_offset.consumer_group
+                                                    AND r.topic = move_offset.topic AND r.queue = move_offset.queue), 0)
+         WHERE NOT EXISTS (SELECT FROM {s}.consumer_offset o
+                            WHERE o.consumer_group = move_offset.consumer_group AND o.topic = move_offset.topic
+                              AND o.queue = move_offset.queue AND o.position >= move_offset.at_position)
+        ON CONFLICT DO NOTHING;
+        RETURN FOUND;
+    END $$""",
 )
 
-DOWNGRADE = (
-    "DROP TABLE {s}.consumer_message, {s}.consumer_offset, {s}.consumer_start, {s}.log_loss, {s}.reconciliation_run, "
-    "{s}.reconciliation_finding, {s}.reconciliation_settled, {s}.reconciliation_mark",
-)
+DOWNGRADE = dropping(UPGRADE)
 
 
 def upgrade() -> None:

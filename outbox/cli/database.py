@@ -343,15 +343,12 @@ def show_sql(
     \b
     Examples:
       outbox db sql --part producer > outbox.sql
-      outbox db sql --from producer_0001 --to producer_0003 | psql shop
+      outbox db sql --from producer_0001 --to producer_0002 | psql shop
     """
     name = Settings.from_env(schema=schema or None).schema
-    if from_ is None and to is None:
-        sys.stdout.write(migration.sql(part or list(SchemaPart), name))
-    else:
-        lines = migration.statements(from_ or (), to, parts=part, schema=name)
-        title = f"the outbox from {', '.join(from_ or ['nothing'])} to {', '.join(to or ['the newest'])}"
-        _print_sql(title, "BEGIN", *lines, "COMMIT")
+    lines = migration.statements(from_ or (), to, parts=part, schema=name)
+    title = f"the outbox from {', '.join(from_ or ['nothing'])} to {', '.join(to or ['the newest'])}"
+    _print_sql(title, "BEGIN", *lines, "COMMIT")
 
 
 _ROLES_HELP = "; ".join(f"{role.name}: {role.help}" for role in grants.ROLES.values())

@@ -311,8 +311,7 @@ class Bearer:
             return None
         if not hmac.compare_digest(self._signature(content), presented):
             return None
-        # One of an earlier version, with the same key, doesn't say when it was used.
-        subject, expires, number, used = [*json.loads(content), 0, 0][:4]
+        subject, expires, number, used = json.loads(content)
         if time.time() >= min(expires, used + self.idle) or number in self._ended:
             return None
         matches = (p for hashed, p in self._tokens.items() if hmac.compare_digest(_subject(hashed), subject))

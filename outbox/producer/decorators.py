@@ -339,7 +339,7 @@ class _HalfOfCall:
             try:
                 self.decide(Resolution.ROLLBACK, error)
             except (SchemaMissing, ProgrammingError) as failure:
-                # The tables are those of an earlier release, or this role may not write there: the decision goes first.
+                # There is no such table, or this role may not write there: the decision goes first.
                 with work_for(self._producer.middlewares):
                     emit(HalfErrorLost(half_id=self._half_id, error=failure))
                 self.decide(Resolution.ROLLBACK)

@@ -29,11 +29,10 @@ INSERT INTO {s}.op_message (half_id, resolution, decided_by) VALUES (%(id)b, 'co
 """
 
 
-def _send_late(queue: str = "", value: str = "") -> str:
-    # The op is written by a trigger, at the COMMIT.
-    return f"""
-INSERT INTO {{s}}.half_message ({queue}{_HALF}, at_commit)
-VALUES ({value}%s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
+# The op is written by a trigger, at the COMMIT.
+_SEND_LATE = f"""
+INSERT INTO {{s}}.half_message (queue, {_HALF}, at_commit)
+VALUES (%s, %s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
         coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)), true)
 """
 
@@ -45,10 +44,9 @@ _ARRAYS = """%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::tex
                          %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[]"""
 
 
-def _insert(queue: str) -> str:
-    return f"""
-    INSERT INTO {{s}}.half_message ({queue}{_HALF})
-    SELECT {queue}id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
+_INSERT = f"""
+    INSERT INTO {{s}}.half_message (queue, {_HALF})
+    SELECT queue, id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
       FROM given"""
 
@@ -59,12 +57,11 @@ _UNCHECKED = """, unchecked AS (
 )"""
 
 
-def _send(queue: str = "", values: str = "") -> str:
-    return f"""
+_SEND = f"""
 WITH given AS (
-    SELECT * FROM unnest({values}{_ARRAYS})
-    WITH ORDINALITY AS g ({queue}{_SENT_COLUMNS}, number)
-), half AS ({_insert(queue)} ORDER BY number
+    SELECT * FROM unnest(%s::int[], {_ARRAYS})
+    WITH ORDINALITY AS g (queue, {_SENT_COLUMNS}, number)
+), half AS ({_INSERT} ORDER BY number
 ){_UNCHECKED}
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
 SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
@@ -77,9 +74,9 @@ _SEND_ONCE = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%s::bool[], %s::int[], {_ARRAYS})
     WITH ORDINALITY AS g (once, queue, {_SENT_COLUMNS}, number)
-), first AS ({_insert("queue, ")} WHERE once ORDER BY id
+), first AS ({_INSERT} WHERE once ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id
-), half AS ({_insert("queue, ")} WHERE NOT once ORDER BY number
+), half AS ({_INSERT} WHERE NOT once ORDER BY number
 ){_UNCHECKED}, op AS (
     INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
     SELECT id, 'commit', 'producer' FROM given
@@ -87,13 +84,6 @@ WITH given AS MATERIALIZED (
 )
 SELECT id FROM given WHERE once AND id NOT IN (SELECT id FROM first)
 """
-
-
-# The column of the queue is named only where a sender chose one: so a release goes on sending in tables that have yet
-# to be upgraded.
-_SEND_LATE, _SEND_LATE_TO_QUEUE = _send_late(), _send_late("queue, ", "%s, ")
-_SEND, _SEND_TO_QUEUES = _send(), _send("queue, ", "%s::int[], ")
-_SEND_LATE_ONCE = f"{_SEND_LATE_TO_QUEUE}ON CONFLICT DO NOTHING RETURNING id"
 
 # A call has one half, and raises once. Without a conflict target, so that it needs no right to read the table.
 #: Store with a half what its function raised: ``half_id``, ``kind`` and ``error``.
@@ -213,10 +203,8 @@ def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | 
     """Write all half messages of a transaction: sent ones with their op(commit), prepared ones with their check."""
     if len(halves) == 1 and halves[0][1] is None and (values := _plain_values(halves[0][0])) is not None:
         return Statement(in_schema(_SEND_ONE, schema), values)
-    chosen = any(half.queue is not None for half, _ in halves)
-    rows = [(*((half.queue,) if chosen else ()), *_sent_values(half, prep)) for half, prep in halves]
-    sql = _SEND_TO_QUEUES if chosen else _SEND
-    return Statement(in_schema(sql, schema), [list(column) for column in zip(*rows, strict=True)])
+    rows = [(half.queue, *_sent_values(half, prep)) for half, prep in halves]
+    return Statement(in_schema(_SEND, schema), [list(column) for column in zip(*rows, strict=True)])
 
 
 def write_once(
@@ -235,11 +223,8 @@ def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Stateme
 
     ``once``: unless its id is there already. Rows: ``(id,)`` if it was written.
     """
-    if once:
-        return Statement(in_schema(_SEND_LATE_ONCE, schema), (half.queue, *_columns(half)))
-    if half.queue is None:
-        return Statement(in_schema(_SEND_LATE, schema), _columns(half))
-    return Statement(in_schema(_SEND_LATE_TO_QUEUE, schema), (half.queue, *_columns(half)))
+    sql = f"{_SEND_LATE}ON CONFLICT DO NOTHING RETURNING id" if once else _SEND_LATE
+    return Statement(in_schema(sql, schema), (half.queue, *_columns(half)))
 
 
 def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:

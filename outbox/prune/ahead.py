@@ -1,8 +1,8 @@
 """Segments are made ahead: where the DEFAULT partitions are small at once, and otherwise for a time that is far ahead.
 
 When a partition is attached, PostgreSQL reads the DEFAULT one to the end, to see that no row of it belongs to the new
-one, and all others wait. That is too long where the DEFAULT one is large: in a database that was converted it has all
-the rows of before. So these are told apart first:
+one, and all others wait. That is too long where the DEFAULT one is large: by many ids of business strings, or because
+no worker made segments for long, or may. So these are told apart first:
 
 1. A CHECK on the DEFAULT partitions refuses the ids of some segments to come (`_refuse`): NOT VALID, so that no row is
    read for it.

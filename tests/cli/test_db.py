@@ -76,7 +76,9 @@ def test_sql_is_nothing_but_sql(cli: Cli) -> None:
     """It needs no database, and prints what the migrations would run."""
     result = cli("db", "sql", "--part", "consumer", "--schema", "mail")
     assert (result.code, result.err) == (0, "")
-    assert result.out == migration.sql(["consumer"], "mail")
+    lines = ["BEGIN", *migration.statements(parts=["consumer"], schema="mail"), "COMMIT"]
+    title = "-- the outbox from nothing to the newest"
+    assert result.out == "\n".join([title, *(f"{each};" for each in lines), "\n"])
 
 
 def test_downgrade_asks_first(cli: Cli, url: str) -> None:

@@ -6,7 +6,6 @@ What the doctor gives as the mend is run, and mends it.
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,8 +22,7 @@ from outbox.embedded import Server, ServerLike
 from outbox.operator.health.examine import Inspected
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_command, mend_by_sql, raw, role, sql, the
 from tests.kit import wait_until
-
-PROJECT = Path(__file__).parents[2]
+from tests.kit.revisions import next_release
 
 
 @pytest.fixture
@@ -57,29 +55,17 @@ def test_in_another_schema(empty_url: str) -> None:
 
 
 @pytest.fixture
-def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A function that installs a later release of this code, with one more migration of the producer's tables."""
-    folder = tmp_path / "migrations"
-    shutil.copytree(PROJECT / "migrations", folder)
-    head = chain.head("producer")
-    (folder / "versions" / "producer_0999.py").write_text(
-        f'revision = "producer_0999"\ndown_revision = "{head}"\nbranch_labels = None\ndepends_on = None\n'
-        "def upgrade(): pass\n"
-    )
-
-    def install() -> None:
-        monkeypatch.setattr(chain, "folder", lambda: folder)
-        chain._built_on.cache_clear()
-
-    yield install
-    chain._built_on.cache_clear()
+def installing(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
+    """A function that installs a later release of this code, with one more revision of the producer's tables."""
+    with next_release(tmp_path / "migrations", {"producer": "UPGRADE = ()"}) as install:
+        yield install
 
 
-def test_older(empty_url: str, next_release: Callable[[], None]) -> None:
+def test_older(empty_url: str, installing: Callable[[], list[str]]) -> None:
     """Tables of an earlier version: the command upgrades them, and meanwhile nothing reads them."""
     migration.upgrade(empty_url)
     earlier = chain.head("producer")
-    next_release()
+    installing()
     report = examine(empty_url)
     assert codes(report) == ["tables.older"]
     finding = the(report, "tables.older")
@@ -170,12 +156,13 @@ def test_table_not_permitted(engine: Engine) -> None:
 def test_invalid_index_of_ours(engine: Engine) -> None:
     """One that this code knows is built anew; it isn't reported as a difference as well."""
     sql(
-        engine, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.ix_op_message_xid_default'::regclass"
+        engine,
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox.op_message_default_xid_idx'::regclass",
     )
     report = examine(engine)
     assert codes(report) == ["index.invalid"]
     finding = the(report, "index.invalid")
-    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.ix_op_message_xid_default;"
+    assert finding.mend == "REINDEX INDEX CONCURRENTLY outbox.op_message_default_xid_idx;"
     mend_by_sql(engine, finding)
     assert codes(examine(engine)) == []
 

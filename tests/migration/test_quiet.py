@@ -23,7 +23,7 @@ def test_prints_nothing(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     handlers = list(logging.getLogger().handlers)
     migration.upgrade(url)
     migration.check(url)
-    migration.sql()
+    migration.statements()
     migration.downgrade(url)
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger().handlers == handlers

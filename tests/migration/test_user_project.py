@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outbox.database import migration
 from outbox.database.migration import chain
 from outbox.errors import InvalidSettings
 from tests.doctor.support import raw
+from tests.kit.revisions import next_release
 
 MODELS = """
 from sqlalchemy import Column, Integer, MetaData, Table, Text
@@ -118,8 +120,11 @@ def test_helper_with_another_schema(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- in the service's own history -------------------------------------------------------------------------------------
 
 REVISION = """
+from pathlib import Path
 from alembic import op
 from outbox.database import migration
+from outbox.database.migration import chain
+chain.folder = lambda: Path({folder!r})
 revision, down_revision, branch_labels, depends_on = {id!r}, {before!r}, None, None
 
 def upgrade():
@@ -130,9 +135,8 @@ def downgrade():
     for statement in migration.statements({end!r} or {newest!r}, {start!r}):
         op.execute(statement)
 """
-FIRST = ("producer_0001", "consumer_0001")
 ROWS = "SELECT string_agg(version_num, ' ' ORDER BY version_num) FROM outbox.outbox_version"
-NEWEST = tuple(chain.head(part) for part in migration.PARTS)
+FIRST = tuple(chain.head(part) for part in migration.PARTS)
 
 
 def scalar(engine: Engine, sql: str) -> object:
@@ -142,7 +146,14 @@ def scalar(engine: Engine, sql: str) -> object:
 
 
 @pytest.fixture
-def service(url: str, tmp_path: Path) -> Project:
+def newest(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """The revisions of the next release, which this code is."""
+    with next_release(tmp_path / "next") as install:
+        yield tuple(install())
+
+
+@pytest.fixture
+def service(url: str, tmp_path: Path, newest: tuple[str, ...]) -> Project:
     """A service whose history has an own table, our first revisions, and what came after these."""
     project = Project(tmp_path, url, "")
     project.run("revision --autogenerate -m accounts")
@@ -151,20 +162,21 @@ def service(url: str, tmp_path: Path) -> Project:
     assert first is not None
     before = first[1]
     for number, (start, end) in enumerate((((), FIRST), (FIRST, None)), 2):
-        code = REVISION.format(id=f"own{number}", before=before, start=start, end=end, newest=NEWEST)
+        folder = str(tmp_path / "next")
+        code = REVISION.format(id=f"own{number}", before=before, start=start, end=end, newest=newest, folder=folder)
         (tmp_path / "alembic" / "versions" / f"own{number}.py").write_text(code)
         before = f"own{number}"
     return project
 
 
-def test_in_the_service_history(url: str, engine: Engine, service: Project) -> None:
+def test_in_the_service_history(url: str, engine: Engine, service: Project, newest: tuple[str, ...]) -> None:
     """Our tables come and go with the service's revisions, as if `upgrade` had made them; autogenerate sees nothing."""
     service.run("upgrade own2")
     assert migration.current(url) == {"common": "common_0001", "producer": FIRST[0], "consumer": FIRST[1]}
     said = service.run("upgrade head", "check", "revision --autogenerate -m nothing", "upgrade head")
     assert "No new upgrade operations detected" in said
     assert service.revision("nothing").count("pass") == 2
-    assert migration.check(url) == []
+    assert tuple(migration.current(url)[part] for part in migration.PARTS) == newest
     ours = scalar(engine, ROWS)
     assert migration.upgrade(url) == []
     migration.downgrade(url)
@@ -177,26 +189,27 @@ def test_in_the_service_history(url: str, engine: Engine, service: Project) -> N
     assert "account" in inspect(engine).get_table_names()
 
 
-def test_in_the_service_history_offline(url: str, engine: Engine, service: Project) -> None:
+def test_in_the_service_history_offline(url: str, engine: Engine, service: Project, newest: tuple[str, ...]) -> None:
     """What Alembic writes out for the service's administrators makes the same tables."""
     written = service.run("upgrade head --sql")
     sql = written[written.index("BEGIN;") : written.rindex("COMMIT;") + len("COMMIT;")]
     with closing(raw(url, autocommit=True)) as connection:
         connection.execute("DROP TABLE alembic_version")  # autogenerate has made it
         connection.execute(re.sub(r"(?m)^INFO .*$", "", sql).encode())
-    assert migration.check(url) == []
+    assert tuple(migration.current(url)[part] for part in migration.PARTS) == newest
+    assert all("note" in line or "_tag" in line for line in migration.check(url))
     assert "account" in inspect(engine).get_table_names()
 
 
-def test_statements() -> None:
+def test_statements(newest: tuple[str, ...]) -> None:
     """None of them has a parameter in SQLAlchemy's eyes, nor is more than one; what can't be is refused."""
     made = migration.statements(schema="mail")
-    assert made == migration.statements((), NEWEST, schema="mail")
+    assert made == migration.statements((), newest, schema="mail")
     for statement in made:
         assert not text(statement)._bindparams, statement
-    assert migration.statements(NEWEST) == []
+    assert migration.statements(newest) == []
     assert all("producer" not in each for each in migration.statements(parts=["consumer"]) if "version" in each)
     with pytest.raises(InvalidSettings, match="no revision 'producer_9'"):
         migration.statements("producer_9")
     with pytest.raises(InvalidSettings, match="as two migrations"):
-        migration.statements(NEWEST[0], FIRST)
+        migration.statements((newest[0], FIRST[1]), (FIRST[0], newest[1]))

@@ -16,7 +16,7 @@ A part is what one side needs: ``producer`` or ``consumer``; the tables which bo
 
 from outbox.database.migration.chain import PARTS, VERSION_TABLE, include_name, include_object
 from outbox.database.migration.compare import check
-from outbox.database.migration.runner import downgrade, sql, upgrade
+from outbox.database.migration.runner import downgrade, upgrade
 from outbox.database.migration.script import statements
 from outbox.database.migration.state import current, require
 
@@ -29,7 +29,6 @@ __all__ = [
     "include_name",
     "include_object",
     "require",
-    "sql",
     "statements",
     "upgrade",
 ]

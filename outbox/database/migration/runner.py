@@ -1,8 +1,7 @@
-"""Run the chain: up, down, or written out as SQL."""
+"""Run the chain: up and down."""
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 import time
@@ -17,8 +16,10 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.execute import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
 from outbox.database.migration.compare import METADATA
+from outbox.database.migration.script import declared
 from outbox.database.migration.state import connected, read, refuse_newer, set_time_limit, versions
-from outbox.errors import SchemaBusy
+from outbox.errors import InvalidSettings, SchemaBusy
+from outbox.reader import variable
 from outbox.text import described
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("outbox.migration")
 
 _TURN_TIMEOUT = 60.0
+#: How long (seconds) an upgrade waits for its locks, unless it is told otherwise.
+_PATIENCE = 5.0
 _IS_VALID = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 _PARTITIONS = text(
     "SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p"
@@ -59,7 +62,7 @@ def upgrade(
     parts: Collection[str] | None = None,
     schema: str = "outbox",
     *,
-    lock_timeout: float = 5.0,
+    lock_timeout: float = _PATIENCE,
     say: Say = logger.info,
 ) -> list[str]:
     """Install the tables of these parts, or bring them to the version of this code, in one transaction.
@@ -86,9 +89,7 @@ def upgrade(
         if newer and all(chain.is_usable(branch, installed[branch]) for branch in branches):
             return done
         refuse_newer(connection, installed, schema)
-        # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
-        if connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None:
-            connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+        _make_schema(connection, schema)
         if any(installed[branch] not in {None, chain.head(branch)} for branch in branches):
             _lock_tables(connection, schema, lock_timeout, say)
         for branch in branches:
@@ -101,7 +102,7 @@ def downgrade(
     parts: Collection[str] = chain.PARTS,
     schema: str = "outbox",
     *,
-    lock_timeout: float = 5.0,
+    lock_timeout: float = _PATIENCE,
     say: Say = logger.info,
 ) -> list[str]:
     """Remove the tables of these parts and all that is in them, in one transaction.
@@ -131,17 +132,13 @@ def downgrade(
     return done
 
 
-def sql(parts: Collection[str] = chain.PARTS, schema: str = "outbox") -> str:
-    """Return the SQL that installs these parts into an empty database, as one transaction.
-
-    The same version of this package always returns the same text.
-    """
-    parts = chain.check_parts(parts)
-    config = _config(schema=chain.check_schema(schema))
-    config.output_buffer = written = io.StringIO()
-    with _one_at_a_time:
-        _alembic().upgrade(config, "heads" if parts == chain.PARTS else f"{parts[0]}@head", sql=True)
-    return written.getvalue()
+def _make_schema(connection: Connection, schema: str) -> bool:
+    """Make the schema unless it is there; return whether it is new."""
+    # CREATE SCHEMA IF NOT EXISTS asks for the privilege to create one even where it exists.
+    is_new = connection.scalar(text("SELECT to_regnamespace(:name)"), {"name": f'"{schema}"'}) is None
+    if is_new:
+        connection.execute(text(f'CREATE SCHEMA "{schema}"'))
+    return is_new
 
 
 def _lock_tables(connection: Connection, schema: str, patience: float, say: Say) -> None:
@@ -196,12 +193,8 @@ def _before(what: str, branch: str, revision: str) -> list[tuple[str, str]]:
 
     ``BEFORE``: indexes, as name and target. ``COLUMNS_BEFORE``: the columns of these, as table and definition.
     """
-    from alembic.script import ScriptDirectory  # noqa: PLC0415 - slow to import
-
-    scripts = ScriptDirectory(chain.folder())
     newer = reversed(list(takewhile(lambda each: each != revision, chain.history(branch))))
-    modules = [script.module for each in newer if (script := scripts.get_revision(each))]
-    return [each for module in modules for each in getattr(module, what, ())]
+    return [index for each in newer for index in declared(each).get(what, ())]
 
 
 def _build_before(bind: Bind, parts: tuple[str, ...], schema: str, lock_timeout: float) -> None:
@@ -271,10 +264,25 @@ def _turn(bind: Bind, schema: str, lock_timeout: float) -> Iterator[tuple[Connec
 
 
 @contextmanager
-def in_turn(schema: str) -> Iterator[Config]:
-    """Yield Alembic's configuration for the chain while nobody else in this process uses Alembic on it."""
-    with _one_at_a_time:
-        yield _config(schema=schema)
+def turn_of_environment(schema: str) -> Iterator[Connection]:
+    """Yield a connection for the command ``alembic``, to the database that ``OUTBOX_DATABASE_URL`` names.
+
+    It has the turn among upgrades, and a transaction, with the schema in it; that goes again if no revision was run.
+
+    Raises:
+        InvalidSettings: no database is named.
+        SchemaBusy: as `upgrade`.
+    """
+    url = variable("OUTBOX_DATABASE_URL")
+    if not url:
+        raise InvalidSettings(
+            "no database: set OUTBOX_DATABASE_URL to postgresql+psycopg://user:***@host:5432/database"
+        )
+    with _turn(url, schema, _PATIENCE) as (connection, _, _), connection.begin_nested() as made:
+        is_new = _make_schema(connection, schema)
+        yield connection
+        if is_new and not versions(connection, schema):
+            made.rollback()
 
 
 def _alembic() -> Any:

@@ -3,14 +3,20 @@
 ::
 
     def upgrade() -> None:
-        for statement in outbox.database.migration.statements("producer_0001", "producer_0003"):
+        for statement in outbox.database.migration.statements("producer_0001", "producer_0002"):
             op.execute(statement)
 
 Alembic isn't run for that: inside a migration of the service's, ours would take the place of what Alembic is doing.
+
+A revision of ours declares ``UPGRADE`` and ``DOWNGRADE``: statements in which ``{s}`` stands for the schema, ``{name}``
+and ``{now}`` for the two types that most tables have, ``{pinned}`` for how a function begins. They have no percent sign
+and no colon before a word, so that a service's revision can execute them as they are: there the one is a format, the
+other a parameter.
 """
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Collection
 from inspect import cleandoc
@@ -26,6 +32,16 @@ CREATE TABLE {{s}}.{chain.VERSION_TABLE} (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT {chain.VERSION_TABLE}_pkc PRIMARY KEY (version_num)
 )"""
+
+_WORDS = {
+    # Names and keys compare by bytes: cheaper in an index, and the same under every locale.
+    "{name}": 'TEXT COLLATE "C"',
+    "{now}": "TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()",
+    # Names are looked up in pg_catalog alone, whatever the caller's search path is; those of ours have their schema.
+    "{pinned}": "SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$",
+}
+# Partitions go with their table.
+_MADE = re.compile(r"CREATE (TABLE|SEQUENCE|FUNCTION) (\{s\}\.\w+)(?! PARTITION OF)\b")
 
 Revisions = str | Collection[str]
 
@@ -63,11 +79,19 @@ def between(before: set[str], after: set[str], schema: str) -> list[str]:
     result = [] if before else [f'CREATE SCHEMA IF NOT EXISTS "{schema}"', in_schema(cleandoc(_VERSIONS), schema)]
     reached, up = set(before), after > before
     for revision in sorted(before ^ after, key=_order, reverse=not up):
-        result += _texts(_declared(revision)["UPGRADE" if up else "DOWNGRADE"], schema)
+        result += _texts(declared(revision)["UPGRADE" if up else "DOWNGRADE"], schema)
         rows = _rows(reached)
         reached ^= {revision}
         result += _writing(rows, _rows(reached), schema)
     return result if after else [*result, in_schema(f"DROP TABLE {{s}}.{chain.VERSION_TABLE}", schema)]
+
+
+def dropping(upgrade: Collection[str]) -> tuple[str, ...]:
+    """Return what drops the tables, sequences and functions that a revision makes: the ``DOWNGRADE`` of a first one."""
+    made = [match.groups() for text in upgrade if (match := _MADE.match(text))]
+    kinds = ("TABLE", "SEQUENCE", "FUNCTION")
+    names = {kind: ", ".join(name for each, name in made if each == kind) for kind in kinds}
+    return tuple(f"DROP {kind} {names[kind]}" for kind in kinds if names[kind])
 
 
 def run(templates: Collection[str]) -> None:
@@ -79,7 +103,11 @@ def run(templates: Collection[str]) -> None:
 
 
 def _texts(templates: Collection[str], schema: str) -> list[str]:
-    return [in_schema(cleandoc(template), schema) for template in templates]
+    # As they are printed: without the indentation of the tuple in which they are declared.
+    texts = [re.sub("^ {4}", "", template.strip(), flags=re.MULTILINE) for template in templates]
+    for word, meaning in _WORDS.items():
+        texts = [text.replace(word, meaning) for text in texts]
+    return [in_schema(text, schema) for text in texts]
 
 
 def _known(revisions: Revisions) -> list[str]:
@@ -113,7 +141,8 @@ def _order(revision: str) -> tuple[int, str]:
     return chain.BRANCHES.index(_branch(revision)), revision
 
 
-def _declared(revision: str) -> dict[str, Any]:
+def declared(revision: str) -> dict[str, Any]:
+    """Return what the file of a revision declares."""
     return runpy.run_path(str(chain.folder() / "versions" / f"{revision}.py"))
 
 

@@ -174,9 +174,7 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
             snapshots.producer.connection, *(pair_statement(each, access, pair) for each in (_HERE, _HEADS, _NEWEST_OP))
         )
     *log, snapshot, xmax = here
-    filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys)]
-    if pair.headers is not None:  # without them the identity is the one of before there were any: nothing is read anew
-        filters.append(sorted(pair.headers))
+    filters = [None if names is None else sorted(names) for names in (pair.tags, pair.keys, pair.headers)]
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *log, access.schema, *filters, effect, access.settings.retention]
     ends = {"heads": [list(head) for head in heads], "ops": [list(op) for op in ops]}
