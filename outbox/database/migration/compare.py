@@ -72,7 +72,7 @@ def check(
 
     ``parts``: those that should be there; None: those that are installed. Extra columns, constraints and
     indexes of our tables are differences too. Leaves nothing behind, but needs the privilege to make
-    temporary tables. ``timeout`` (seconds) bounds each statement, which waits while somebody has locked a table
+    temporary tables. ``timeout`` (seconds) bounds each statement, which waits while another session has locked a table
     altogether.
 
     Raises:

@@ -75,7 +75,7 @@ def upgrade(
         The revisions that were run; none when there was nothing to do.
 
     Raises:
-        SchemaBusy: somebody else held a lock for too long; nothing was changed.
+        SchemaBusy: another session held a lock for too long; nothing was changed.
         SchemaOutdated: the database is newer than this code can work on.
         InvalidSettings: a part or a schema name that isn't one.
     """
@@ -108,7 +108,7 @@ def downgrade(
     """Remove the tables of these parts and all that is in them, in one transaction.
 
     The tables that both parts need go with the last one. The schema itself stays: it may have been made, with
-    its privileges, by somebody else.
+    its privileges, by another role.
 
     Returns:
         The revisions that were undone.
@@ -198,7 +198,7 @@ def _before(what: str, branch: str, revision: str) -> list[tuple[str, str]]:
 
 
 def _build_before(bind: Bind, parts: tuple[str, ...], schema: str, lock_timeout: float) -> None:
-    """Build the indexes for which the next revisions look, in tables that have rows, without keeping anybody out.
+    """Build the indexes for which the next revisions look, in tables that have rows, without keeping sessions out.
 
     One that was interrupted is built again.
     """
@@ -286,7 +286,7 @@ def turn_of_environment(schema: str) -> Iterator[Connection]:
 
 
 def _alembic() -> Any:
-    from alembic import command  # noqa: PLC0415 - slow to import, and who imports this package mostly reads
+    from alembic import command  # noqa: PLC0415 - slow to import, and most importers of this package only read
 
     return command
 
