@@ -482,6 +482,9 @@ ANSWER = Declaration(
     grave=True,
 )
 
+#: The acts that are neither: each has endpoints, pages and commands of its own.
+SPECIAL: tuple[Declaration, ...] = (EDIT, RECONCILE, REPAIR, ANSWER)
+
 
 def acts_for(noun: Noun) -> tuple[Act, ...]:
     """Return the acts on one kind of thing, in the order in which they are shown."""

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
-from outbox.operator.acts import ACTS, ANSWER, EDIT, RECONCILE, REPAIR, Declaration
+from outbox.operator.acts import ACTS, SPECIAL, Declaration
 from outbox.operator.model import LONGEST
 from outbox.reader import option
 
@@ -408,14 +408,7 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
 }
 
 #: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (
-    *ACTS.values(),
-    EDIT,
-    RECONCILE,
-    REPAIR,
-    ANSWER,
-    *WHOLE_ACTS.values(),
-)
+DECLARATIONS: tuple[Declaration, ...] = (*ACTS.values(), *SPECIAL, *WHOLE_ACTS.values())
 
 #: The word under which the audit has the end of a session of the console.
 LOG_OUT = "log_out"
