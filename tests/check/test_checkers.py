@@ -57,7 +57,7 @@ ANSWERS: dict[str, tuple[Any, str | None]] = {
     "str": ("commit", "the checker returned 'commit' (str), which is not a Resolution"),
     "True": (True, "the checker returned True (bool), which is not a Resolution"),
     "class": (Resolution, "the checker returned the class Resolution: return an object of it"),
-    "long": ("x" * 10**6, "the checker returned '" + "x" * 199 + " (str), which is not a Resolution"),
+    "long": ("x" * 10**6, "the checker returned '" + "x" * 198 + "… (str), which is not a Resolution"),
     "broken": (Broken(), "the checker returned a value that can't be shown (Broken), which is not a Resolution"),
     "coroutine": (coroutine, "the checker returned a coroutine: declare it with 'async def'"),
     "cause": (HOSTILE["a cause that raises"](), "Batch: refused"),
