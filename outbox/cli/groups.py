@@ -323,7 +323,7 @@ def _carry_out(
             say(f"  not {count}: {reason}")
         if preview.eligible > 1:
             say(f"  such as {', '.join(target.audited for target in preview.sample[:3])}")
-        typed = act.number_to_type(preview.eligible) if single is None else ""
+        typed = act.number_to_type(preview.reach) if single is None else ""
         question = f"{preview.described[:1].upper()}{preview.described[1:]}?"
         options.confirm(question, refusal, yes=acting.yes, typed=typed)
     if single is not None:

@@ -18,6 +18,8 @@ from outbox.cli.output import facts_table, print_as, rows_table, say
 from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import shape_of
 
+_PLACES = ("database", "source")
+
 
 def add_acts(app: typer.Typer, noun: str) -> None:
     """Add a command for each act on what a group of commands is about."""
@@ -32,23 +34,30 @@ def _command_of(act: WholeAct) -> Callable[..., None]:
         refusal = f"{act.named(values)} was left as it is"
         if not acting.dry_run:
             options.need_terminal(refusal, yes=acting.yes)
+            _need_reason(act, acting)
         with databases.opened() as operator:
             preview = act.look(operator, act.preview, values)
             print_as(acting.output, preview, *_tables(act, values, preview))
+            # What is done is what was shown.
+            values |= {name: getattr(preview, name) for name in _PLACES if name in values and hasattr(preview, name)}
             if not acting.dry_run:
                 _ask(act, values, refusal, acting)
                 say(act.perform(operator, values, by=acting.by, why=acting.reason))
 
     def at_once(*, choice: Any, acting: DecidedOptions, databases: DatabasesOptions) -> None:
         values = _values(act, choice, databases)
-        if act.needs_reason and not acting.reason.strip():
-            raise Failure(f"give --reason: the audit must tell why ({act.name})")
+        _need_reason(act, acting)
         with databases.opened() as operator:
             if act.asks:
                 _ask(act, values, f"nothing was done ({act.name})", acting)
             say(act.perform(operator, values, by=acting.by, why=acting.reason))
 
     return gathered(after_preview if act.preview else at_once, choice=_options_of(act))
+
+
+def _need_reason(act: WholeAct, acting: DecidedOptions) -> None:
+    if act.needs_reason and not acting.reason.strip():
+        raise Failure(f"give --reason: the audit must tell why ({act.name})")
 
 
 def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOptions) -> None:

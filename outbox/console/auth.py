@@ -85,7 +85,8 @@ def authentication(authorizer: Authorizer) -> Callable[..., None]:
     # FastAPI reads the annotations of a method, but can't resolve those of an object that is called.
     dependency = authorizer if is_plain else authorizer.__call__  # type: ignore[operator]  # an object that is called
 
-    def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008 - FastAPI's way
+    async def authenticate(request: Request, context: Context, found: Any = Depends(dependency)) -> None:  # noqa: B008 - FastAPI's way
+        found = await found if inspect.isawaitable(found) else found
         if found is not None and not isinstance(found, Principal):
             raise TypeError(f"the authorizer returned {type(found).__name__}; it must return a Principal or None")
         context.identity = found
@@ -122,10 +123,9 @@ class Basic:
 
     ``users`` maps a name to ``(hash, role)``, the hash by `hash_password`. Failed logins are slowed down by name and
     address. Where many names are tried from one address, a right password lets in all the same: names that there aren't
-    cost no comparison there, and each wrong answer takes a second, in which it
-    keeps no other request waiting. A password that was right
-    is recognised by a keyed digest for as long as the process runs, since scrypt is slow on purpose and browsers send
-    the password each time.
+    cost no comparison there, and each wrong answer takes a second, in which it keeps no other request waiting. A
+    password that was right is recognised by a keyed digest for as long as the process runs, since scrypt is slow on
+    purpose and browsers send the password each time. It is called with ``await``.
 
     Raises:
         InvalidSettings: a hash or role that isn't one.
@@ -153,7 +153,7 @@ class Basic:
             return None
         try:
             name, colon, password = base64.b64decode(sent, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # base64, its letters, or UTF-8
             return None
         if not colon:
             return None

@@ -443,6 +443,11 @@ class Preview:
     described: str
     token: str
 
+    @property
+    def reach(self) -> int:
+        """How many messages it may touch, as far as they were counted."""
+        return self.matched.value if self.matched.relation == "gte" else self.eligible
+
 
 class BulkJobState(enum.StrEnum):
     """How far a bulk job has come."""

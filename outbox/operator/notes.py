@@ -5,6 +5,7 @@ from __future__ import annotations
 from outbox.database.execute import Template, execute
 from outbox.errors import DatabaseUnreached, DeadGroupNotFound, InvalidRequest
 from outbox.operator.changes import checked_actor, record_of
+from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import Lists, fingerprint_of
 from outbox.operator.model import LONGEST, Actor, DeadGroup
@@ -32,10 +33,12 @@ class Notes(Lists):
         Raises:
             DeadGroupNotFound, DatabaseUnreached: as `note`.
         """
-        for found in self.dead_groups(limit=inbox_sql.MOST):
-            if found.fingerprint == fingerprint:
-                return found
-        raise self._no_group(fingerprint)
+
+        def find(database: Database) -> DeadGroup | None:
+            groups = self.dead_groups(database=database.name, limit=inbox_sql.MOST)
+            return next((each for each in groups if each.fingerprint == fingerprint), None)
+
+        return self.first_of("consumer", find, self._no_group(fingerprint))
 
     def note(self, fingerprint: str, *, by: str | Actor, why: str = "", note: str = "", owner: str = "") -> str:
         """Write a note about a group of dead letters, and its owner, over the last one; return a sentence.

@@ -149,6 +149,8 @@ class Topics(Groups):
         return f"topic {topic} is resumed: held messages go out within a second"
 
     def _sole_producer(self, name: str | None) -> Database:
+        if away := self.databases.away_for(name):
+            raise DatabaseUnreached(away)  # it may be the one that is meant
         found = self.databases.having("producer", name)
         if len(found) != 1:
             names = ", ".join(each.name for each in found) or "none has the producer's tables"

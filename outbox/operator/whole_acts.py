@@ -96,7 +96,8 @@ def facts_of(view: Any) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """Return what a preview tells a person: its facts by their names, and its rows (dataclasses) by theirs."""
     values = {each.name.replace("_", " "): getattr(view, each.name) for each in fields(view)}
     rows = {name: value for name, value in values.items() if isinstance(value, list) and any(map(is_dataclass, value))}
-    return {name: _shown(value) for name, value in values.items() if name not in rows}, rows
+    facts = {name: _shown(value) for name, value in values.items() if name not in rows}
+    return facts | ({"pid": str(values["pid"])} if "pid" in values else {}), rows
 
 
 def _shown(value: Any) -> str:
@@ -364,7 +365,7 @@ END = WholeAct(
     happened="Ended: what its transaction did is rolled back, and another worker goes on.",
     permission="lock:end",
     role="admin",
-    button="End it",
+    button="End",
     grave=True,
     noun="lock",
     word="end",

@@ -50,7 +50,7 @@ def test_reset_and_skip(bench: Bench, cli: Cli) -> None:
     asked = cli(*reset, "--reason", "a test")
     assert (asked.code, "give --yes" in asked.err) == (Code.USAGE, True)
     unexplained = cli(*reset, "--yes")
-    assert (unexplained.code, "give a reason" in unexplained.err) == (Code.USAGE, True)
+    assert (unexplained.code, "give --reason" in unexplained.err) == (Code.USAGE, True)
     done = cli(*reset, *WHY)
     assert (done.code, "reads up to 2 messages again (reading 1)" in done.err) == (Code.DONE, True)
     again = cli(*reset, *WHY)

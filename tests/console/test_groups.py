@@ -81,7 +81,9 @@ def test_the_pages(acting: Http, shop: Shop) -> None:
     well_made(page)
     page = visitor.go(page.link("Reset…"))
     well_made(page)
-    assert visitor.send(page.form("/reset_group"), to="monday").status == 422
+    wrong = visitor.send(page.form("/reset_group"), to="monday")
+    assert (wrong.status, "must be 'first' or 'now'" in wrong.text) == (422, True)
+    page = wrong
     page = visitor.send(page.form("/reset_group"), to="3d")
     well_made(page)
     assert "Messages 5" in page.text
@@ -165,6 +167,17 @@ def test_a_topic_is_paused(visitor: Visitor, shop: Shop) -> None:
     assert "Resumed: held messages go out" in resumed.text
     shop.drain()
     assert "No topic is paused" in visitor.go("groups").text
+
+
+def test_what_is_wrong_is_asked_for_again(visitor: Visitor) -> None:
+    """A topic that isn't there, a field too many: the form comes back with what was typed, and says why."""
+    form = visitor.go("acts/pause_topic").form("/pause_topic")
+    wrong = visitor.send(form, topic="ordres", reason="they come twice")
+    assert (wrong.status, "no topic 'ordres'" in wrong.text, "they come twice" in wrong.text) == (404, True, True)
+    assert "Paused" in visitor.send(wrong.form("/pause_topic"), "create").text
+    assert visitor.go("groups?" + "&".join(f"a{n}=1" for n in range(201))).status == 422
+    far = visitor.go("acts/reset_group?group=none&topic=none&to=99999999999d")
+    assert far.status == 404
 
 
 def test_a_group_is_held_back(visitor: Visitor, shop: Shop) -> None:

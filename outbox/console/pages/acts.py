@@ -334,7 +334,7 @@ def start(view: View, pairs: FormPairs) -> Response:
     act = form.act
     view.context.demand(act.name)
     if order.typed != act.number_to_type(order.count):
-        raise InvalidRequest("to go on, type the number of messages as it stands there", "typed")
+        return _preview(view, form, order, fault="Nothing was done: to go on, type the number as it stands there.")
     return _start(view, act, form.selector, order, pairs, "start", form.chosen)
 
 
@@ -367,7 +367,7 @@ def cancel(view: View, bulk_job_id: UUID, pairs: FormPairs) -> Response:
     return view.done("cancel", "bulk-jobs", bulk_job_id)
 
 
-def _preview(view: PageView, form: BulkForm) -> Response:
+def _preview(view: PageView, form: BulkForm, order: OrderForm = OrderForm(), *, fault: str = "") -> Response:
     act = form.act
     view.context.demand(act.name)
     databases = form.by_database()
@@ -384,7 +384,8 @@ def _preview(view: PageView, form: BulkForm) -> Response:
         having = {database.name: () for database in view.operator.databases.having(act.part)}
         return view.page("choose.html", form=form, databases=having, act=act)
     eligible = replace(preview.matched, value=preview.eligible)
-    return view.page("bulk.html", form=form, preview=preview, eligible=eligible, act=act, key=uuid4().hex)
+    shown: dict[str, Any] = {"form": form, "order": order, "preview": preview, "eligible": eligible, "fault": fault}
+    return view.page("bulk.html", 422 if fault else 200, act=act, key=uuid4().hex, **shown)
 
 
 def _target(text: str) -> tuple[Target, str]:

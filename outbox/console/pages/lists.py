@@ -41,6 +41,7 @@ PERIODS = {
 }
 #: How many pages one can go back.
 _TRAIL = 20
+_MOST_FIELDS = 200
 #: So many numbers of pages are shown on either side of the page that is shown.
 _NEAR = 2
 _FIRST = "first"
@@ -52,7 +53,10 @@ READER = Reader("text", error=InvalidRequest, zone=dt.UTC)
 
 def pairs_of(query: str) -> Pairs:
     """Return the names and texts of a query; an empty text counts as none."""
-    pairs = parse_qsl(query, keep_blank_values=False, max_num_fields=200)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=False, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"the query has more than {_MOST_FIELDS} fields", "query") from None
     return [(name, text.strip()) for name, text in pairs if text.strip()]
 
 

@@ -15,7 +15,8 @@ from outbox.console.api.lists import of_each
 from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Pairs, listing_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
-from outbox.errors import InvalidRequest
+from outbox.console.problems import as_problem
+from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
 from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
@@ -25,6 +26,10 @@ router: APIRouter = APIRouter(include_in_schema=False)
 
 #: Texts that can be longer than this have more than a line.
 _LINE = 500
+#: What limits an act, where it is done, and what is told of a target as it is now.
+_PLACES = ("database", "source")
+_LIMITS = {*_PLACES, "topic"}
+_ABOUT = ("group", "topic", "error_kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,10 @@ def _add(act: WholeAct) -> None:
             if order.typed != act.to_type(values):
                 raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
             act.perform(view.operator, values, by=view.context.actor, why=order.reason)
-        except InvalidRequest as error:
-            return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error))
+        except (InvalidRequest, InvalidMessage, TopicNotFound, ActRefused) as error:
+            problem = as_problem(error)
+            status = problem.status_code if problem else 422
+            return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error), status=status)
         return view.done(act.name, act.page)
 
     for endpoint, method in ((confirm, "GET"), (do, "POST")):
@@ -71,8 +78,11 @@ def _add(act: WholeAct) -> None:
         router.add_api_route(f"/acts/{act.name}", endpoint, methods=[method], dependencies=dependencies)
 
 
-def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "") -> Response:
+def _ask(
+    view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "", status: int = 422
+) -> Response:
     operator, shapes = view.operator, shape_of(form_of(act))
+    form = {each.name for each in shapes}
     pairs = [(name, text) for name, text in pairs if text]
     texts = dict(pairs)
     taken = act.taken(operator, act.preview) if act.preview else []
@@ -86,12 +96,16 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
             preview = act.look(operator, act.preview, values) if act.preview else None
             current = act.look(operator, act.current, values) if act.current else None
         except InvalidRequest as error:
-            first, fault = bool(act.preview), fault or str(error)
-            if not first:
+            if not (act.preview or fault):
                 raise
+            # What can't be is asked for again, also where the link had it.
+            first, fault = bool(act.preview), fault or str(error)
+            fixed = fixed - {*inputs, "database", "source", error.field}
     facts, rows = facts_of(preview) if preview is not None else ({}, {})
     asked = {*inputs, "source"} if act.preview and not first else set()
     hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | asked) & texts.keys()}
+    # What is done is what was shown.
+    hidden |= {name: getattr(preview, name) for name in _PLACES if hasattr(preview, name) and name in form}
     shown = [
         each
         for each in shapes
@@ -99,15 +113,21 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
         and (each.name in taken or not first)
         and (len(operator.databases) > 1 or each.name not in {"database", "source"})
     ]
-    before = {each.name: texts.get(each.name, _now(current, each.name)) for each in shown}
+    # A field that was emptied stays so; a topic, or a database, limits the act.
+    is_new = not fault and current is not None
+    before = {
+        each.name: texts.get(each.name, _now(current, each.name) if is_new and each.name not in _LIMITS else "")
+        for each in shown
+    }
+    about = {name.replace("_", " "): getattr(current, name) for name in _ABOUT if hasattr(current, name)}
     return view.page(
         "act.html",
-        422 if fault else 200,
+        status if fault else 200,
         act=act,
         title=f"{act.button} {act.named(texts) if complete else 'a ' + act.names[-1]}",
         first=first,
         fault=fault,
-        facts=hidden | facts,
+        facts=hidden | about | facts,
         rows=rows,
         refusal=getattr(preview, "refusal", ""),
         hidden=hidden,
@@ -121,7 +141,7 @@ def _ask(view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault:
 
 def _now(current: Any, name: str) -> str:
     """Return a field as it is now, as it is written."""
-    return str(getattr(current, f"{name}_text", None) or getattr(current, name, None) or "") if current else ""
+    return str(getattr(current, f"{name}_text", None) or getattr(current, name, None) or "")
 
 
 for _act in WHOLE_ACTS.values():
