@@ -92,9 +92,15 @@ def pip_install(*extras: str) -> str:
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Tell whether an error stands for a Ctrl-C: that closes the connection in use, and cleaning up fails by it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, KeyboardInterrupt):
+            return True
+        if each is not None and id(each) not in seen:  # errors may be behind each other
+            seen.add(id(each))
+            left += [each.__cause__, each.__context__]
+    return False
 
 
 class ErrorKind(enum.StrEnum):

@@ -30,7 +30,7 @@ MASK = "***"
 
 _SUMMARY_CHARS = 1000
 # Of a text so much is searched for secrets: of the rest nothing is shown.
-_SEARCHED_CHARS = 64 * 1024
+SEARCHED_CHARS = 64 * 1024
 _TRACE_CHARS = 4000
 _KIND_CHARS = 200
 _SHOWN = 10
@@ -94,7 +94,7 @@ def summary_of(error: BaseException, secrets: Collection[str] = ()) -> str:
     Never raise, here and wherever an exception is described, whatever its class does with the attributes of exceptions.
     """
     text = _formatted(error, traceback.format_exception_only).strip()
-    return cut(without(text[:_SEARCHED_CHARS], secrets), _SUMMARY_CHARS)
+    return cut(without(text[:SEARCHED_CHARS], secrets), _SUMMARY_CHARS)
 
 
 def why_invalid(error: BaseException) -> str:
@@ -257,7 +257,9 @@ def trace_of(error: BaseException) -> str:
 def error_text(error: BaseException, secrets: Collection[str] = ()) -> str:
     """Return an exception's summary, an empty line, and the end of its traceback, without secrets that they quote."""
     # Before it is cut: of a secret that is cut in two, neither part would be found.
-    trace = without(trace_of(error)[-_SEARCHED_CHARS:], secrets)
+    trace = trace_of(error)
+    # The ellipsis has the end of a secret looked for, where the cut goes through one.
+    trace = without(trace if len(trace) <= SEARCHED_CHARS else "…" + trace[-SEARCHED_CHARS:], secrets)
     return f"{summary_of(error, secrets)}\n\n{trace[-_TRACE_CHARS:]}"
 
 
@@ -267,13 +269,15 @@ def error_text(error: BaseException, secrets: Collection[str] = ()) -> str:
 # cut, so much counts as a part of it.
 _SHORTEST, _SHORT = 3, 6
 _LONGEST_NUMBER = 40
+_MOST_QUOTED = 500
 _NO_SECRETS = frozenset({"true", "false", "null"})
-_BETWEEN = r"[\W_]"
+_BETWEEN = r"(?:[^\w:]|_)"  # no colon: six digits aren't a time of day
 #: Where PostgreSQL, SQLAlchemy, Python or this package left out a part of a value.
 _ELLIPSIS = r"""['"]?[ \[(]?(?:\.{3}|…)[ \])]?['"]?"""
 _Writer: TypeAlias = "Callable[[str], str]"
 # Python, JSON and URLs, which leave some characters as they are, some clients others.
 _WRITERS: tuple[_Writer, ...] = (
+    storable,
     lambda text: repr(text)[1:-1],
     lambda text: repr(_raw(text))[2:-1],
     lambda text: json.dumps(text)[1:-1],
@@ -300,6 +304,8 @@ def without(text: str, secrets: Iterable[str]) -> str:
             forms = _written(secret)
             forms |= {write(form) for form in forms if not form.isalnum() for write in _WRITERS}
             quoted |= {form for form in forms if len(form) >= _SHORTEST and form.casefold() in folded}
+    if len(quoted) > _MOST_QUOTED:  # a pattern of so many would hold up the process
+        return MASK
     spelled = [
         re.escape(each) if len(each) > _SHORT else rf"(?<!\w){re.escape(each)}(?!\w)"
         for each in sorted(quoted, key=len, reverse=True)
@@ -346,9 +352,12 @@ def _without_parts(text: str, secrets: Iterable[str]) -> str:
 
 def _without_end(piece: str, begun: Mapping[str, list[str]]) -> str:
     lower = piece.lower() if len(piece.lower()) == len(piece) else piece
-    for at in range(len(piece) - _SHORT + 1):
-        if any(form.startswith(lower[at:]) for form in begun.get(lower[at : at + _SHORT], ())):
-            return piece[:at] + MASK
+    longest = max((len(form) for forms in begun.values() for form in forms), default=0)
+    for at in range(max(len(piece) - longest, 0), len(piece) - _SHORT + 1):
+        if forms := begun.get(lower[at : at + _SHORT]):
+            rest = lower[at:]
+            if any(form.startswith(rest) for form in forms):
+                return piece[:at] + MASK
     return piece
 
 

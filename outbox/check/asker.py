@@ -28,7 +28,7 @@ from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, re
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
 from outbox.telemetry.hooks import Checking, emit, observed
-from outbox.text import error_text, summary_of, without
+from outbox.text import SEARCHED_CHARS, error_text, summary_of, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -137,7 +137,10 @@ class Interview:
     def record_unknown(self, connection: Connection, answer: Answer) -> None:
         """Record that there is no verdict; park the half if this was its last check."""
         if (orphan := self.orphan) is not None and (error := answer.error) is not None:
-            text = without(error, orphan.secrets) if answer.cause is None else error_text(answer.cause, orphan.secrets)
+            if answer.cause is None:
+                text = without(error[:SEARCHED_CHARS], orphan.secrets)
+            else:
+                text = error_text(answer.cause, orphan.secrets)
             answer = replace(answer, error=text)
         unknown = sql.unknown(
             self.settings.schema,

@@ -37,6 +37,7 @@ from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
 from outbox.text import (
+    SEARCHED_CHARS,
     class_name,
     error_text,
     function_name,
@@ -355,7 +356,9 @@ class HandlerFailure:
 
     def about(self, entry: Entry) -> HandlerFailure:
         """Return it as it may be written down: its error quotes nothing that is masked in the message."""
-        return replace(self, error=without(self.error, entry.message.secrets)) if entry.message else self
+        if entry.message is None:
+            return self
+        return replace(self, error=without(self.error[:SEARCHED_CHARS], entry.message.secrets))
 
 
 _ROLLED_BACK = HandlerFailure(

@@ -72,6 +72,8 @@ _NAME, _PATH = re.compile(rf"(?:^|\.)({_ANY_NAME})"), re.compile(rf"(?:{_ANY_NAM
 #: The fields of views that may quote a message.
 _TEXTS = frozenset({"detail", "error", "last_error", "next", "reason", "result"})
 _OPENING = frozenset("{[")
+#: Texts in texts that are read.
+_INNERMOST = 8
 Steps: TypeAlias = tuple[str | int, ...]
 
 #: What `read_json` returns for what is no JSON.
@@ -88,23 +90,31 @@ class SecretNames:
         """Tell whether values of this name are masked; those of a name that is too long to be one always are."""
         return len(name) > _LONGEST_NAME or _has_word(self._keys, name)
 
-    def secrets_in(self, document: Any, *, named: bool = False, masked: bool = False) -> Iterator[str]:
+    def secrets_in(self, document: Any, *, named: bool = False, masked: bool = False, depth: int = 0) -> Iterator[str]:
         """Yield the values, as texts, of a document of `read_json` that are masked.
 
-        ``named``: its place has a name; ``masked``: it is one that is masked, with all that is in it.
+        ``named``: its place has a name; ``masked``: it is one that is masked, with all that is in it; ``depth``: in so
+        many texts it lies. What lies in more than `_INNERMOST` is a secret as a whole.
         """
-        described = self.described(document)
+        described, parent, of_parent = self.described(document), None, False
         for path, value in leaves(document):
-            is_masked = masked or self.first_masked(path, described) is not None
-            if is_masked or not (named or any(isinstance(name, str) for name in path)):
+            if path[:-1] != parent:  # neighbours share it: a path may have a thousand steps
+                parent, of_parent = path[:-1], self.first_masked(path[:-1], described) is not None
+            is_masked = masked or of_parent or self._masks_last(path, described)
+            inner = _inside(value)
+            is_named = named or any(isinstance(name, str) for name in path)
+            if is_masked or not is_named or (inner and depth >= _INNERMOST):
                 yield value
-            if inner := _inside(value):
-                yield from self.secrets_in(inner, named=True, masked=is_masked)
+            if inner and depth < _INNERMOST:
+                yield from self.secrets_in(inner, named=True, masked=is_masked, depth=depth + 1)
 
     def first_masked(self, path: Steps, described: Collection[Steps] = ()) -> int | None:
         """Return at which step of a path the first value is that is masked, with all below it; None if none is."""
-        numbers = (number for number, name in enumerate(path, 1) if isinstance(name, str))
-        return next((n for n in numbers if self.masks(str(path[n - 1])) or is_described(path[:n], described)), None)
+        return next((n for n in range(1, len(path) + 1) if self._masks_last(path[:n], described)), None)
+
+    def _masks_last(self, path: Steps, described: Collection[Steps]) -> bool:
+        is_name = bool(path) and isinstance(path[-1], str)
+        return is_name and (self.masks(str(path[-1])) or is_described(path, described))
 
     def described(self, document: Any) -> frozenset[Steps]:
         """Return the objects of a document that have a masked name as a value: ``{"name": "card", "value": "41…"}``."""
@@ -129,7 +139,8 @@ def secrets_of(
     except InvalidMessage:  # its bytes are one secret then
         known = None
     document = read_json(known or raw) if known or is_json(content_type) else NO_JSON
-    return names.secrets_in([dict(headers), raw.decode(errors="replace") if document is NO_JSON else document])
+    texts = [raw.decode(errors="replace"), repr(raw)[2:-1]]  # as it is shown, and as errors quote bytes
+    return names.secrets_in([dict(headers), *(texts if document is NO_JSON else [document])])
 
 
 #: The names by `KEYS`.
@@ -196,14 +207,21 @@ def _inside(text: str) -> list[Any]:
 
 def leaves(document: Any) -> Iterator[tuple[Steps, str]]:
     """Yield the place and the value, as a text, of all that is no container in a document, and of empty containers."""
-    found: list[tuple[Steps, Any]] = [((), document)]
+    # One by one: the places of a wide list that lies deep would take far more memory than the document.
+    found: list[Iterator[tuple[Steps, Any]]] = [iter([((), document)])]
     while found:
-        path, value = found.pop()
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        children = [((*path, name), child) for name, child in inner]
-        found += reversed(children)
-        if not children:
-            yield path, json.dumps(value) if not isinstance(value, str) else value
+        for path, value in found[-1]:
+            if value and isinstance(value, dict | list):
+                found.append(_children(path, value))
+                break
+            yield path, value if isinstance(value, str) else json.dumps(value)
+        else:
+            found.pop()
+
+
+def _children(path: Steps, value: dict[str, Any] | list[Any]) -> Iterator[tuple[Steps, Any]]:
+    for name, child in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, name), child
 
 
 def path_of(names: Iterable[str | int]) -> str:

@@ -35,7 +35,7 @@ from outbox.message.content import (
 )
 from outbox.message.masking import NAMES, read_json, secrets_of
 from outbox.message.topic import Topic
-from outbox.text import storable, without
+from outbox.text import SEARCHED_CHARS, storable, without
 
 #: What a body is read as: the ``model`` of a consumer, a checker or a compensation.
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -222,7 +222,7 @@ class _Decoded(Generic[T_co]):
         try:
             return set(secrets_of(NAMES, self.headers, self.content_type, self.raw, self.codecs))
         except Exception:  # a damaged body, or a defect in a codec: no reader can read what the body says
-            return set(secrets_of(NAMES, self.headers, "", self.stored, self.codecs))
+            return {self.stored.decode(errors="replace"), *self.headers.values()}
 
     @property
     def conversation(self) -> UUID:
@@ -403,7 +403,7 @@ class Message(_Decoded[T_co]):
 
         Otherwise as `reply`. What the handler has changed before is kept: look first, then refuse or change.
         """
-        reason = without(str(reason), self.secrets)
+        reason = without(str(reason)[:SEARCHED_CHARS], self.secrets)
         merged: SendOptions = {"refusal": reason, **options}
         return self.reply(carrier, {"refused": reason}, **merged)
 

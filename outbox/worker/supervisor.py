@@ -180,7 +180,11 @@ class Supervisor:
         for child in self._children if self._proven else self._children[:1]:
             if self._code is not None or child.there or child.start_at > time.monotonic():
                 continue
-            ours, theirs = self._context.Pipe()
+            try:
+                ours, theirs = self._context.Pipe()
+            except OSError as error:  # of files
+                self._not_started(child, f"{type(error).__name__}: {error}", 1)
+                continue
             name = f"outbox-{child.number}"
             process = self._context.Process(target=self._target, args=(child.number, theirs), name=name)
             try:
