@@ -72,7 +72,7 @@ _MOST_COST = 17
 _MEMORY = 256 * 1024 * 1024
 
 
-def authentication(authorizer: Authorizer) -> Callable[..., None]:
+def authentication(authorizer: Authorizer) -> Callable[..., Awaitable[None]]:
     """Return a dependency that lets in a sender known to the authorizer, to act only unless the console only reads.
 
     An endpoint that changes nothing although its method is POST is marked by `only_reads`.

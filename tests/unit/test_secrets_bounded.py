@@ -37,7 +37,7 @@ def test_a_body_that_no_parser_ends_with() -> None:
 
     class Endless(Codecs):
         def as_json(self, raw: bytes, content_type: str) -> bytes | None:
-            raise RecursionError(content_type)
+            raise RecursionError(f"{content_type} of {len(raw)} bytes")
 
     now = dt.datetime.now(dt.UTC)
     message: Message = Message(
