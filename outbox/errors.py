@@ -92,13 +92,13 @@ def pip_install(*extras: str) -> str:
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Tell whether an error stands for a Ctrl-C: that closes the connection in use, and cleaning up fails by it."""
-    left, seen = [error], set[int]()
+    left, ids = [error], set[int]()
     while left:
         each = left.pop()
         if isinstance(each, KeyboardInterrupt):
             return True
-        if each is not None and id(each) not in seen:  # errors may be behind each other
-            seen.add(id(each))
+        if each is not None and id(each) not in ids:  # errors may be behind each other
+            ids.add(id(each))
             left += [each.__cause__, each.__context__]
     return False
 

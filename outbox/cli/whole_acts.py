@@ -18,7 +18,7 @@ from outbox.cli.output import facts_table, print_as, rows_table, say
 from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import shape_of
 
-_PLACES = ("database", "source")
+_DATABASE_FIELDS = ("database", "source")
 
 
 def add_acts(app: typer.Typer, noun: str) -> None:
@@ -39,7 +39,9 @@ def _command_of(act: WholeAct) -> Callable[..., None]:
             preview = act.look(operator, act.preview, values)
             print_as(acting.output, preview, *_tables(act, values, preview))
             # What is done is what was shown.
-            values |= {name: getattr(preview, name) for name in _PLACES if name in values and hasattr(preview, name)}
+            values |= {
+                name: getattr(preview, name) for name in _DATABASE_FIELDS if name in values and hasattr(preview, name)
+            }
             if not acting.dry_run:
                 _ask(act, values, refusal, acting)
                 say(act.perform(operator, values, by=acting.by, why=acting.reason))

@@ -104,7 +104,7 @@ def test_a_principal_searches_a_little_at_once(http: Http, monkeypatch: pytest.M
     """Further searches and exports are refused, with a time to come back; others get in, and so does it in the end."""
     begun, go_on = threading.Semaphore(0), threading.Event()
 
-    def slow(raw: bytes, path: str, value: str) -> bool:
+    def slow(raw: bytes, path: str, value: str, *_: object) -> bool:
         if value == "slow":
             begun.release()
             assert go_on.wait(60)

@@ -249,7 +249,7 @@ def test_the_holder_of_a_lock_is_ended(visitor: Visitor, shop: Shop) -> None:
         holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
         page = visitor.go("locks")
         assert sum("dispatch" in row for row in page.rows) == 1
-        asked = visitor.go(page.link("End it"))
+        asked = visitor.go(page.link("End…"))
         assert "its transaction rolls back" in asked.text
         (session,) = (value for name, value in asked.form("/end").fields if name == "session")
         told = visitor.send(asked.form("/end"), reason=WHY, typed=session)

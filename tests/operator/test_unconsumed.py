@@ -213,7 +213,7 @@ def test_refused(world: World, wanted: dict[str, Any], field: str) -> None:
 
 def test_a_bulk_job_is_refused(world: World) -> None:
     """Its query runs in one database, and can't ask the other one."""
-    with pytest.raises(InvalidRequest, match="name the messages"):
+    with pytest.raises(InvalidRequest, match="name them"):
         Operator(world.databases).preview("resend", Selector(messages=MessageFilter(group="till", status=UNCONSUMED)))
 
 

@@ -116,7 +116,7 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     beside: dict[str, Callable[..., Any]] = {"Worker": Worker, "console": create_console_app, "url_of": url_of}
     beside |= {"engine_of": engine_of, "address_of": address_of, "read_mapping": read_mapping}
     yield from beside.items()
-    yield from ((f"migration.{name}", getattr(migration, name)) for name in ("upgrade", "current", "check", "sql"))
+    yield from ((f"migration.{name}", getattr(migration, name)) for name in ("upgrade", "current", "check"))
 
 
 CALLS = dict(public())

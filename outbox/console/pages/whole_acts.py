@@ -27,8 +27,8 @@ router: APIRouter = APIRouter(include_in_schema=False)
 #: Texts that can be longer than this have more than a line.
 _LINE = 500
 #: What limits an act, where it is done, and what is told of a target as it is now.
-_PLACES = ("database", "source")
-_LIMITS = {*_PLACES, "topic"}
+_DATABASE_FIELDS = ("database", "source")
+_LIMITS = {*_DATABASE_FIELDS, "topic"}
 _ABOUT = ("group", "topic", "error_kind")
 
 
@@ -36,7 +36,7 @@ _ABOUT = ("group", "topic", "error_kind")
 class ActForm:
     """What the form before every act sends beside its fields.
 
-    ``typed`` is what the act has to be asked where it can't be taken back; ``fixed`` names the fields that the link to
+    ``typed`` is what has to be typed where it can't be taken back; ``fixed`` names the fields that the link to
     the form had given.
     """
 
@@ -102,14 +102,14 @@ def _ask(
             first, fault = bool(act.preview), fault or str(error)
             fixed = fixed - {*inputs, "database", "source", error.field}
     facts, rows = facts_of(preview) if preview is not None else ({}, {})
-    asked = {*inputs, "source"} if act.preview and not first else set()
-    hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | asked) & texts.keys()}
+    preview_names = {*inputs, "source"} if act.preview and not first else set()
+    hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | preview_names) & texts.keys()}
     # What is done is what was shown.
-    hidden |= {name: getattr(preview, name) for name in _PLACES if hasattr(preview, name) and name in form}
+    hidden |= {name: getattr(preview, name) for name in _DATABASE_FIELDS if hasattr(preview, name) and name in form}
     shown = [
         each
         for each in shapes
-        if each.name not in hidden.keys() | asked
+        if each.name not in hidden.keys() | preview_names
         and (each.name in taken or not first)
         and (len(operator.databases) > 1 or each.name not in {"database", "source"})
     ]

@@ -331,7 +331,7 @@ class ReconciliationOrders(Reconciliations):
         if found > MAX_ITEMS:
             raise BulkJobTooLarge(f"{found} findings are left; repair at most {MAX_ITEMS} at once, such as one kind")
         if written < found or number not in {None, found}:
-            raise SelectorChanged(f"the findings have changed since the preview, to {found}; look at the preview again")
+            raise SelectorChanged(f"the findings have changed since the preview, now {found}; look at it again")
         says = "UPDATE {s}.bulk_job SET selector = selector || %(says)s::jsonb WHERE id = %(id)s"
         described_as = {"says": _json({"described": described(run, selection, found)}), "id": values["id"]}
         execute(connection, statement(database.schema, says, described_as))
