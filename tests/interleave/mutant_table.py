@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "delivery/sql.py",
         " ORDER BY half_id\nON CONFLICT DO NOTHING\n",
         " ORDER BY half_id\n",
-        "confirm,confirm@dispatched",
+        "tests/delivery/test_confirm.py",
     ),
     Mutant(
         "confirm: of two workers that would call back, one does",
