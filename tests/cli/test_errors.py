@@ -16,13 +16,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
-from outbox import Outbox, Settings, __version__
-from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.reconcile import no_result
-from outbox.cli.reconcile.follow import _run
+from outbox import Outbox, __version__
+from outbox.cli.exits import Code, if_away
 from outbox.embedded import ServerLike
-from outbox.reconcile.job import Access, Job, Pair
-from outbox.reconcile.source import reaching
 from tests.cli.conftest import Cli, Result
 from tests.cli.conftest import command as command_line
 
@@ -300,9 +296,6 @@ def test_interrupted(url: str) -> None:
     )
 
 
-NOWHERE = Access("postgresql+psycopg://localhost/shop", Settings())
-
-
 def interrupted() -> NoReturn:
     """Fail as a command does whose connection a Ctrl-C has closed: by the ROLLBACK after it."""
     try:
@@ -312,7 +305,7 @@ def interrupted() -> NoReturn:
 
 
 def test_a_ctrl_c_is_never_taken_for_an_outage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither told as one, nor waited for as one: by a command, a loop that waits, and where a source is read."""
+    """Neither told as one, nor waited for as one: by a command, and by a loop that waits."""
     monkeypatch.setattr("outbox.database.migration.current", lambda *_: interrupted())
     result = cli("db", "current")
     assert (result.code, result.err) == (Code.INTERRUPTED, "error: interrupted\n")
@@ -320,15 +313,3 @@ def test_a_ctrl_c_is_never_taken_for_an_outage(cli: Cli, monkeypatch: pytest.Mon
         interrupted()
     with pytest.raises(OperationalError):
         if_away(outage.value)
-    with pytest.raises(KeyboardInterrupt), reaching(NOWHERE):
-        interrupted()
-    with pytest.raises(Failure) as failure, no_result([]):
-        interrupted()
-    assert failure.value.code is Code.INTERRUPTED
-
-
-def test_a_ctrl_c_ends_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where what it broke off fails over it."""
-    monkeypatch.setattr("outbox.cli.reconcile.follow.connect", lambda _: interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        _run(Job(NOWHERE, NOWHERE, (Pair("t", "g"),)), [])
