@@ -21,7 +21,7 @@ from urllib.parse import quote, quote_plus
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy import URL
 

@@ -141,8 +141,8 @@ class AllDatabasesOptions(DatabaseOptions):
         Raises:
             DatabaseUnreached: (at the end) some couldn't be reached, so that not all was shown.
         """
-        from outbox.operator.databases import Databases  # noqa: PLC0415 - what the other commands needn't import
-        from outbox.operator.operator import Operator  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.operator.databases import Databases  # noqa: PLC0415 - needed by this command alone
+        from outbox.operator.operator import Operator  # noqa: PLC0415 - needed by this command alone
 
         urls = self.urls | {name: url for name, url in more.items() if url is not None}
         with ExitStack() as stack:
@@ -200,7 +200,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
 @contextmanager
 def opened(url: URL, settings: Settings) -> Iterator[tuple[Connection, frozenset[str]]]:
     """Open a connection to a migrated database; yield it with the parts (``producer``, ``consumer``) found there."""
-    from outbox.operator.databases import open_database  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.databases import open_database  # noqa: PLC0415 - needed by this command alone
 
     database = open_database(str(url.database), engine_of(url), settings)
     with database.engine.connect() as connection:
@@ -218,8 +218,8 @@ def engine_of(url: URL, *, keep: bool = False) -> Engine:
 
 def now_at(operator: Operator) -> dt.datetime:
     """Return the time of the first database's clock."""
-    from outbox.database.execute import execute  # noqa: PLC0415 - what the other commands needn't import
-    from outbox.database.sql import NOW  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.database.execute import execute  # noqa: PLC0415 - needed by this command alone
+    from outbox.database.sql import NOW  # noqa: PLC0415 - needed by this command alone
 
     database = next(iter(operator.databases.values()))
     with database.reading() as connection:

@@ -399,7 +399,7 @@ def item_word(item: BulkItem) -> str:
 
 def _follow(operator: Operator, job: BulkJob, *, here: bool) -> BulkJob:
     """Return the bulk job when it has ended; a database that goes away is waited for."""
-    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415 - needed by this command alone
 
     database = operator.databases[job.database]
     with _noting_interrupts() as interrupted, output.Bars() as bars:

@@ -90,7 +90,7 @@ def doctor(
 
 
 def _examine(database: DatabaseOptions, app: str | None, roles: list[str] | None) -> HealthReport:
-    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.health.examine import examine, read_settings  # noqa: PLC0415 - needed by this command alone
 
     refused: InvalidSettings | None = None
     if app:
@@ -187,7 +187,7 @@ def show_stats(
 
 
 def _stats(database: DatabaseOptions) -> Stats:
-    from outbox.operator.health.stats import stats  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.health.stats import stats  # noqa: PLC0415 - needed by this command alone
 
     with opened(database.address, database.settings) as (connection, parts):
         return stats(connection, database.settings, parts)

@@ -268,5 +268,6 @@ def cli_actor(actor: str | None) -> Actor:
 
 
 def help_of(act: Declaration, example: str) -> str:
-    """Return the help of the command of an act; ``example`` is what is typed, but for the reason."""
-    return f'{act.summary}.\n\n{act.details}\n\n\b\nExample:\n  outbox {example} --reason "{act.why}"'
+    """Return the help of the command of an act; ``example`` is its command line, but for the reason."""
+    reason = f' --reason "{act.why}"' if act.why else ""
+    return f"{act.summary}.\n\n{act.details}\n\n\b\nExample:\n  outbox {example}{reason}"

@@ -144,7 +144,7 @@ def run(
         with _probes(worker, http):
             raise typer.Exit(worker.run())
     _set_up_log(log_format, log_level)
-    from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - needed by this command alone
 
     code, hindrance = Supervisor(partial(_work, choices), processes).run()
     if hindrance is not None:
@@ -178,7 +178,7 @@ def _worker_of(choices: WorkerChoices) -> Worker:
         database = DatabaseOptions(choices.url)
         outboxes, roles = [outbox.Outbox(database.engine, settings=database.settings)], roles or _WITHOUT_APPLICATION
     _set_up_log(choices.log_format, choices.log_level)
-    from outbox.worker import Worker  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker import Worker  # noqa: PLC0415 - needed by this command alone
 
     names = None if roles is None else [role.strip() for role in roles.split(",") if role.strip()]
     return Worker(*outboxes, roles=names)
@@ -186,7 +186,7 @@ def _worker_of(choices: WorkerChoices) -> Worker:
 
 def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
     """Be one of several worker processes, until its end."""
-    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - needed by this command alone
 
     supervised = SupervisedWorker(link)
     try:
@@ -207,7 +207,7 @@ def _probes(worker: Worker, http: str | None, offset: int = 0) -> Iterator[None]
     """Serve the probes and metrics of a worker, if there is an address to do it at, so many ports higher."""
     with contextlib.ExitStack() as stack:
         if http is not None:
-            from outbox.worker import probes  # noqa: PLC0415 - what the other commands needn't import
+            from outbox.worker import probes  # noqa: PLC0415 - needed by this command alone
 
             host, port = address(http, offset)
             try:
@@ -232,9 +232,9 @@ def address(text: str, offset: int = 0) -> tuple[str, int]:
 
 def _bound(path: str, outboxes: list[Outbox], binds: Sequence[str]) -> list[Outbox]:
     """Return the Outboxes with their databases; with several databases, one for each of them."""
-    from sqlalchemy import QueuePool  # noqa: PLC0415 - what the other commands needn't import
+    from sqlalchemy import QueuePool  # noqa: PLC0415 - needed by this command alone
 
-    from outbox.database.engines import engine_of, named_url  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.database.engines import engine_of, named_url  # noqa: PLC0415 - needed by this command alone
 
     engines = {name or url: engine_of(url, poolclass=QueuePool) for name, url in map(named_url, binds)}
     if engines and len(outboxes) > 1:
@@ -273,7 +273,7 @@ def load_all(path: str) -> list[Outbox]:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise Failure(_cannot_import(path, module_name, error), Code.CONFIG) from error
-    from outbox.app import Outbox  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.app import Outbox  # noqa: PLC0415 - needed by this command alone
 
     try:
         found = attrgetter(attribute.removesuffix("()"))(module)
@@ -461,7 +461,7 @@ def serve(
     with needing("outbox console", "console"):
         import uvicorn  # noqa: F401, PLC0415 - so that the lack of it is reported at once
 
-        from outbox.console import app as standalone  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.console import app as standalone  # noqa: PLC0415 - needed by this command alone
     config = standalone.ConsoleConfig.from_env(
         databases={name: url.render_as_string(hide_password=False) for name, url in databases.urls.items()},
         **read_options(ConsoleServer, server),
@@ -492,7 +492,7 @@ def hash_password(
       printf '%s' "$PASSWORD" | outbox console hash-password
     """
     with needing("outbox console", "console"):
-        from outbox.console.auth import hash_password as hashed  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.console.auth import hash_password as hashed  # noqa: PLC0415 - needed by this command alone
     _check_name(name)
     entry = hashed(_password())
     print_line(entry if name is None else f"{name}:{role}:{entry}")
@@ -514,7 +514,7 @@ def token(
       outbox console token nightly-report --role viewer >> tokens
     """
     with needing("outbox console", "console"):
-        from outbox.console.auth import hash_token  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.console.auth import hash_token  # noqa: PLC0415 - needed by this command alone
     _check_name(name)
     made = secrets.token_urlsafe(32)
     entry = f"{name}:{role}:{hash_token(made)}"

@@ -18,8 +18,6 @@ from outbox.cli.output import facts_table, print_as, rows_table, say
 from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import shape_of
 
-_DATABASE_FIELDS = ("database", "source")
-
 
 def add_acts(app: typer.Typer, noun: str) -> None:
     """Add a command for each act on what a group of commands is about."""
@@ -38,13 +36,9 @@ def _command_of(act: WholeAct) -> Callable[..., None]:
         with databases.opened() as operator:
             preview = act.look(operator, act.preview, values)
             print_as(acting.output, preview, *_tables(act, values, preview))
-            # What is done is what was shown.
-            values |= {
-                name: getattr(preview, name) for name in _DATABASE_FIELDS if name in values and hasattr(preview, name)
-            }
             if not acting.dry_run:
                 _ask(act, values, refusal, acting)
-                say(act.perform(operator, values, by=acting.by, why=acting.reason))
+                say(act.perform(operator, act.with_databases(values, preview), by=acting.by, why=acting.reason))
 
     def at_once(*, choice: Any, acting: DecidedOptions, databases: DatabasesOptions) -> None:
         values = _values(act, choice, databases)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: How long (seconds) messages and inbox rows may be counted.
 _COUNTING = 60.0
 #: Longer ago (seconds) there was no message.
-_LONGEST_AGE = 100 * 365 * 86_400.0
+_OLDEST = 100 * 365 * 86_400.0
 #: Inbox rows that are deleted in one transaction.
 _BATCH = 10_000
 
@@ -384,8 +384,7 @@ class Groups(HealthViews):
 def _start_of(to: Start | str) -> Start | dt.timedelta:
     """Return where a group is to go on, or how long ago that is."""
     if isinstance(to, str):
-        is_age = DURATION.fullmatch(to)
-        return dt.timedelta(seconds=min(seconds_of(to), _LONGEST_AGE)) if is_age else start_from_text(to)
+        return dt.timedelta(seconds=min(seconds_of(to), _OLDEST)) if DURATION.fullmatch(to) else start_from_text(to)
     if not is_start(to):
         raise InvalidRequest(f"to = {to!r} must be {STARTS}", field="to")
     return to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template, execute
-from outbox.errors import DatabaseUnreached, DeadGroupNotFound, InvalidRequest
+from outbox.errors import DeadGroupNotFound, InvalidRequest
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql
@@ -47,6 +47,7 @@ class Notes(Lists):
 
         Raises:
             DeadGroupNotFound: no registered database has dead letters of this fingerprint.
+            DatabaseUnreached: one can't be read that may.
             InvalidRequest: more than 1,000 characters, or some that the database can't store.
         """
         actor, texts = checked_actor(NOTE, by, why), {"note": note.strip(), "owner": owner.strip()}
@@ -55,7 +56,8 @@ class Notes(Lists):
                 raise InvalidRequest(
                     f"the {name} must have at most {LONGEST} characters, and none that the database can't store", name
                 )
-        for database in self.databases.having("consumer"):
+
+        def write_in(database: Database) -> str | None:
             with database.reading() as connection:
                 (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
             for group, topic, kind in kinds:
@@ -70,11 +72,11 @@ class Notes(Lists):
                     execute(connection, change, record)
                 what = "is noted for" if any(texts.values()) else "is taken away from"
                 return f"the note {what} dead letters of group {group}, topic {topic} ({kind})"
-        raise self._no_group(fingerprint)
+            return None
 
-    def _no_group(self, fingerprint: str) -> DeadGroupNotFound | DatabaseUnreached:
-        if self.databases.away:
-            return DatabaseUnreached(list(self.databases.away))
+        return self.first_of("consumer", write_in, self._no_group(fingerprint))
+
+    def _no_group(self, fingerprint: str) -> DeadGroupNotFound:
         return DeadGroupNotFound(
             f"no registered database ({', '.join(self.databases)}) has dead letters of the fingerprint "
             f"{fingerprint[:40]!r}; `outbox dead groups` lists those that there are"

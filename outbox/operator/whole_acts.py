@@ -31,6 +31,9 @@ PARTS: Mapping[str, tuple[str, str, int]] = {
     "fingerprint": ("The group of dead letters, as `outbox dead groups` names it.", r"^[0-9a-f]{1,64}$", 64),
 }
 
+#: The fields that name where an act is done, and where its producer is.
+DATABASE_FIELDS: tuple[str, ...] = ("database", "source")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAct(Declaration):
@@ -76,13 +79,15 @@ class WholeAct(Declaration):
 
     def look(self, operator: Operator, method: str, values: Mapping[str, Any]) -> Any:
         """Return what that method tells of the target."""
-        known = {name: values[name] for name in self.taken(operator, method) if name in values}
-        return getattr(operator, method)(**known)
+        return getattr(operator, method)(**{name: values[name] for name in self.taken(operator, method)})
+
+    def with_databases(self, values: dict[str, Any], preview: Any) -> dict[str, Any]:
+        """Return the values with the databases that a preview was made of: the act is done where it was shown."""
+        return values | {name: getattr(preview, name, values[name]) for name in values.keys() & {*DATABASE_FIELDS}}
 
     def perform(self, operator: Operator, values: Mapping[str, Any], *, by: str | Actor, why: str) -> str:
         """Do the act, and return the sentence about it; see the operator's method for the errors."""
-        outcome: str = getattr(operator, self.name)(**values, by=by, why=why)
-        return outcome
+        return str(getattr(operator, self.name)(**values, by=by, why=why))
 
 
 @cache
@@ -96,8 +101,7 @@ def facts_of(view: Any) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """Return what a preview tells a person: its facts by their names, and its rows (dataclasses) by theirs."""
     values = {each.name.replace("_", " "): getattr(view, each.name) for each in fields(view)}
     rows = {name: value for name, value in values.items() if isinstance(value, list) and any(map(is_dataclass, value))}
-    facts = {name: _shown(value) for name, value in values.items() if name not in rows}
-    return facts | ({"pid": str(values["pid"])} if "pid" in values else {}), rows
+    return {name: _shown(value) for name, value in values.items() if name not in rows}, rows
 
 
 def _shown(value: Any) -> str:
@@ -108,7 +112,7 @@ def _shown(value: Any) -> str:
         return f"{value[0]} ({', '.join(map(str, value[1:]))})"
     if isinstance(value, list) or value is None:
         return ", ".join(map(_shown, value or ())) or "none"
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------
@@ -419,14 +423,7 @@ LOG_OUT = "log_out"
 #: call the application for one that is parked, write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
-    "bulk",
-    "reveal",
-    LOG_OUT,
-    "quarantine",
-    "release",
-    "on_parked",
-    "dispatch",
-    "sync_status",
+    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "on_parked", "dispatch", "sync_status"),
 )
 
 

@@ -106,8 +106,8 @@ def check_half(
 
 def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
-    from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - what the other commands needn't import
-    from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - needed by this command alone
+    from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415 - needed by this command alone
 
     # What the application prints must not get among our data.
     with redirect_stdout(sys.stderr), ExitStack() as ended:

@@ -245,11 +245,11 @@ class ReportOptions(SummaryOptions):
     def report(self, result: JobResult) -> None:
         """Print the report, and write the files."""
         if self.output is Output.JSON:
-            from outbox.reconcile.report import as_json  # noqa: PLC0415 - what the other commands needn't import
+            from outbox.reconcile.report import as_json  # noqa: PLC0415 - needed by this command alone
 
             output.print_json(as_json(result, self.limit))
         else:
-            from outbox.reconcile.report.text import print_report  # noqa: PLC0415 - what the other commands needn't import
+            from outbox.reconcile.report.text import print_report  # noqa: PLC0415 - needed by this command alone
 
             print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
@@ -259,7 +259,7 @@ class ReportOptions(SummaryOptions):
     def report_failure(self, job: Job) -> None:
         """Write for Prometheus that a run failed."""
         if self.prometheus:
-            from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - what the other commands needn't import
+            from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - needed by this command alone
 
             with writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
@@ -324,7 +324,7 @@ def reconcile(
             report.report_failure(work)
             raise
         report.report(result)
-    from outbox.reconcile.report import verdict  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.reconcile.report import verdict  # noqa: PLC0415 - needed by this command alone
 
     reached = verdict(result)  # what was repaired is no difference any more
     raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
@@ -411,8 +411,8 @@ class RecordOptions:
 
     def opened(self) -> ReconciliationOrders:
         """Open the database in which runs are recorded; return what it has of them, and takes orders."""
-        from outbox.operator.databases import Databases, open_database  # noqa: PLC0415 - what the other commands needn't import
-        from outbox.reconcile.record.orders import ReconciliationOrders  # noqa: PLC0415 - what the other commands needn't import
+        from outbox.operator.databases import Databases, open_database  # noqa: PLC0415 - needed by this command alone
+        from outbox.reconcile.record.orders import ReconciliationOrders  # noqa: PLC0415 - needed by this command alone
 
         url = _find_url(
             self.consumer, "--consumer", RECORD_VARIABLE, CONSUMER_VARIABLE, PRODUCER_VARIABLE, URL_VARIABLE
@@ -441,8 +441,8 @@ def show_runs(
       running     or it died: it has no end
       an error    why it came to no result
     """
-    from outbox.operator.look.paging import every  # noqa: PLC0415 - what the other commands needn't import
-    from outbox.reconcile.record.views import Run, RunFilter  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.look.paging import every  # noqa: PLC0415 - needed by this command alone
+    from outbox.reconcile.record.views import Run, RunFilter  # noqa: PLC0415 - needed by this command alone
 
     runs, criteria = where.opened(), RunFilter(topic=topic, group=group)
     rows = list(every(lambda page: runs.runs(criteria, page), limit))
@@ -467,8 +467,8 @@ def show_run(
     Example:
       outbox reconcile show 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --limit 500
     """
-    from outbox.operator.look.paging import every  # noqa: PLC0415 - what the other commands needn't import
-    from outbox.reconcile.record.views import FindingFilter  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.operator.look.paging import every  # noqa: PLC0415 - needed by this command alone
+    from outbox.reconcile.record.views import FindingFilter  # noqa: PLC0415 - needed by this command alone
 
     runs, run_id = where.opened(), options.as_id(run, "RUN")
     found, criteria = runs.run(run_id), FindingFilter(kind=kind, after=after)
@@ -586,7 +586,7 @@ def repair(
       outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "the group lost its inbox"
       outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --kind parked --repair retry --reason mended
     """
-    from outbox.reconcile.record.orders import RepairSelection  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.reconcile.record.orders import RepairSelection  # noqa: PLC0415 - needed by this command alone
 
     ids = tuple(options.as_id(each, "message") for each in message or ()) or None
     runs, selection = where.opened(), RepairSelection(options.as_id(run, "RUN"), kind, ids, repair)

@@ -67,7 +67,7 @@ def fleet(
             options.need_terminal("not repairing", yes=yes)
         result = _run(whole, yes=yes)
         _report(report, result)
-    from outbox.reconcile.fleet.report import fleet_verdict  # noqa: PLC0415 - what the other commands needn't import
+    from outbox.reconcile.fleet.report import fleet_verdict  # noqa: PLC0415 - needed by this command alone
 
     reached = fleet_verdict(result)
     if result.failed:

@@ -19,16 +19,15 @@ from outbox.console.problems import as_problem
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
+from outbox.operator.whole_acts import DATABASE_FIELDS, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import option, shape_of
 
 router: APIRouter = APIRouter(include_in_schema=False)
 
 #: Texts that can be longer than this have more than a line.
 _LINE = 500
-#: What limits an act, where it is done, and what is told of a target as it is now.
-_DATABASE_FIELDS = ("database", "source")
-_LIMITS = {*_DATABASE_FIELDS, "topic"}
+#: The fields that limit an act, and what is told of a target as it is now.
+_LIMITS = {*DATABASE_FIELDS, "topic"}
 _ABOUT = ("group", "topic", "error_kind")
 
 
@@ -82,11 +81,9 @@ def _ask(
     view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "", status: int = 422
 ) -> Response:
     operator, shapes = view.operator, shape_of(form_of(act))
-    form = {each.name for each in shapes}
-    pairs = [(name, text) for name, text in pairs if text]
     texts = dict(pairs)
     taken = act.taken(operator, act.preview) if act.preview else []
-    inputs = [each for each in taken if each not in {*act.names, "database", "source"}]
+    inputs = [each for each in taken if each not in {*act.names, *DATABASE_FIELDS}]
     complete = all(texts.get(name) for name in act.names)
     first = bool(act.preview) and not (complete and (not inputs or any(each in texts for each in inputs)))
     preview = current = None
@@ -100,23 +97,23 @@ def _ask(
                 raise
             # What can't be is asked for again, also where the link had it.
             first, fault = bool(act.preview), fault or str(error)
-            fixed = fixed - {*inputs, "database", "source", error.field}
+            fixed = fixed - {*inputs, *DATABASE_FIELDS, error.field}
     facts, rows = facts_of(preview) if preview is not None else ({}, {})
     preview_names = {*inputs, "source"} if act.preview and not first else set()
     hidden = {each.name: texts[each.name] for each in shapes if each.name in (fixed | preview_names) & texts.keys()}
-    # What is done is what was shown.
-    hidden |= {name: getattr(preview, name) for name in _DATABASE_FIELDS if hasattr(preview, name) and name in form}
+    if preview is not None:
+        values = act.with_databases(values, preview)
+        hidden |= {name: values[name] for name in DATABASE_FIELDS if values.get(name)}
     shown = [
         each
         for each in shapes
         if each.name not in hidden.keys() | preview_names
         and (each.name in taken or not first)
-        and (len(operator.databases) > 1 or each.name not in {"database", "source"})
+        and (len(operator.databases) > 1 or each.name not in DATABASE_FIELDS)
     ]
     # A field that was emptied stays so; a topic, or a database, limits the act.
-    is_new = not fault and current is not None
     before = {
-        each.name: texts.get(each.name, _now(current, each.name) if is_new and each.name not in _LIMITS else "")
+        each.name: texts.get(each.name, "" if fault or each.name in _LIMITS else _now(current, each.name))
         for each in shown
     }
     about = {name.replace("_", " "): getattr(current, name) for name in _ABOUT if hasattr(current, name)}
@@ -135,12 +132,12 @@ def _ask(
         before=before,
         line=_LINE,
         to_type=act.to_type(texts) if complete and not first else "",
-        reason=dict(pairs).get("reason", ""),
+        reason=texts.get("reason", ""),
     )
 
 
 def _now(current: Any, name: str) -> str:
-    """Return a field as it is now, as it is written."""
+    """Return a field as it is now, as it is written; empty where that isn't known."""
     return str(getattr(current, f"{name}_text", None) or getattr(current, name, None) or "")
 
 
