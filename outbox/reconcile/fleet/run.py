@@ -148,5 +148,7 @@ def in_turn(
                         each.error = why_of(error, each.member.job)
                         progress.say(f"{each.member}: {each.error}")
                 progress.done(len(members) - len(waiting) - len(running))
-        finally:
+        except BaseException:
             ending.set()
+            progress.say(f"{len(running)} at work, which end at their next step")
+            raise
