@@ -5,6 +5,7 @@ The clock of a machine that others share is noisy, the time of its processors is
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,12 @@ def contest(
 
 
 def measured_cost(work: Callable[[], object], messages: int, server: ServerProcesses) -> Cost:
-    """Return what it costs to do ``work``, which is that of so many messages."""
+    """Return what it costs to do ``work``, which is that of so many messages.
+
+    All begin without garbage: a full collection walks over what the whole process has loaded (60 ms here), and would
+    fall on an arm, or on none, by the number of objects that the arms before it have left.
+    """
+    gc.collect()
     python, of_server, began = time.process_time(), server.seconds, time.perf_counter()
     work()
     seconds, used, of_server = time.perf_counter() - began, time.process_time() - python, server.seconds - of_server
