@@ -588,11 +588,12 @@ def refusing(kind: type) -> type:
     """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
 
     def wrapped(name: str) -> Callable[..., Any]:
+        plain = getattr(kind, name)
+
         def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
-            send = partial(getattr(super(made, cursor), name), query, *args, **options)
             hold: Hold | None = getattr(cursor.connection, "outbox_hold", None)
             if hold is None or query is _NOTE:
-                return send()
+                return plain(cursor, query, *args, **options)
             sql = _text_of(query, cursor)
             ending, leaves = effects_of(sql)
             if ending:
@@ -601,13 +602,13 @@ def refusing(kind: type) -> type:
                 hold.left.append(f"{sql} {args} {options}")
                 if len(hold.left) == 1 and name not in _ITERATED:
                     noted = cursor.connection.cursor().execute(_NOTE)
-                    return _after(noted, send) if inspect.isawaitable(noted) else send()
-            return send()
+                    if inspect.isawaitable(noted):
+                        return _after(noted, partial(plain, cursor, query, *args, **options))
+            return plain(cursor, query, *args, **options)
 
         return run
 
-    made: type = type(kind.__name__, (kind,), {name: wrapped(name) for name in _RUNS})
-    return made
+    return type(kind.__name__, (kind,), {"__slots__": (), **{name: wrapped(name) for name in _RUNS}})
 
 
 async def _after(first: Any, then: Callable[[], Any]) -> Any:
@@ -616,8 +617,6 @@ async def _after(first: Any, then: Callable[[], Any]) -> Any:
 
 
 def _text_of(query: Any, cursor: Any) -> str:
-    if isinstance(query, str):
-        return query
-    if isinstance(query, bytes):
-        return query.decode(errors="replace")
+    if isinstance(query, str | bytes):
+        return query if isinstance(query, str) else query.decode(errors="replace")
     return str(query.as_string(cursor)) if hasattr(query, "as_string") else "".join(getattr(query, "strings", ()))

@@ -288,7 +288,7 @@ class RoundTrip:
             libpq.send_query_params(sending.query.sql, values, sending.types, formats, pq.Format.BINARY)
 
     def _fetch(self) -> PQGen[errors.Error | None]:
-        libpq, encoding = self._connection.pgconn, self._connection.info.encoding
+        libpq = self._connection.pgconn
         error: errors.Error | None = None
         try:
             for sending in self._sent:
@@ -296,11 +296,11 @@ class RoundTrip:
                 if result.status in _DONE:
                     sending.result = result
                 elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
-                    error = error or errors.error_from_result(result, encoding)
+                    error = error or errors.error_from_result(result, self._connection.info.encoding)
             # The Sync commits what no COMMIT does. If that fails (a deferred constraint, a full queue of
             # notifications), the error comes before its own answer.
             while (result := (yield from generators.fetch_many(libpq))[-1]).status != pq.ExecStatus.PIPELINE_SYNC:
-                error = error or errors.error_from_result(result, encoding)
+                error = error or errors.error_from_result(result, self._connection.info.encoding)
         except psycopg.Error as lost:
             if error is None:
                 raise

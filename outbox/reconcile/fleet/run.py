@@ -85,10 +85,9 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     in_turn(result.members, compare, fleet.bounds, progress)
     progress.stage("effects in several databases", None)
     result.doubles, result.faults = find_doubles(result.results, lambda: progress.done(0))
-    members = [each.member for each in result.members]
     for total in () if fleet.only else fleet.totals:
         progress.stage(f"total {total.name}", None)
-        result.totals.append(total_of(fleet, total, members, lambda: progress.done(0)))
+        result.totals.append(total_of(fleet, total, membership.members, lambda: progress.done(0)))
     result.seconds = time.monotonic() - began
     return result
 
@@ -131,12 +130,11 @@ def in_turn(
                     for _, each in waiting:
                         each.error = f"it didn't begin within the fleet's max_time = {duration(bounds.max_time)}"
                     waiting = []
-                for entry in list(waiting):
-                    since, each = entry
+                for since, each in list(waiting):
                     sessions = each.member.sessions
                     fits = all(used[server] + number <= bounds.sessions for server, number in sessions.items())
                     if since <= now and fits and len(running) < bounds.at_once:
-                        waiting.remove(entry)
+                        waiting.remove((since, each))
                         used.update(sessions)
                         running[pool.submit(act, each, Stoppable(ending))] = each
                 if not running:
@@ -144,7 +142,7 @@ def in_turn(
                 for future in wait(running, _TELL_EVERY, FIRST_COMPLETED).done:
                     each = running.pop(future)
                     used.subtract(each.member.sessions)
-                    if (error := future.exception()) is not None:
+                    if error := future.exception():
                         each.error = why_of(error, each.member.job)
                         progress.say(f"{each.member}: {each.error}")
                 progress.done(len(members) - len(waiting) - len(running))
