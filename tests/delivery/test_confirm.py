@@ -15,10 +15,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
-from outbox.database.execute import execute
-from outbox.delivery import sql
 from outbox.delivery.inbox_status import DatabaseInbox, InboxStatus
-from outbox.delivery.sql import NewDelivery
 from outbox.errors import InvalidHandler
 from outbox.operator.operator import Operator
 from outbox.prune.segments import prune_rows
@@ -444,12 +441,3 @@ def test_parked_when_it_was_read_again(post: Post) -> None:
     assert post.statuses() == [("parked", 1)]
     post.confirm()
     assert list(post.fates().values()) == [["consumed"]]
-
-
-def test_of_two_workers_that_learn_the_same_one_writes_it(post: Post) -> None:
-    """The second one is told so by the table: it neither fails nor counts it again."""
-    (half_id,) = post.send(1)
-    row = NewDelivery(half_id, 1, "parked", False, None, None)
-    append = sql.append("outbox", "t", "g", [row])
-    with post.producer.begin() as connection:
-        assert execute(connection, append, append) == [[(half_id,)], []]

@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "delivery/sql.py",
         " ORDER BY half_id\nON CONFLICT DO NOTHING\n",
         " ORDER BY half_id\n",
-        "tests/delivery/test_confirm.py",
+        "confirm,confirm@dispatched",
     ),
     Mutant(
         "confirm: of two workers that would call back, one does",
