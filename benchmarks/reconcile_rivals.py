@@ -61,8 +61,8 @@ _GROUPED = "SELECT kind, lag, count(*), {ids} FROM ({joined}) x GROUP BY kind, l
 
 
 def driver_jar() -> str | None:
-    """Return PostgreSQL's JDBC driver: OUTBOX_JDBC_JAR, or where Debian's package has it; None without one."""
-    path = os.environ.get("OUTBOX_JDBC_JAR", "/usr/share/java/postgresql.jar")
+    """Return PostgreSQL's JDBC driver: OUTBOX_BENCH_JDBC_JAR, or where Debian's package has it; None without one."""
+    path = os.environ.get("OUTBOX_BENCH_JDBC_JAR", "/usr/share/java/postgresql.jar")
     return path if Path(path).is_file() else None
 
 

@@ -464,7 +464,6 @@ class Spark:
     master: str | None = option(None, "Spark's master: local[4], spark://…, yarn.", metavar="URL")
     # It may hold a token.
     remote: str | None = option(None, "A Spark Connect server: sc://host:port.", secret=True, metavar="URL")
-    jdbc_jar: Path | None = option(None, "Let Spark read by JDBC, with this driver.", metavar="FILE")
     ui: bool = option(False, "Open Spark's web page.")
     conf: Mapping[str, str] = option(help="Goes to the session as it is.", factory=dict, secret=True)
     max_wait: Seconds = option(

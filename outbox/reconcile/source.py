@@ -138,9 +138,9 @@ class SessionSettings:
         """Return those of a run."""
         return cls(f"outbox reconcile {run_id}", seconds)
 
-    def statement(self, *, local: bool = True) -> Statement:
-        """Return what sets it for a transaction, or for a session unless ``local``."""
-        return sql.settings(self.name, self.seconds, local=local)
+    def statement(self) -> Statement:
+        """Return what sets it for a transaction."""
+        return sql.settings(self.name, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

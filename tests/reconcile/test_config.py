@@ -62,7 +62,6 @@ in_flight = { receiver = "receiver", amount = "amount" }
 
 [spark]
 master = "local[2]"
-jdbc_jar = "driver.jar"
 ui = true
 conf = { "spark.executor.memory" = "1g" }
 """
@@ -87,7 +86,7 @@ def at(day: int) -> dt.datetime:
 
 
 def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
-    """Every key ends up in the job, with its type; paths begin in the file's folder."""
+    """Every key ends up in the job, with its type."""
     pair = Pair("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"), {"region=eu"})
     assert job_of(read_file(write(tmp_path, WHOLE), ENVIRON)) == Job(
         producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
@@ -116,7 +115,7 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
         keep_for=2 * 86400.0,
         workers=4,
         actor="night",
-        spark=Spark("local[2]", None, tmp_path / "driver.jar", True, {"spark.executor.memory": "1g"}),
+        spark=Spark("local[2]", None, True, {"spark.executor.memory": "1g"}),
     )
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox.errors import InvalidSettings, ReconcileError, SourceError, SourceLost
+from outbox.errors import InvalidSettings, ReconcileError
 from outbox.reconcile.job import Spark
 from outbox.reconcile.spark.java import translated
 from outbox.reconcile.spark.session import Master, master_of, package_zip, refuse_loopback, spark_defaults
-from outbox.reconcile.spark.tasks import jdbc_options
 
 
 @pytest.fixture(autouse=True)
@@ -121,30 +120,6 @@ def test_one_of_many_hosts_on_loopback_is_refused() -> None:
             refuse_loopback(Master("yarn"), url)
 
 
-def test_user_and_password_are_no_part_of_the_jdbc_url() -> None:
-    """Spark shows URLs here and there; what is secret goes as an option, which it shows nowhere."""
-    options = jdbc_options("postgresql+psycopg://ann:p%40ss@db:5433/shop?sslmode=require&application_name=night")
-    assert options["url"] == "jdbc:postgresql://db:5433/shop"
-    assert (options["user"], options["password"]) == ("ann", "p@ss")
-    assert (options["sslmode"], options["ApplicationName"]) == ("require", "night")
-    assert jdbc_options("postgresql://ann@[::1]/shop")["url"] == "jdbc:postgresql://[::1]:5432/shop"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql:///shop",
-        "postgresql:///shop?host=/run/pg",
-        "postgresql:///shop?host=a,b",
-        "postgresql://h/shop?target_session_attrs=any",
-    ],
-)
-def test_what_the_jdbc_driver_cant_do_is_refused(url: str) -> None:
-    """Sockets, lists of hosts and settings that the driver doesn't know are named, with the mend."""
-    with pytest.raises(InvalidSettings, match=r"shop.*mend: .*leave out the driver jar"):
-        jdbc_options(url)
-
-
 def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> None:
     """Executors get every module; the same files make the same zip, so that Spark takes two for one."""
     first, second = package_zip(tmp_path), package_zip(tmp_path / ".." / tmp_path.name)
@@ -156,12 +131,6 @@ def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> Non
         assert archive.testzip() is None
 
 
-PSQL = """An error occurred while calling o55.collectToPython.
-: org.apache.spark.SparkException: Job aborted due to stage failure
-\tat org.apache.spark.x
-Caused by: org.postgresql.util.PSQLException: FATAL: no such thing
-\tat org.postgresql.y
-"""
 PYTHON = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "a.py", line 3, in f
@@ -180,12 +149,6 @@ Caused by: java.io.IOException: No space left on device
 @pytest.mark.parametrize(
     ("trace", "kind", "said"),
     [
-        (PSQL, SourceError, "can't be read through JDBC: FATAL: no such thing"),
-        (
-            PSQL.replace("no such thing", "terminating connection due to administrator command"),
-            SourceLost,
-            "can't be read through JDBC: FATAL: terminating connection",
-        ),
         (PYTHON, ReconcileError, "Spark's executors miss a library (No module named 'pyarrow'); mend: "),
         (JAVA, ReconcileError, "Spark failed: No space left on device"),
         ("", ReconcileError, "Spark failed: RuntimeError"),

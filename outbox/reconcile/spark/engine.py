@@ -18,7 +18,7 @@ from outbox.reconcile.job import Interrupted, Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.java import translated
 from outbox.reconcile.spark.session import Session, last_warning, refuse_loopback, session
-from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, ready, results
+from outbox.reconcile.spark.tasks import planned, ready, results
 from outbox.text import duration
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 # Each partition costs a fifth of a second in this process, which has few cores; so many for each of them even out
 # what one has to do more than another. On a cluster each task is one: how many cores it will have isn't known yet.
 _OF_CORE = 4
-# What JDBC reads is asked for its columns first, partition by partition, by the driver.
-_BY_JDBC = 64
 
 
 class SparkEngine(ExitStack):
@@ -84,19 +82,14 @@ class SparkEngine(ExitStack):
         if not tasks:
             return
         opened = self.session
-        both = (comparison.producer, comparison.consumer)
-        for side in both:
+        for side in (comparison.producer, comparison.consumer):
             if isinstance(side, PostgresSide):
                 refuse_loopback(opened.master, side.access.resolved().url)
-        by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in both)
-        plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)
-        if by_jdbc:
-            partitions = min(partitions, _BY_JDBC)
-        elif opened.master.in_process:
+        if opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
         with translating(opened):
-            frame = plan(opened.spark, comparison, tasks, partitions)
+            frame = planned(opened.spark, comparison, tasks, partitions)
             answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
         yield results(answers)
         done(len(tasks))

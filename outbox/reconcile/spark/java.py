@@ -152,11 +152,6 @@ def _made(cache: Path, name: str, text: str) -> Path:
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
 # An error of ours that a task raised.
 _OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
-_DRIVER = re.compile(r"org\.postgresql\.util\.PSQLException: (.+)")
-# What the driver says of a connection that it had; it doesn't show the state.
-_LOST = re.compile(
-    r"terminating connection|conflict with recovery|I/O error|has been closed|is (?:starting up|shutting down)"
-)
 # "Caused by: x.y.Error: what", and what Py4J puts before the first trace: ": x.y.Error: what".
 _CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 
@@ -164,14 +159,6 @@ _CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 def translated(error: Exception) -> ReconcileError:
     """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
     text = _text_of(error)
-    if found := _DRIVER.search(text):
-        lost = _LOST.search(found[1])
-        return (SourceLost if lost else SourceError)(f"can't be read through JDBC: {found[1].strip()}")
-    if "ClassNotFoundException" in text and "org.postgresql.Driver" in text:
-        return ReconcileError(
-            "this Spark session has no PostgreSQL driver; mend: give its jar to spark-submit with --jars, or leave out "
-            "the driver jar here"
-        )
     if (start := text.rfind("Traceback (most recent call last)")) >= 0:
         return _of_task(text[start:])
     return ReconcileError(f"Spark failed: {cause(error)}")

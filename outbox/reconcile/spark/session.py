@@ -80,8 +80,6 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
     ):
         if opened.master.connect:
             opened.spark.addArtifacts(str(package_zip(Path(folder))), pyfile=True)
-            if options.jdbc_jar is not None:
-                opened.spark.addArtifacts(str(options.jdbc_jar))
         elif not opened.master.in_process:
             context = opened.spark.sparkContext
             # An executor that joins later fetches it then: it must be there as long as the context.
@@ -90,8 +88,6 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
 
 
 def _chosen(options: Spark, workers: int, folder: Path) -> AbstractContextManager[Session]:
-    if options.jdbc_jar is not None and not options.jdbc_jar.is_file():
-        raise InvalidSettings(f"jdbc_jar = {options.jdbc_jar} is no file; name the jar of the PostgreSQL driver")
     if (active := _active()) is not None:
         return _borrowed(active, options)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -217,7 +213,7 @@ def _checked(opened: Session, options: Spark) -> Session:
 
 def _settings(options: Spark, workers: int) -> dict[str, str]:
     """Return what every session of ours is given, wherever it runs."""
-    settings = {
+    return {
         "spark.app.name": "outbox reconcile",
         "spark.ui.enabled": str(options.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
@@ -227,7 +223,6 @@ def _settings(options: Spark, workers: int) -> dict[str, str]:
         # The findings of all tasks come to the driver; without limit, as in this process.
         "spark.driver.maxResultSize": "0",
     }
-    return settings if options.jdbc_jar is None else settings | {"spark.jars": str(options.jdbc_jar)}
 
 
 def _local_settings(master: Master, folder: Path, log_config: Path, log: Path) -> dict[str, str]:

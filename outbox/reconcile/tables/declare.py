@@ -146,5 +146,3 @@ def _wrong_ways(job: Job) -> Iterator[str]:
         yield f"the engine local can't read {' and '.join(map(str, job.by_spark.values()))}; leave it out"
     if job.by_spark and job.tier == "digest":
         yield "the tier digest needs two databases that digest; leave it out"
-    if job.spark.jdbc_jar is not None:
-        yield "jdbc_jar has Spark read our own tables; give the jar of a source as conf spark.jars"
