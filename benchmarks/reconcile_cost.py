@@ -40,7 +40,7 @@ class _Sides:
         settings = Settings()
         self.job = Job(Access(place.producer, settings), Access(place.consumer, settings), (Pair(TOPIC, GROUP),))
         (self.pair,) = self.job.pairs
-        self.snapshots = stack.enter_context(snapshots_of(self.job.producer, self.job.consumer))
+        self.snapshots = stack.enter_context(snapshots_of(self.job.databases))
         self.size = plan.size_of(self.snapshots)
 
     def ranges(self, rows: int) -> list[Range]:

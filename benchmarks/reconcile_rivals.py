@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
@@ -82,9 +83,12 @@ def spark_jdbc_by_hand(place: Place) -> Callable[[], Found]:
 def _spark(place: Place) -> Any:
     from pyspark.sql import SparkSession
 
-    from outbox.reconcile.spark.java import find_java, launcher_home
+    from outbox.reconcile.spark.session import find_java, launcher_home
 
-    os.environ |= {"JAVA_HOME": str(launcher_home(find_java())), "SPARK_LOCAL_IP": "127.0.0.1"}
+    folder = tempfile.TemporaryDirectory()
+    AT_END.append(folder.cleanup)
+    home = launcher_home(find_java(), Path(folder.name))
+    os.environ |= {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     settings = {
         "spark.master": "local[2]",
         "spark.jars": str(place.jar),

@@ -224,7 +224,7 @@ def choose_engine(job: Job) -> tuple[EngineName, str]:
         return job.engine, f"engine {job.engine}, as asked"
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return EngineName.SPARK, "engine spark: it was submitted to one"
-    if job.spark.master or job.spark.remote:
+    if "spark.master" in job.spark.conf:
         return EngineName.SPARK, "engine spark: one is named"
     return EngineName.LOCAL, "engine local: on one machine Spark is no faster, and takes seconds to start"
 

@@ -1,4 +1,4 @@
-"""Where Spark runs and who reaches which database from there; what its errors say. Without Spark."""
+"""Which database Spark reaches from where it runs; what its errors say. Without Spark."""
 
 from __future__ import annotations
 
@@ -8,67 +8,15 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.session import Master, master_of, package_zip, refuse_loopback, spark_defaults
+from outbox.reconcile.spark.engine import translated
+from outbox.reconcile.spark.session import Master, package_zip, refuse_loopback
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that says nothing of Spark or PostgreSQL."""
-    for name in (
-        "MASTER",
-        "SPARK_REMOTE",
-        "SPARK_HOME",
-        "SPARK_CONF_DIR",
-        "PYSPARK_SUBMIT_ARGS",
-        "PGHOST",
-        "PGSERVICE",
-    ):
+    """An environment that says nothing of PostgreSQL."""
+    for name in ("PGHOST", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_without_a_word_spark_runs_in_this_process() -> None:
-    """Nobody named a master: as many threads of this process as there are workers."""
-    assert master_of(Spark(), 3, {}) == Master("local[3]")
-
-
-def test_who_names_the_master_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option goes before the conf, this before the environment, and that before Spark's own file."""
-    file = {"spark.master": "spark://file:7077"}
-    assert master_of(Spark(), 2, file).address == "spark://file:7077"
-    monkeypatch.setenv("MASTER", "spark://environment:7077")
-    assert master_of(Spark(), 2, file).address == "spark://environment:7077"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name x --master spark://arguments:7077 pyspark-shell")
-    assert master_of(Spark(), 2, file).address == "spark://arguments:7077"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master=yarn pyspark-shell")
-    assert master_of(Spark(), 2, file).address == "yarn"
-    monkeypatch.setenv("SPARK_REMOTE", "sc://environment:15002")
-    assert master_of(Spark(), 2, file).address == "sc://environment:15002"
-    conf = {"spark.master": "spark://conf:7077"}
-    assert master_of(Spark(conf=conf), 2, file).address == "spark://conf:7077"
-    assert master_of(Spark(master="local[8]", conf=conf), 2, file).address == "local[8]"
-
-
-def test_the_token_of_a_connect_server_isnt_shown() -> None:
-    """What follows the address of a Spark Connect server stays out of errors and logs."""
-    assert str(master_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
-    with pytest.raises(InvalidSettings, match="sc://host:15002") as caught:
-        master_of(Spark(remote="https://host/;token=geheim"), 2, {})
-    assert "geheim" not in str(caught.value)
-
-
-def test_master_and_connect_server_exclude_each_other() -> None:
-    """Spark runs in one place."""
-    with pytest.raises(InvalidSettings, match="leave one of them out"):
-        master_of(Spark(master="local[2]", remote="sc://host"), 2, {})
-
-
-def test_sparks_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to write spark-defaults.conf are understood, and comments aren't settings."""
-    (tmp_path / "spark-defaults.conf").write_text("# spark.a 1\nspark.b\t2 3\n spark.c=4\nspark.d = 5\n\nodd\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert spark_defaults() == {"spark.b": "2 3", "spark.c": "4", "spark.d": "5"}
 
 
 LOOPBACK = ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "db.localhost", ""]
@@ -127,7 +75,7 @@ def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> Non
     (tmp_path / "again").mkdir()
     assert package_zip(tmp_path / "again").read_bytes() == first.read_bytes()
     with zipfile.ZipFile(first) as archive:
-        assert {"outbox/__init__.py", "outbox/reconcile/spark/tasks.py"} <= set(archive.namelist())
+        assert {"outbox/__init__.py", "outbox/reconcile/spark/engine.py"} <= set(archive.namelist())
         assert archive.testzip() is None
 
 

@@ -218,7 +218,7 @@ def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> No
 
 def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
-    with snapshots_of(*town.accesses) as snapshots:
+    with snapshots_of(town.job().databases) as snapshots:
         assert digest.mixing_of(snapshots) is reconcile_sql.FAST
         values = iter([[[(1, 2)]], [[(1, 3)]]])
         with monkeypatch.context() as patch:

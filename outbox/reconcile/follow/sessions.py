@@ -19,12 +19,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.database.engines import discard
 from outbox.database.execute import driver_of, execute
 from outbox.reconcile import sql
-from outbox.reconcile.compare import Side
+from outbox.reconcile.compare import Comparison, Side
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Range
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import rules_by
+from outbox.reconcile.pairing import Clocks, group_of, rules_at
 from outbox.reconcile.rows import SCHEMAS
-from outbox.reconcile.run import judged
 from outbox.reconcile.source import PostgresSide, SessionSettings, Snapshot, Snapshots, engine_of, reaching, snapshot_on
 
 #: From so many rows on, COPY by another connection is cheaper.
@@ -92,13 +91,14 @@ class Sessions:
                 )
                 for part in ("consumer", "producer")
             )
-            yield Snapshots(of_consumer, of_producer)
+            yield Snapshots({"consumer": of_consumer, "producer": of_producer})
 
     def read_again(self, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-        """Read messages as they are now (`run.Reading`); nothing is in a transaction before or after."""
+        """Read messages as they are now (`compare.Reading`); nothing is in a transaction before or after."""
         with self._closed_on_error():
             try:
-                return judged(self._side("producer", pair), self._side("consumer", pair), self._rules_now(pair), ids)
+                rules = self._rules_now(pair)
+                return Comparison(self._side("producer", pair), self._side("consumer", pair), rules).again(ids)
             finally:
                 for connection in self._open.values():
                     with suppress(SQLAlchemyError):  # what went wrong before is to be told
@@ -111,7 +111,8 @@ class Sessions:
         with reaching(self.job.consumer):
             consumer = self._connection("consumer")
             ((of_consumer,),) = execute(consumer, sql.CLOCK_AND_LAG)
-            return rules_by(self.job, pair, consumer, of_producer, of_consumer)
+            clocks: Clocks = {"producer": of_producer, "consumer": of_consumer}
+            return rules_at(self.job, clocks, group_of(self.job, pair, consumer))
 
     def _side(self, part: Part, pair: Pair) -> ConnectedSide:
         return ConnectedSide(self._connection(part), self._access(part), part, pair)

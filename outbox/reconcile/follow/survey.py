@@ -21,18 +21,17 @@ import pyarrow.compute as pc
 
 from outbox.database.execute import execute
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import compared
+from outbox.reconcile.compare import Comparison, Task, differing, in_flight
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
 from outbox.reconcile.follow import sql
 from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
 from outbox.reconcile.job import Job, Outcome, Pair, ProducerState, Range
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import in_flight, rules_of
+from outbox.reconcile.pairing import rules_of
 from outbox.reconcile.plan import cut
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import FINDING, to_uuids
-from outbox.reconcile.run import differing, judged
 from outbox.reconcile.source import Snapshots, in_savepoint, reaching
 
 #: How long (seconds) after its id a message usually is in its queue, at most: ids are taken up so much later than they
@@ -218,8 +217,8 @@ class LogSurveyor:
         if not different:
             return chunk, FINDING.empty_table()
         ranges = _joined(bucket for bucket, _ in different)
-        producer, consumer = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
-        collected = compared(producer.read(ranges), consumer.read(ranges), look.rules)
+        sides = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
+        collected = Comparison(*sides, look.rules)(Task(0, tuple(ranges)))
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table
@@ -245,8 +244,7 @@ class LogSurveyor:
                 self.open[id_] = self.open.pop(id_)
         if not some:
             return
-        producer, consumer = readers_of(self.snapshots, self.pair, 0)
-        table, others = judged(producer, consumer, look.rules, sorted(some))
+        table, others = Comparison(*readers_of(self.snapshots, self.pair, 0), look.rules).again(sorted(some))
         look.judged += len(some)
         state.judged += _in_order(others)
         for id_, due_at in due_of(look.rules, in_flight(table)):
