@@ -19,8 +19,7 @@ from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Settings
 from outbox.reconcile import plan
 from outbox.reconcile.compare import Comparison, LocalEngine
-from outbox.reconcile.digest import ProducerDigests, cost, digested, mixing_of
-from outbox.reconcile.digest.levels import PairDigester
+from outbox.reconcile.digest import PairDigester, ProducerDigests, digested, mixing_of
 from outbox.reconcile.job import FIRST_ID, Access, Job, Pair, Range
 from outbox.reconcile.pairing import rules_of, sources
 from outbox.reconcile.source import snapshots_of
@@ -145,7 +144,7 @@ def _figures(rows: int, micros: Mapping[str, float]) -> Iterator[Figure]:
         "SPLIT": (of_small - _SMALL * rescanned - _PIECES * bucket, "a range cut up and digested once more"),
     }
     for name, (measured, what) in found.items():
-        told = f"{measured:,.1f} µs CPU, in the model {getattr(cost, name):,.1f} µs"
+        told = f"{measured:,.1f} µs CPU, in the model {getattr(plan, name):,.1f} µs"
         yield Figure(f"{name}: {what}, of {rows / 1e6:g} million messages", told)
 
 

@@ -526,7 +526,7 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
-        for wrong in wrong_tables(self):
+        for wrong in wrong_tables(self) if self.tables else ():
             raise InvalidSettings(wrong)
 
     @property

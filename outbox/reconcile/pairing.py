@@ -35,8 +35,7 @@ from outbox.reconcile.compare import (
     in_flight,
     timed,
 )
-from outbox.reconcile.digest import Digested, ProducerDigests, cost, digested, mixing_of, united
-from outbox.reconcile.digest.levels import PairDigester, narrowed
+from outbox.reconcile.digest import Digested, PairDigester, ProducerDigests, digested, mixing_of, narrowed, united
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
@@ -272,8 +271,8 @@ class Strategy:
     gaps: Sequence[Range]
     size: plan.Size
     points: Sequence[UUID] | None = None
-    digesting: cost.Digesting | None = None
-    probe: cost.Probe | None = None
+    digesting: plan.Digesting | None = None
+    probe: plan.Probe | None = None
 
 
 #: Clean ranges that are read for their lags.
@@ -356,7 +355,7 @@ class Pairing(AnyPairing):
         comparison = Comparison(*sources(self.job, self.pair, self.snapshots), rules)
         strategy = self.strategy(comparison)
         digests, clean = self.digests(comparison, strategy), list[settling.SettledRange]()
-        if digests.buckets and plan.spares(digests, len(strategy.gaps)):
+        if digests.buckets and digests.spares(len(strategy.gaps)):
             self.because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
         else:
@@ -369,7 +368,7 @@ class Pairing(AnyPairing):
         backlog = Backlog(self.job.max_findings)
         collected = self._judged(comparison, tasks, backlog)
         lag = self._lag(comparison, collected, clean)
-        sent = collected.bytes_read + cost.BYTES_OF_BUCKET * digests.buckets
+        sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
         planned = self._plan(
             strategy,
             ranges=sum(len(task.ranges) for task in tasks),
@@ -399,7 +398,7 @@ class Pairing(AnyPairing):
     def _plan(self, strategy: Strategy, **more: Any) -> ComparisonPlan:
         if (digesting := strategy.digesting) is not None:
             workers = self.job.workers
-            more["expected"] = cost.estimate(digesting.micros, digesting.rows, digesting.buckets, workers)
+            more["expected"] = plan.estimate(digesting.micros, digesting.rows, digesting.buckets, workers)
             more["settled"] = len(self.common.settled[self.pair.names].ranges)
         return self.planned(strategy.tier, strategy.engine, **more)
 
@@ -417,19 +416,19 @@ class Pairing(AnyPairing):
             points = plan.points(self.snapshots, size, plan.POINTS)
             messages = plan.rows_within(gaps, points, size)
         if tier is not Tier.DIGEST or not gaps:
-            return Strategy(tier, engine, gaps, size, points, cost.everything(messages))
+            return Strategy(tier, engine, gaps, size, points, plan.everything(messages))
         probe = self._probe(gaps, points, messages, comparison.rules)
-        digesting = cost.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
+        digesting = plan.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
         return Strategy(tier, engine, gaps, size, points, digesting, probe)
 
-    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, rules: Rules) -> cost.Probe | None:
+    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, rules: Rules) -> plan.Probe | None:
         """Digest a few small ranges, so that nothing is digested in vain where nearly all differ."""
         with timed(self.seconds, "probe"):
             ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, points, messages)
             if not ranges:
                 return None
             found = self._digester(rules).digest(ranges, ranges)
-        probe = cost.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
+        probe = plan.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
         self.because(str(probe))
         return probe
 

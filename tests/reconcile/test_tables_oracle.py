@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, Job, Outcome, Pair, Part, Tier
 from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
@@ -51,7 +50,7 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
     for tier in (Tier.FULL, Tier.DIGEST):
         agrees(reconcile(replace(job, tier=tier)).pairs[0], expected)
     with (
-        mock.patch.object(cost, "RANGE", 0.0),
+        mock.patch.object(plan, "RANGE", 0.0),
         mock.patch.object(plan, "_ROWS_OF_TASK", 3),
         mock.patch.object(pairing, "mixing_of", lambda _: reconcile_sql.PORTABLE),
     ):

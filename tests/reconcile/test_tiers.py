@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import digest, pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import cost
 from outbox.reconcile.job import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
 from outbox.reconcile.source import snapshots_of
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
@@ -176,7 +175,7 @@ def test_each_difference_alone_makes_its_range_differ(
 ) -> None:
     """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
     monkeypatch.setattr(pairing, "mixing_of", lambda snapshots: mixing)
-    monkeypatch.setattr(cost, "RANGE", 0.0)  # so that it never pays to read all
+    monkeypatch.setattr(plan, "RANGE", 0.0)  # so that it never pays to read all
     ids = ids_at(HOUR, 10 * len(DIRT))
     good = fate(effects=1)
     fates: list[Fate] = [each for dirt in DIRT.values() for each in (*[good] * 9, dirt)]

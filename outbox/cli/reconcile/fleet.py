@@ -117,10 +117,10 @@ def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
 
 
 def _report(report: SummaryOptions, result: FleetResult) -> None:
-    from outbox.reconcile.fleet.html import write_fleet_html  # noqa: PLC0415 - an extra
     from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
         fleet_as_json,
         print_fleet,
+        write_fleet_html,
         write_fleet_prometheus,
     )
     from outbox.reconcile.report.findings import write_findings  # noqa: PLC0415 - an extra

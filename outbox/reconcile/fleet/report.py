@@ -1,4 +1,4 @@
-"""What a fleet comes to: one table, one JSON object, one file for Prometheus.
+"""What a fleet comes to: one table, one JSON object, one page, one file for Prometheus.
 
 As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}),
 ``faults[]`` (sentences), and
@@ -28,7 +28,7 @@ from outbox.reconcile.job import Pair
 from outbox.reconcile.report import VERSION, Verdict, amount, as_json, reports, sentence_of, shares, verdict
 from outbox.reconcile.report.prometheus import Gauges
 from outbox.reconcile.rows import Finding
-from outbox.text import counted, duration, key_text, plain
+from outbox.text import counted, duration, key_text, plain, whole
 
 
 def fleet_verdict(result: FleetResult) -> Verdict:
@@ -106,7 +106,7 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
     console.print(Text(plain(sentence(result)), "bold green" if in_sync(result) else "bold red"))
 
 
-def _print_findings(result: FleetResult, console: Console, limit: int) -> None:
+def _print_findings(result: FleetResult, console: Console, limit: int | None = None) -> None:
     for member, pair, finding, text in findings_shown(result, limit):
         console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
 
@@ -159,3 +159,31 @@ def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
             gauges.add(each.result, *names)
     gauges.add_fleet(result.failed, {total.name: total.in_sync for total in result.totals})
     gauges.write(path)
+
+
+def write_fleet_html(path: Path, result: FleetResult, limit: int | None = None) -> None:
+    """Write the page as one HTML file, at once and whole, with at most so many findings."""
+    with whole(path) as file:
+        file.write(render_fleet(result, limit).encode())
+
+
+def render_fleet(result: FleetResult, limit: int | None = None) -> str:
+    """Return the page, in the style of that of a job: no script, and nothing that is loaded."""
+    from outbox.reconcile.report.html import LIMIT, ROWS, template  # noqa: PLC0415 - an extra
+
+    troubles = [
+        *((str(each.member), each.error) for each in result.members if each.error),
+        *result.unreachable.items(),
+        *(("", fault) for fault in result.faults),
+    ]
+    return template("fleet.html.j2").render(
+        result=result,
+        sentence=sentence(result),
+        verdict=fleet_verdict(result),
+        is_well=in_sync(result),
+        messages=sum(pair.counts.total() for _, each in result.results for pair in each.pairs),
+        troubles=troubles,
+        measures_of=lambda each: verdict(each).measures,
+        findings=list(findings_shown(result, LIMIT if limit is None else limit)),
+        rows_shown=ROWS,
+    )

@@ -102,10 +102,9 @@ class ForeignTable:
 
 def wrong_tables(job: Job) -> Iterator[str]:
     """Say what of a job can't be done, since the tables of a side aren't ours."""
-    if job.tables:
-        yield from _wrong_mappings(job)
-        yield from _only_of_ours(job)
-        yield from _wrong_ways(job)
+    yield from _wrong_mappings(job)
+    yield from _only_of_ours(job)
+    yield from _wrong_ways(job)
 
 
 def _wrong_mappings(job: Job) -> Iterator[str]:
