@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -83,12 +84,17 @@ def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
         return rules_at(job, clocks, group_of(job, pair, snapshots.consumer.connection))
 
 
-def rules_now(job: Job, pair: Pair) -> Rules:
-    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
+def rules_now(
+    job: Job, pair: Pair, opened: Callable[[Part], AbstractContextManager[Connection]] | None = None
+) -> Rules:
+    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there.
+
+    ``opened`` gives the connections to the databases; None opens some.
+    """
     clocks: dict[Part, tuple[int, int | None]] = {}
     group: Mapping[str, Any] = {}
     for part, access in job.databases.items():
-        with connected(access) as connection:
+        with opened(part) if opened else connected(access) as connection:
             ((clocks[part],),) = execute(connection, sql.CLOCK_AND_LAG)
             if part == "consumer" and part not in job.tables:
                 group = group_of(job, pair, connection)

@@ -33,7 +33,7 @@ def at(stage: str, act: Callable[[], object]) -> Progress:
 def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
     """What the first look of each run found to differ."""
     seen: list[dict[UUID, Outcome]] = []
-    real = run.recheck
+    real = compare.recheck
 
     def spy(findings: pa.Table, *others: Any) -> Any:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})

