@@ -67,9 +67,8 @@ def fleet(
             options.need_terminal("not repairing", yes=yes)
         result = _run(whole, yes=yes)
         _report(report, result)
-    from outbox.reconcile.fleet.report import fleet_verdict  # noqa: PLC0415 - needed by this command alone
 
-    reached = fleet_verdict(result)
+    reached = result.verdict
     if result.failed:
         raise typer.Exit(Code.PARTIAL if result.results else Code.NO_RESULT)
     raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
