@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from outbox.reconcile import plan
+from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import Effect, Job, Outcome, Pair, Part, Tier
 from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables import pairing
 from tests.kit import tries
 from tests.reconcile.foreign import IDS, foreign_job, tell
 from tests.reconcile.test_oracle import in_sync, odd_fates, oracle
@@ -83,7 +82,7 @@ def test_told_by_foreign_tables_it_comes_to_the_same(
     village.plant(rows)
     tell(village, pair, ids, hex_digests=both)
     expected = {named(id_, ids): outcome for id_, outcome in oracle(village, pair).items()}
-    with mock.patch.object(pairing, "_ROWS_OF_BUCKET", bucket):
+    with mock.patch.object(pairing, "_ROWS_OF_FOREIGN_BUCKET", bucket):
         in_all_ways(foreign_job(village, *parts, pairs=(of_side(pair, *parts),)), expected)
 
 
