@@ -103,7 +103,7 @@ def _arms(place: Place) -> tuple[dict[str, Make], list[Figure]]:
         if importlib.util.find_spec(library) is None:
             missing.append(Figure(name, f"not measured: {pip_install('bench')} for {library}"))
         elif name in {JDBC, BY_HAND} and place.jar is None:
-            missing.append(Figure(name, "not measured: no driver; name its jar in OUTBOX_JDBC_JAR"))
+            missing.append(Figure(name, "not measured: no driver; name its jar in OUTBOX_BENCH_JDBC_JAR"))
         else:
             makes[name] = make
     return makes, missing

@@ -19,8 +19,7 @@ from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Settings
 from outbox.reconcile import plan
 from outbox.reconcile.compare import Comparison, LocalEngine
-from outbox.reconcile.digest import ProducerDigests, cost, digested, mixing_of
-from outbox.reconcile.digest.levels import PairDigester
+from outbox.reconcile.digest import PairDigester, ProducerDigests, digested, mixing_of
 from outbox.reconcile.job import FIRST_ID, Access, Job, Pair, Range
 from outbox.reconcile.pairing import rules_of, sources
 from outbox.reconcile.source import snapshots_of
@@ -40,7 +39,7 @@ class _Sides:
         settings = Settings()
         self.job = Job(Access(place.producer, settings), Access(place.consumer, settings), (Pair(TOPIC, GROUP),))
         (self.pair,) = self.job.pairs
-        self.snapshots = stack.enter_context(snapshots_of(self.job.producer, self.job.consumer))
+        self.snapshots = stack.enter_context(snapshots_of(self.job.databases))
         self.size = plan.size_of(self.snapshots)
 
     def ranges(self, rows: int) -> list[Range]:
@@ -145,7 +144,7 @@ def _figures(rows: int, micros: Mapping[str, float]) -> Iterator[Figure]:
         "SPLIT": (of_small - _SMALL * rescanned - _PIECES * bucket, "a range cut up and digested once more"),
     }
     for name, (measured, what) in found.items():
-        told = f"{measured:,.1f} µs CPU, in the model {getattr(cost, name):,.1f} µs"
+        told = f"{measured:,.1f} µs CPU, in the model {getattr(plan, name):,.1f} µs"
         yield Figure(f"{name}: {what}, of {rows / 1e6:g} million messages", told)
 
 

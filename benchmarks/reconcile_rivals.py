@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
@@ -61,8 +62,8 @@ _GROUPED = "SELECT kind, lag, count(*), {ids} FROM ({joined}) x GROUP BY kind, l
 
 
 def driver_jar() -> str | None:
-    """Return PostgreSQL's JDBC driver: OUTBOX_JDBC_JAR, or where Debian's package has it; None without one."""
-    path = os.environ.get("OUTBOX_JDBC_JAR", "/usr/share/java/postgresql.jar")
+    """Return PostgreSQL's JDBC driver: OUTBOX_BENCH_JDBC_JAR, or where Debian's package has it; None without one."""
+    path = os.environ.get("OUTBOX_BENCH_JDBC_JAR", "/usr/share/java/postgresql.jar")
     return path if Path(path).is_file() else None
 
 
@@ -82,9 +83,12 @@ def spark_jdbc_by_hand(place: Place) -> Callable[[], Found]:
 def _spark(place: Place) -> Any:
     from pyspark.sql import SparkSession
 
-    from outbox.reconcile.spark.java import find_java, launcher_home
+    from outbox.reconcile.spark.session import find_java, launcher_home
 
-    os.environ |= {"JAVA_HOME": str(launcher_home(find_java())), "SPARK_LOCAL_IP": "127.0.0.1"}
+    folder = tempfile.TemporaryDirectory()
+    AT_END.append(folder.cleanup)
+    home = launcher_home(find_java(), Path(folder.name))
+    os.environ |= {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     settings = {
         "spark.master": "local[2]",
         "spark.jars": str(place.jar),

@@ -31,9 +31,8 @@ from benchmarks.usage import Usage, processor_seconds
 from outbox import Outbox, Settings
 from outbox.reader import Reader
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.log import register
+from outbox.reconcile.spark.log import LOG, LogOptions, register
 from outbox.reconcile.spark.session import session
-from outbox.reconcile.spark.topic_log import LOG, LogOptions
 from outbox.worker import Worker
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ class Reader:
 
     ``form`` is ``text`` (a value is a text or a list of texts: environment, query, form, options), ``data`` (numbers
     and booleans are such: TOML, JSON) or ``code`` (values are checked, and not converted). ``error`` makes the
-    exception of a message and a field's path. A relative `Path` begins in ``folder``. ``zone`` is the zone of a time
+    exception of a message and a field's path. ``zone`` is the zone of a time
     that has none; None refuses such a time. With ``partial`` a nested dataclass stays a dict of the values that are
     there, so that others can be put over them.
 
@@ -132,7 +132,6 @@ class Reader:
 
     form: Literal["text", "data", "code"] = "data"
     error: Callable[[str, str], Exception] = lambda message, _: InvalidSettings(message)
-    folder: Path | None = None
     zone: dt.tzinfo | None = None
     partial: bool = False
 
@@ -223,7 +222,7 @@ class Reader:
         if hint is dt.datetime and isinstance(value, dt.datetime) and value.tzinfo is None:
             value = value.replace(tzinfo=self.zone)
         _sure(value, kind.fits(value))
-        return self.folder / value if hint is Path and self.folder and self.form != "code" else value
+        return value
 
     def _pair(self, value: Any) -> tuple[Any, ...]:
         value = value[0] if isinstance(value, list) and len(value) == 1 else value

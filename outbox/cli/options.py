@@ -12,7 +12,7 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 from uuid import UUID
@@ -136,16 +136,12 @@ class ActOptions(ActorOptions):
 # --- the fields of a dataclass as options ----------------------------------------------------------------------------
 
 
-def options_of(kind: type, *hidden: str, prefixed: Container[str] = ()) -> OptionGroup:
-    """Return the options of a dataclass, by field, without those ``hidden``.
-
-    Those of ``prefixed`` fields begin with the name of the dataclass: ``--spark-ui``.
-    """
+def options_of(kind: type, *hidden: str) -> OptionGroup:
+    """Return the options of a dataclass, by field, without those ``hidden``."""
     prefix, options = kind.__name__.lower(), {}
     for shape in shape_of(kind):
         if shape.name not in hidden:
-            name = f"--{prefix}-{shape.name}" if shape.name in prefixed else _option(shape)
-            annotation, default = _option_of(shape, name)
+            annotation, default = _option_of(shape, _option(shape))
             # A filter's ``body`` isn't the ``body`` of a command.
             options[shape.name] = inspect.Parameter(
                 f"{prefix}_{shape.name}", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation

@@ -1,6 +1,12 @@
-"""Run the tasks of a comparison: read the same ids from both sides, judge them, return the findings.
+"""Compare two sides: read the same ids from both, judge them, return the findings; look again at what differs.
 
-A task is a value: it goes to a thread of this process or to a Spark executor, and says all that is needed there.
+A comparison and its tasks are values: they go to a thread of this process or to a Spark executor, and say all that is
+needed there.
+
+The second look: a difference counts only if it is still there when both sides are read again. Two databases have no
+snapshot in common. In the first look the consumer's is the older one, so that it knows nothing the producer's doesn't;
+what it consumed in between looks missing. The second look reads the differing messages again, the producer's side
+first, and goes on until two looks in a row say the same of a message.
 """
 
 from __future__ import annotations
@@ -8,19 +14,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from outbox.reconcile.job import Outcome, Range
+from outbox.reconcile.job import KINDS, Outcome, Range
 from outbox.reconcile.judge import Both, Rules, judge, lags
-from outbox.reconcile.rows import FINDING, Lag
+from outbox.reconcile.rows import FINDING, Lag, to_uuids
 from outbox.reconcile.source import cancel
+from outbox.reconcile.sql import LAST_ID
 
 #: Upper bounds of the lag histogram, in seconds.
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -57,6 +66,17 @@ class Comparison:
     def __call__(self, task: Task) -> Collected:
         """Return the result of one task."""
         return compared(self.producer.read(task.ranges), self.consumer.read(task.ranges), self.rules)
+
+    def again(self, ids: Iterable[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+        """Read messages from both sides, the producer's first, and judge them (`Reading`); ``ids`` are in order."""
+        collected = self(Task(0, tuple(map(only, ids))))
+        others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
+        return collected.table, others
+
+
+def only(id_: UUID) -> Range:
+    """Return the range of one id."""
+    return Range(id_, None if id_ == LAST_ID else UUID(int=id_.int + 1))
 
 
 def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> Collected:
@@ -99,6 +119,61 @@ class Collected:
         """All findings, sorted by id."""
         return pa.concat_tables([FINDING.empty_table(), *self.findings]).sort_by("id")
 
+
+def differing(table: pa.Table) -> pa.Table:
+    """Return the rows of a table of findings that are differences."""
+    return table.filter(pc.greater_equal(table["outcome"], int(KINDS[0])))
+
+
+def in_flight(table: pa.Table) -> pa.Table:
+    """Return the messages in flight of a table of findings."""
+    return table.filter(pc.equal(table["outcome"], int(Outcome.IN_FLIGHT)))
+
+
+# --- the second look -------------------------------------------------------------------------------------
+
+#: Reads messages again: those that differ or are in flight (`rows.FINDING`), and how many others have which outcome.
+Reading = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
+
+#: So many messages are read again at once.
+BATCH = 2_000
+#: A message on which both sides are at work is different at each reading; after so many it is reported as it is.
+_MOST_READINGS = 4
+
+
+def recheck(
+    findings: pa.Table, read_again: Reading, done: Callable[[int], None] = lambda _: None, batch: int | None = None
+) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
+    """Read differences (`rows.FINDING`) again, until two readings in a row agree; ``batch`` of them at once.
+
+    Returns those that are still there, and what of them is in flight now; and how the counts change.
+    """
+    confirmed: list[pa.Table] = [FINDING.empty_table()]
+    opened: list[pa.Table] = [FINDING.empty_table()]
+    change: Counter[Outcome] = Counter()
+    batch = batch or BATCH
+    for start in range(0, findings.num_rows, batch):
+        outcomes = _outcomes(findings.slice(start, batch))
+        change.subtract(outcomes.values())
+        for reading in range(_MOST_READINGS):
+            findings_now, others = read_again(sorted(outcomes))
+            still = differing(findings_now)
+            opened.append(in_flight(findings_now))
+            change.update(others)
+            before, outcomes = outcomes, _outcomes(still)
+            if outcomes == before or not outcomes or reading == _MOST_READINGS - 1:
+                break
+        change.update(outcomes.values())
+        confirmed.append(still)
+        done(min(start + batch, findings.num_rows))
+    return pa.concat_tables(confirmed), pa.concat_tables(opened), change
+
+
+def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
+    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
+
+
+# --- engines ---------------------------------------------------------------------------------------------
 
 #: Progress is reported at least so often (seconds); what listens to it may end the job.
 _TELL_EVERY = 0.5

@@ -3,7 +3,7 @@
 Each gives `Values`: what it says of the fields of `Job`, and nothing of the others. `merged` puts one over another, and
 `job_of` makes the job. Each field's help says what it is for; ``docs/reconciling.md`` has a whole file. A file names a
 database by ``url`` or ``url_env`` in a table ``[producer]``, ``[consumer]`` or ``[record]``, and what a side has in
-place of our tables in ``[producer.tables]`` or ``[consumer.tables]``; its paths begin in its folder.
+place of our tables in ``[producer.tables]`` or ``[consumer.tables]``.
 """
 
 from __future__ import annotations
@@ -117,21 +117,19 @@ def read_file(path: Path, environ: Mapping[str, str] | None = None) -> Values:
     """
     document = read_toml(path)
     try:
-        return read_mapping(document, path.parent, environ)
+        return read_mapping(document, environ)
     except (InvalidSettings, InvalidMessage) as error:
         raise InvalidSettings(f"{path}: {error}") from None
 
 
-def read_mapping(
-    document: Mapping[str, Any], folder: Path | None = None, environ: Mapping[str, str] | None = None
-) -> Values:
-    """Return what a mapping says; paths in it begin in ``folder``.
+def read_mapping(document: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Values:
+    """Return what a mapping says. ``environ`` is that of the process unless given.
 
     Raises:
         InvalidSettings: an unknown key, a value of another type, or one that can't be right; names it and the mend.
         InvalidMessage: a topic or group that isn't a name.
     """
-    reader, values = Reader(folder=folder, partial=True), dict(document)
+    reader, values = Reader(partial=True), dict(document)
     for side, name in (("producer", "producer"), ("consumer", "consumer"), ("record", "record_in")):
         if isinstance(address := values.get(side), Mapping):
             del values[side]

@@ -459,17 +459,10 @@ def _written(secret: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Where and how Spark runs; what isn't given is left to Spark's own configuration."""
+    """How Spark runs: ``conf`` are settings of its session, ``spark.master`` among them."""
 
-    master: str | None = option(None, "Spark's master: local[4], spark://…, yarn.", metavar="URL")
-    # It may hold a token.
-    remote: str | None = option(None, "A Spark Connect server: sc://host:port.", secret=True, metavar="URL")
-    jdbc_jar: Path | None = option(None, "Let Spark read by JDBC, with this driver.", metavar="FILE")
-    ui: bool = option(False, "Open Spark's web page.")
     conf: Mapping[str, str] = option(help="Goes to the session as it is.", factory=dict, secret=True)
-    max_wait: Seconds = option(
-        600.0, "How long Spark may take to start, and then to run a first task.", above=0, metavar="DURATION"
-    )
+    max_wait: Seconds = option(600.0, "How long Spark may take to run a first task.", above=0, metavar="DURATION")
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +526,7 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
-        for wrong in wrong_tables(self):
+        for wrong in wrong_tables(self) if self.tables else ():
             raise InvalidSettings(wrong)
 
     @property

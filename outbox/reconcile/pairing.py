@@ -1,11 +1,20 @@
-"""Compare one pair in two snapshots: settled ranges, digests, rows; which sources stand for its two sides."""
+"""Compare one pair in snapshots of its databases; which sources stand for its two sides, and what they can.
+
+Tables of ours are digested, and what was in sync is settled for the next run. A foreign table of PostgreSQL's is
+digested too, and nothing is settled: its rows don't tell when they were written. What Spark alone can read
+(`tables.lake`) has no digests and no snapshot: every row is read. Whatever they are, the rows are judged by the same
+rules, and what differs is read again by the same second look.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -13,29 +22,48 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection
 
-from outbox.database.execute import Row, execute
+from outbox.database.execute import execute
 from outbox.reconcile import plan, sql
-from outbox.reconcile.compare import Collected, Comparison, Engine, LocalEngine, Side, Task, timed
-from outbox.reconcile.digest import Digested, ProducerDigests, cost, digested, mixing_of, united
-from outbox.reconcile.digest.levels import PairDigester, narrowed
+from outbox.reconcile.compare import (
+    BATCH,
+    Collected,
+    Comparison,
+    Engine,
+    LocalEngine,
+    Reading,
+    Side,
+    Task,
+    in_flight,
+    timed,
+)
+from outbox.reconcile.digest import Digested, PairDigester, ProducerDigests, digested, mixing_of, narrowed, united
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.judge import Rules, beyond
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import FINDING, ComparisonPlan, Estimate, Lag, PairResult, to_uuids
-from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, as_time, connected, pruned_below, reaching
-from outbox.reconcile.tables.side import table_side
+from outbox.reconcile.source import (
+    PostgresSide,
+    Snapshot,
+    Snapshots,
+    as_time,
+    connected,
+    insist,
+    pruned_below,
+    reaching,
+)
+from outbox.reconcile.tables.side import SideDigester, TableSide, census, table_side
 from outbox.text import duration
+
+# --- sides and rules -------------------------------------------------------------------------------------
 
 
 def sources(job: Job, pair: Pair, snapshots: Snapshots | None = None) -> tuple[Side, Side]:
     """Return the sources of producer and consumer; without ``snapshots`` they read the rows there at the time."""
-    return (
-        side_of(job, pair, "producer", snapshots.producer if snapshots else None),
-        side_of(job, pair, "consumer", snapshots.consumer if snapshots else None),
-    )
+    of: Mapping[Part, Snapshot] = snapshots.of if snapshots else {}
+    return side_of(job, pair, "producer", of.get("producer")), side_of(job, pair, "consumer", of.get("consumer"))
 
 
-def side_of(job: Job, pair: Pair, part: Part, snapshot: Snapshot | None) -> Side:
+def side_of(job: Job, pair: Pair, part: Part, snapshot: Snapshot | None) -> PostgresSide:
     """Return the source of one side, as of a snapshot if there is one."""
     access = job.databases[part]
     if (table := job.tables.get(part)) is not None:
@@ -43,58 +71,81 @@ def side_of(job: Job, pair: Pair, part: Part, snapshot: Snapshot | None) -> Side
     return PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
 
 
+#: Of each database its clock, and how far it is behind its primary, as `sql.CLOCK_AND_LAG` reads them.
+Clocks = Mapping[Part, tuple[int, int | None]]
+
+
 def rules_of(job: Job, pair: Pair, snapshots: Snapshots) -> Rules:
-    """Return the rules as of two snapshots."""
+    """Return the rules as of snapshots."""
+    clocks = {part: (each.now, each.lag) for part, each in snapshots.of.items()}
+    if "consumer" in job.tables:
+        return rules_at(job, clocks)
     with reaching(job.consumer):
-        times = ((each.now, each.lag) for each in (snapshots.producer, snapshots.consumer))
-        return rules_by(job, pair, snapshots.consumer.connection, *times)
+        return rules_at(job, clocks, group_of(job, pair, snapshots.consumer.connection))
 
 
-def rules_now(job: Job, pair: Pair) -> Rules:
-    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there."""
-    with connected(job.producer) as producer:
-        ((of_producer,),) = execute(producer, sql.CLOCK_AND_LAG)
-    with connected(job.consumer) as consumer:
-        ((of_consumer,),) = execute(consumer, sql.CLOCK_AND_LAG)
-        return rules_by(job, pair, consumer, of_producer, of_consumer)
+def rules_now(
+    job: Job, pair: Pair, opened: Callable[[Part], AbstractContextManager[Connection]] | None = None
+) -> Rules:
+    """Return the rules as of now. Read them before the inbox: a message behind the offset then has its row there.
+
+    ``opened`` gives the connections to the databases; None opens some.
+    """
+    clocks: dict[Part, tuple[int, int | None]] = {}
+    group: Mapping[str, Any] = {}
+    for part, access in job.databases.items():
+        with opened(part) if opened else connected(access) as connection:
+            ((clocks[part],),) = execute(connection, sql.CLOCK_AND_LAG)
+            if part == "consumer" and part not in job.tables:
+                group = group_of(job, pair, connection)
+    return rules_at(job, clocks, group)
 
 
-def rules_by(job: Job, pair: Pair, consumer: Connection, of_producer: Row, of_consumer: Row) -> Rules:
-    """Return the rules; of each database its clock and lag are given, as `sql.CLOCK_AND_LAG` reads them."""
-    (producer_now, producer_lag), (consumer_now, consumer_lag) = of_producer, of_consumer
-    rules = Rules(
-        producer_now=producer_now,
-        consumer_now=consumer_now,
-        # What a standby doesn't show yet is on its way.
-        grace=int(job.window.grace * 1e6) + max(producer_lag or 0, consumer_lag or 0),
-        horizon=horizon_of(job, producer_now),
-        offsets=None,
+def rules_at(job: Job, clocks: Clocks, group: Mapping[str, Any] | None = None) -> Rules:
+    """Return the rules as of clocks; ``group`` is what `group_of` has read, None where the consumer isn't ours.
+
+    A side without a database has the clock of the other, and without any it is that of this host.
+    """
+    here = next(iter(clocks.values()), (int(time.time() * 1e6), None))[0]
+    now: dict[Part, int] = {part: clocks[part][0] if part in clocks else here for part in ("producer", "consumer")}
+    # What a standby doesn't show yet is on its way.
+    lag = max((lag or 0 for _, lag in clocks.values()), default=0)
+    return Rules(
+        producer_now=now["producer"],
+        consumer_now=now["consumer"],
+        grace=int(job.window.grace * 1e6) + lag,
+        # Below it the producer may have pruned.
+        horizon=None if "producer" in job.tables else pruned_below(job.producer, "producer", now["producer"]).bytes,
         max_resends=job.max_resends,
+        **{"offsets": None, **(group or {})},
     )
-    return rules if "consumer" in job.tables else of_group(rules, job, pair, consumer)
 
 
-def horizon_of(job: Job, now: int) -> bytes | None:
-    """Return the id below which the producer may have pruned; None where its tables aren't ours."""
-    if "producer" in job.tables:
-        return None
-    return pruned_below(job.producer, "producer", now).bytes
-
-
-def of_group(rules: Rules, job: Job, pair: Pair, consumer: Connection) -> Rules:
-    """Return rules with all that our tables of a consumer say of where the group is."""
+def group_of(job: Job, pair: Pair, consumer: Connection) -> dict[str, Any]:
+    """Return the fields of `Rules` that our tables of a consumer tell: where the group is."""
     offsets, starts, lost, skipped, again = execute(consumer, *sql.positions(job.consumer.schema, pair))
     # A foreign producer without positions doesn't tell what lies beyond an offset.
     table = job.tables.get("producer")
-    return replace(
-        rules,
-        offsets=dict(offsets) if table is None or "position" in table.columns else None,
-        starts=dict(starts),
-        lost=frozenset(id_.bytes for (id_,) in lost),
-        skipped=tuple(skipped),
-        again=frozenset(id_.bytes for (id_,) in again),
-    )
+    return {
+        "offsets": dict(offsets) if table is None or "position" in table.columns else None,
+        "starts": dict(starts),
+        "lost": frozenset(id_.bytes for (id_,) in lost),
+        "skipped": tuple(skipped),
+        "again": frozenset(id_.bytes for (id_,) in again),
+    }
 
+
+def read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+    """Read messages again (`Reading`), on connections of its own; once more where a source is lost over it."""
+
+    def read() -> tuple[pa.Table, Counter[Outcome]]:
+        rules = rules_now(job, pair)
+        return Comparison(*sources(job, pair), rules).again(ids)
+
+    return insist(read)
+
+
+# --- what a first look leaves ----------------------------------------------------------------------------
 
 #: All that is needed to judge a message of a backlog once more.
 _POSITION = ("id", "outcome", "queue", "position")
@@ -144,23 +195,22 @@ def by_queue(*tables: pa.Table) -> Counter[int]:
     return backlog
 
 
-#: Clean ranges that are read for their lags.
-_SAMPLED = 12
-
-
 @dataclass(frozen=True, slots=True)
 class FirstPass:
     """What one reading of both sides found, in one snapshot of each: a result before its second look.
 
-    Its ``findings`` are messages in flight and differences, without the ``backlog``. ``fresh`` are ranges that are
-    settled from now on; without ``settled`` nothing can be.
+    Its ``findings`` are messages in flight and differences, without the ``backlog``. ``again`` reads messages once
+    more, ``batch`` of them at once. ``fresh`` are ranges that are settled from now on; without ``settled`` nothing can
+    be.
     """
 
     result: PairResult
     backlog: Backlog
     rules: Rules
-    settled: settling.SettledRanges | None
-    fresh: Sequence[settling.SettledRange]
+    again: Reading
+    batch: int = BATCH
+    settled: settling.SettledRanges | None = None
+    fresh: Sequence[settling.SettledRange] = ()
 
 
 @dataclass(slots=True)
@@ -217,27 +267,37 @@ class Common:
 class Strategy:
     """How a pair is going to be compared, by what can be known before the first digest.
 
-    ``gaps`` are the unsettled ranges; ``points`` are ids, evenly spread over all rows, if they were read. ``probe``
-    told how big the ranges are that are digested.
+    ``gaps`` are the unsettled ranges; ``points`` are ids, evenly spread over all rows, None where they aren't read yet.
+    ``digesting`` is what it comes to, None where that can't be known; ``probe`` told how big the ranges are that are
+    digested.
     """
 
     tier: Tier
     engine: EngineName
     gaps: Sequence[Range]
-    digesting: cost.Digesting
-    points: Sequence[UUID] = ()
-    probe: cost.Probe | None = None
+    size: plan.Size
+    points: Sequence[UUID] | None = None
+    digesting: plan.Digesting | None = None
+    probe: plan.Probe | None = None
+
+
+#: Clean ranges that are read for their lags.
+_SAMPLED = 12
+#: Rows of a foreign side in a bucket, and buckets at most: what is read of a foreign table costs a pass over it,
+#: however little it is, so that they need not be small.
+_ROWS_OF_FOREIGN_BUCKET, _MOST_FOREIGN_BUCKETS = 100, 65_536
 
 
 @dataclass(slots=True)
 class AnyPairing:
-    """One pair, being compared; ``seconds`` collects durations, ``why`` the decisions."""
+    """One pair, being compared in snapshots; ``seconds`` collects durations, ``why`` the decisions."""
 
     run_id: UUID
     job: Job
     pair: Pair
     engine: Engine
     progress: Progress
+    snapshots: Snapshots
     seconds: dict[str, float] = field(default_factory=dict, kw_only=True)
     why: list[str] = field(default_factory=list, kw_only=True)
 
@@ -246,19 +306,93 @@ class AnyPairing:
         self.why.append(sentence)
         self.progress.say(f"{self.pair}: {sentence}")
 
+    def choose(self, rows: int) -> tuple[Tier, EngineName]:
+        """Return tier and engine for about so many rows of a side; say why, and how far standbys are behind."""
+        for part, lag in self.snapshots.lags.items():
+            self.because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+        tier, why = plan.choose_tier(self.job, rows)
+        self.because(why)
+        engine, why = plan.choose_engine(self.job)
+        self.because(why)
+        return tier, engine
+
+    def planned(self, tier: Tier, engine: EngineName, **more: Any) -> ComparisonPlan:
+        """Return how it is compared, and why so."""
+        lags, foreign = self.snapshots.lags, tuple(self.job.tables)
+        return ComparisonPlan(tier, engine, tuple(self.why), standby_lag=lags, foreign=foreign, **more)
+
+    def result(self, planned: ComparisonPlan, rules: Rules, collected: Collected, lag: Lag | None) -> PairResult:
+        """Return what was found, before the second look."""
+        found = collected.table
+        return PairResult(
+            self.run_id,
+            self.pair,
+            self.job.window,
+            as_time(rules.consumer_now),
+            planned,
+            collected.counts,
+            found,
+            in_flight(found),
+            lag=lag,
+            seconds=self.seconds,
+        )
+
 
 @dataclass(slots=True)
-class SnapshotPairing(AnyPairing):
-    """One pair, being compared in two snapshots."""
+class Pairing(AnyPairing):
+    """One pair of PostgreSQL's tables, being compared; these are our own."""
 
-    snapshots: Snapshots
+    common: Common
 
-    def judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
-        """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog.
+    def foresee(self) -> ComparisonPlan:
+        """Return how the pair would be compared, and what that would come to; nothing but a few ranges is read."""
+        rules = rules_of(self.job, self.pair, self.snapshots)
+        return self._plan(self.strategy(Comparison(*sources(self.job, self.pair, self.snapshots), rules)), ranges=0)
+
+    def compare(self) -> FirstPass:
+        """Compare, and return the findings.
 
         Raises:
+            InvalidSettings: a foreign table lacks a column, or has a row that can't be judged.
             SourceError: a side can't be read.
         """
+        began = time.monotonic()
+        rules = rules_of(self.job, self.pair, self.snapshots)
+        comparison = Comparison(*sources(self.job, self.pair, self.snapshots), rules)
+        strategy = self.strategy(comparison)
+        digests, clean = self.digests(comparison, strategy), list[settling.SettledRange]()
+        if digests.buckets and digests.spares(len(strategy.gaps)):
+            self.because(f"{digests}: only they are read")
+            clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
+        else:
+            if digests.buckets:
+                self.because(f"{digests}: everything is read")
+            points = strategy.points
+            if points is None:
+                points = plan.points(self.snapshots, strategy.size, plan.POINTS)
+            tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, strategy.size))
+        backlog = Backlog(self.job.max_findings)
+        collected = self._judged(comparison, tasks, backlog)
+        lag = self._lag(comparison, collected, clean)
+        sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
+        planned = self._plan(
+            strategy,
+            ranges=sum(len(task.ranges) for task in tasks),
+            buckets=digests.buckets,
+            differing=len(digests.differing),
+            rows_read=collected.rows_read,
+            came=strategy.digesting and Estimate(collected.rows_read, sent, time.monotonic() - began),
+        )
+        result = self.result(planned, rules, collected, lag)
+        settled = self.common.settled.get(self.pair.names)
+        known = settled.counts if settled is not None else Counter[Outcome]()
+        result.counts = sum((counts for _, counts in clean), known + result.counts)
+        fresh = () if settled is None else settling.settled_by(digests.clean, to_uuids(result.findings))
+        again = functools.partial(read_again, self.job, self.pair)
+        return FirstPass(result, backlog, rules, again, settled=settled, fresh=fresh)
+
+    def _judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
+        """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog."""
         collected = Collected()
         if tasks:
             self.progress.stage(f"{self.pair}: rows", len(tasks))
@@ -267,121 +401,45 @@ class SnapshotPairing(AnyPairing):
                     collected.add(replace(result, findings=[backlog.take(each) for each in result.findings]))
         return collected
 
-    def tell_lags(self) -> None:
-        """Say how far the sides that are read on standbys are behind."""
-        for part, lag in self.snapshots.lags.items():
-            self.because(f"the {part} is a standby, {duration(lag)} behind: the grace period is longer by that")
+    def _plan(self, strategy: Strategy, **more: Any) -> ComparisonPlan:
+        if (digesting := strategy.digesting) is not None:
+            workers = self.job.workers
+            more["expected"] = plan.estimate(digesting.micros, digesting.rows, digesting.buckets, workers)
+            more["settled"] = len(self.common.settled[self.pair.names].ranges)
+        return self.planned(strategy.tier, strategy.engine, **more)
 
-    def result(
-        self, planned: ComparisonPlan, tasks: Sequence[Task], digests: Digested, collected: Collected, lag: Lag | None
-    ) -> PairResult:
-        """Return the findings of reading, and how the plan was carried out."""
-        return PairResult(
-            self.run_id,
-            self.pair,
-            self.job.window,
-            as_time(self.snapshots.consumer.now),
-            replace(
-                planned,
-                ranges=sum(len(task.ranges) for task in tasks),
-                buckets=digests.buckets,
-                differing=len(digests.differing),
-                rows_read=collected.rows_read,
-            ),
-            collected.counts,
-            collected.table,
-            in_flight(collected.table),
-            lag=lag,
-            seconds=self.seconds,
-        )
-
-
-@dataclass(slots=True)
-class Pairing(SnapshotPairing):
-    """One pair of our own tables, being compared."""
-
-    common: Common
-
-    def foresee(self) -> ComparisonPlan:
-        """Return how the pair would be compared, and what that would come to; nothing but a few ranges is read."""
-        strategy = self._strategy(rules_of(self.job, self.pair, self.snapshots))
-        return self._plan(strategy)
-
-    def compare(self) -> FirstPass:
-        """Compare, and return the findings."""
-        began = time.monotonic()
-        rules = rules_of(self.job, self.pair, self.snapshots)
-        producer, consumer = sources(self.job, self.pair, self.snapshots)
-        comparison = Comparison(producer, consumer, rules)
-        strategy = self._strategy(rules)
-        settled = self.common.settled[self.pair.names]
-        digests = self._digests(strategy, UUID(bytes=rules.horizon or FIRST_ID.bytes))
-        clean: list[settling.SettledRange] = []
-        if digests.buckets and plan.spares(digests, len(strategy.gaps)):
-            self.because(f"{digests}: only they are read")
-            clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
-        else:
-            if digests.buckets:
-                self.because(f"{digests}: everything is read")
-            points = strategy.points or plan.points(self.snapshots, self.common.size, plan.POINTS)
-            tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, self.common.size))
-        backlog = Backlog(self.job.max_findings)
-        collected = self.judged(comparison, tasks, backlog)
-        sent = collected.bytes_read + cost.BYTES_OF_BUCKET * digests.buckets
-        lag = self._lag(comparison, collected, clean)
-        came = Estimate(collected.rows_read, sent, time.monotonic() - began)
-        result = self.result(replace(self._plan(strategy), came=came), tasks, digests, collected, lag)
-        result.counts = sum((counts for _, counts in clean), settled.counts + result.counts)
-        listed = to_uuids(result.findings)
-        return FirstPass(result, backlog, rules, settled, settling.settled_by(digests.clean, listed))
-
-    def _plan(self, strategy: Strategy) -> ComparisonPlan:
-        digesting = strategy.digesting
-        return ComparisonPlan(
-            tier=strategy.tier,
-            engine=strategy.engine,
-            why=tuple(self.why),
-            ranges=0,
-            settled=len(self.common.settled[self.pair.names].ranges),
-            standby_lag=self.snapshots.lags,
-            expected=cost.estimate(digesting.micros, digesting.rows, digesting.buckets, self.job.workers),
-        )
-
-    def _strategy(self, rules: Rules) -> Strategy:
+    def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared."""
-        self.tell_lags()
         with timed(self.seconds, "plan"):
             self.common.prepare(self.snapshots)
             size, settled = self.common.size, self._settled()
-            tier, why = plan.choose_tier(self.job, max(max(size.values()) - settled.counts.total(), 0))
-            self.because(why)
-            gaps = self.common.gaps(self.pair)
-            engine, why = plan.choose_engine(self.job)
-            self.because(why)
+            messages = max(max(size.values()) - settled.counts.total(), 0)
+            (tier, engine), gaps = self.choose(messages), self.common.gaps(self.pair)
             # Gaps between settled ranges are scattered anyhow: their clean parts aren't worth reading.
             if tier is Tier.DIGEST and settled.ranges:
-                messages = max(max(size.values()) - settled.counts.total(), 0)
-                return Strategy(tier, engine, gaps, plan.between_settled(messages, len(gaps)))
+                between = plan.between_settled(messages, len(gaps))
+                return Strategy(tier, engine, gaps, size, digesting=between)
             points = plan.points(self.snapshots, size, plan.POINTS)
             messages = plan.rows_within(gaps, points, size)
         if tier is not Tier.DIGEST or not gaps:
-            return Strategy(tier, engine, gaps, cost.everything(messages), points)
-        probe = self._probe(gaps, points, messages, UUID(bytes=rules.horizon or FIRST_ID.bytes))
-        digesting = cost.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
-        return Strategy(tier, engine, gaps, digesting, points, probe)
+            return Strategy(tier, engine, gaps, size, points, plan.everything(messages))
+        probe = self._probe(gaps, points, messages, comparison.rules)
+        digesting = plan.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
+        return Strategy(tier, engine, gaps, size, points, digesting, probe)
 
-    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, horizon: UUID) -> cost.Probe | None:
+    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, rules: Rules) -> plan.Probe | None:
         """Digest a few small ranges, so that nothing is digested in vain where nearly all differ."""
         with timed(self.seconds, "probe"):
             ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, points, messages)
             if not ranges:
                 return None
-            found = self._digester(horizon).digest(ranges, ranges)
-        probe = cost.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
+            found = self._digester(rules).digest(ranges, ranges)
+        probe = plan.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
         self.because(str(probe))
         return probe
 
-    def _digester(self, horizon: UUID) -> PairDigester:
+    def _digester(self, rules: Rules) -> PairDigester:
+        horizon = UUID(bytes=rules.horizon or FIRST_ID.bytes)
         return PairDigester(self.snapshots, self.pair, self.common.size, mixing_of(self.snapshots), horizon)
 
     def _settled(self) -> settling.SettledRanges:
@@ -393,8 +451,9 @@ class Pairing(SnapshotPairing):
             )
         return settled
 
-    def _digests(self, strategy: Strategy, horizon: UUID) -> Digested:
-        if not strategy.digesting.pays:
+    def digests(self, comparison: Comparison, strategy: Strategy) -> Digested:
+        """Digest what isn't settled; nothing where that doesn't pay."""
+        if strategy.digesting is None or not strategy.digesting.pays:
             if strategy.probe is not None:
                 self.because("digests wouldn't pay: everything is read")
             return Digested([], [])
@@ -402,13 +461,16 @@ class Pairing(SnapshotPairing):
             bucket = strategy.digesting.size if strategy.probe else None
             of_producer = self.common.digests(self.snapshots, self.pair, bucket)
             self.progress.stage(f"{self.pair}: digests", None)
-            first = digested(self.snapshots, self.pair, of_producer, horizon)
-            return narrowed(self._digester(horizon), first, strategy.probe, self.because)
+            digester = self._digester(comparison.rules)
+            first = digested(self.snapshots, self.pair, of_producer, digester.horizon)
+            return narrowed(digester, first, strategy.probe, self.because)
 
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
         step = max(len(clean) // _SAMPLED, 1)
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
+        if self.job.tables:  # each costs a pass over a foreign table
+            some = []
         if some:
             with timed(self.seconds, "lag"):
                 for sampled in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
@@ -416,6 +478,36 @@ class Pairing(SnapshotPairing):
         return collected.lag(sampled=bool(some))
 
 
-def in_flight(findings: pa.Table) -> pa.Table:
-    """Return the messages in flight of a table of findings."""
-    return findings.filter(pc.equal(findings["outcome"], int(Outcome.IN_FLIGHT)))
+@dataclass(slots=True)
+class TablePairing(Pairing):
+    """One pair of which a side at least has a foreign table of PostgreSQL's, being compared."""
+
+    def strategy(self, comparison: Comparison) -> Strategy:
+        """Choose how the pair is compared, having seen that the rows of foreign tables can be judged."""
+        with timed(self.seconds, "plan"):
+            digester = self._of_sides(comparison)
+            size = {part: self._rows(side) for part, side in digester.sides.items()}
+            tier, engine = self.choose(max(size.values()))
+            # Of the larger foreign side.
+            part = max(self.job.tables, key=lambda part: size[part])
+            buckets = min(size[part] // _ROWS_OF_FOREIGN_BUCKET, _MOST_FOREIGN_BUCKETS)
+            points = digester.points(part, size[part] // buckets) if buckets >= 2 else []
+        return Strategy(tier, engine, [self.job.window.range], size, points)
+
+    def digests(self, comparison: Comparison, strategy: Strategy) -> Digested:
+        """Digest both sides by what reads their rows, in the same buckets."""
+        if strategy.tier is not Tier.DIGEST:
+            return Digested([], [])
+        with timed(self.seconds, "digest"):
+            self.progress.stage(f"{self.pair}: digests", None)
+            buckets = plan.cut(strategy.gaps, strategy.points or ())
+            return self._of_sides(comparison).digest(buckets, comparison.rules.horizon)
+
+    def _of_sides(self, comparison: Comparison) -> SideDigester:
+        sides = [side for side in (comparison.producer, comparison.consumer) if isinstance(side, PostgresSide)]
+        mixing = replace(mixing_of(self.snapshots), mix="sum")
+        return SideDigester(self.snapshots, {side.part: side for side in sides}, self.job.window.range, mixing)
+
+    def _rows(self, side: PostgresSide) -> int:
+        snapshot = self.snapshots.of[side.part]
+        return census(side, snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(side.part, snapshot)

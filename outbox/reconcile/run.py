@@ -1,11 +1,5 @@
 """A reconciliation from end to end: two snapshots, all pairs, the measures, a second look, the record, the repair.
 
-The second look: a difference counts only if it is still there when both sides are read again.
-
-Two databases have no snapshot in common. In the first look the consumer's is the older one, so that it knows nothing
-the producer's doesn't; what it consumed in between looks missing. The second look reads the differing messages again,
-the producer's side first, and goes on until two looks in a row say the same of a message.
-
 Lost parts are taken up again: a reader by its snapshot; a pair whose snapshots went with their server, or
 that a standby had to end, from its beginning; and a run that died by the next one, from the ranges of each pair that
 were in sync.
@@ -15,30 +9,29 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlalchemy import Connection
 
 from outbox.database import migration
 from outbox.database.execute import execute
 from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan, sql
-from outbox.reconcile.compare import Engine, LocalEngine, Side, compared, timed
-from outbox.reconcile.job import HEALED, KINDS, EngineName, Job, NoProgress, Outcome, Pair, Progress, Range, described
-from outbox.reconcile.judge import Rules
+from outbox.reconcile.compare import Engine, LocalEngine, differing, recheck, timed
+from outbox.reconcile.job import HEALED, EngineName, Job, NoProgress, Outcome, Pair, Progress, described
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
-from outbox.reconcile.pairing import Common, FirstPass, Pairing, by_queue, in_flight, rules_now, sources
+from outbox.reconcile.pairing import Common, FirstPass, Pairing, TablePairing, by_queue, read_again, rules_now
 from outbox.reconcile.record.settled import keep
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
 from outbox.reconcile.rows import (
-    FINDING,
     ComparisonPlan,
     JobResult,
     MeasureResult,
@@ -47,74 +40,11 @@ from outbox.reconcile.rows import (
     to_findings,
     to_uuids,
 )
-from outbox.reconcile.source import SessionSettings, connected, engine_of, insist, reaching, snapshots_of
-from outbox.reconcile.sql import LAST_ID
-from outbox.reconcile.tables.lake import LakePairing
-from outbox.reconcile.tables.pairing import TablePairing
+from outbox.reconcile.source import SessionSettings, Snapshots, connected, engine_of, insist, reaching, snapshots_of
 from outbox.text import duration
 
-_BATCH = 2_000
-#: A message on which both sides are at work is different at each reading; after so many it is reported as it is.
-_MOST_READINGS = 4
-
-
-#: Reads messages again: those that differ or are in flight (`rows.FINDING`), and how many others have which outcome.
-Reading = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
-
-
-def recheck(
-    findings: pa.Table, read_again: Reading, done: Callable[[int], None] = lambda _: None
-) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
-    """Read differences (`rows.FINDING`) again, until two readings in a row agree.
-
-    Returns those that are still there, and what of them is in flight now; and how the counts change.
-    """
-    confirmed: list[pa.Table] = [FINDING.empty_table()]
-    opened: list[pa.Table] = [FINDING.empty_table()]
-    change: Counter[Outcome] = Counter()
-    for start in range(0, findings.num_rows, _BATCH):
-        outcomes = _outcomes(findings.slice(start, _BATCH))
-        change.subtract(outcomes.values())
-        for reading in range(_MOST_READINGS):
-            findings_now, others = read_again(sorted(outcomes))
-            still = differing(findings_now)
-            opened.append(in_flight(findings_now))
-            change.update(others)
-            before, outcomes = outcomes, _outcomes(still)
-            if outcomes == before or not outcomes or reading == _MOST_READINGS - 1:
-                break
-        change.update(outcomes.values())
-        confirmed.append(still)
-        done(min(start + _BATCH, findings.num_rows))
-    return pa.concat_tables(confirmed), pa.concat_tables(opened), change
-
-
-def insist_on_reading(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Read messages again (`Reading`), on connections of its own; once more where a source is lost over it."""
-    return insist(functools.partial(_read_again, job, pair, ids))
-
-
-def _read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    rules = rules_now(job, pair)
-    producer, consumer = sources(job, pair)
-    return judged(producer, consumer, rules, ids)
-
-
-def judged(producer: Side, consumer: Side, rules: Rules, ids: Iterable[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Read messages from both sides, the producer's first, and judge them (`Reading`); ``ids`` are in order."""
-    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in ids]
-    collected = compared(producer.read(ranges), consumer.read(ranges), rules)
-    others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
-    return collected.table, others
-
-
-def differing(table: pa.Table) -> pa.Table:
-    """Return the rows of a table of findings that are differences."""
-    return table.filter(pc.greater_equal(table["outcome"], int(KINDS[0])))
-
-
-def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
-    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
+if TYPE_CHECKING:
+    from outbox.reconcile.tables.lake import LakePairing
 
 
 def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
@@ -150,12 +80,6 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     with _recorded(record, ids.runs, ids), record.alive(ids.runs):
         _check_databases(job)
         with _engine(job, progress) as engine:
-            if job.by_spark:
-                record.begin(ids)
-                pairs = zip(ids.runs, job.pairs, strict=True)
-                found = [_by_spark(run_id, job, pair, engine, progress) for run_id, pair in pairs]
-                _write_down(record, found)
-                return JobResult(found[0].begun_at, found, [], time.monotonic() - began, policy=job.policy)
             passes: list[FirstPass] = []
             measured: dict[int, MeasureResult] = {}
             common = Common(job)
@@ -170,15 +94,6 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
                 _confirm(job, first, progress)
         _write_down(record, results, measures)
     return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
-
-
-def _by_spark(run_id: UUID, job: Job, pair: Pair, engine: Engine, progress: Progress) -> PairResult:
-    """Compare a pair of which Spark alone can read a side, from the beginning where a database is lost over it."""
-    return insist(
-        lambda: LakePairing(run_id, job, pair, engine, progress).compare(),
-        waiting=functools.partial(progress.done, 0),
-        lost=lambda error: progress.say(f"{pair}: {error}; the comparison is begun again"),
-    )
 
 
 def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, ComparisonPlan]]:
@@ -197,7 +112,7 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
 
     def take(run_id: UUID, pair: Pair) -> ComparisonPlan:
         settings = SessionSettings.of_run(run_id, job.max_time)
-        with snapshots_of(job.producer, job.consumer, waiting=waiting, settings=settings) as snapshots:
+        with snapshots_of(job.databases, waiting=waiting, settings=settings) as snapshots:
             return Pairing(run_id, job, pair, LocalEngine(1), progress, snapshots, common).foresee()
 
     return [
@@ -247,7 +162,7 @@ def repair_found(
 
     Raises as `mend`.
     """
-    found, _ = insist_on_reading(job, pair, sorted(kinds))
+    found, _ = read_again(job, pair, sorted(kinds))
     now = {finding.id: finding for finding in to_findings(differing(found))}
     results = dict.fromkeys(kinds.keys() - now.keys(), HEALED)
     same = []
@@ -327,26 +242,37 @@ class _PairComparison:
         job, settings = self.job, SessionSettings.of_run(self.run_id, self.job.max_time)
         waiting = functools.partial(self.progress.done, 0)
         # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
-        databases = job.producer, job.consumer
-        with snapshots_of(*databases, waiting=waiting, settings=settings, foreign=job.tables) as snapshots:
-            connections = snapshots.producer.connection, snapshots.consumer.connection
+        with snapshots_of(job.databases, waiting=waiting, settings=settings, foreign=job.tables) as snapshots:
             if begin is not None:
-                check_measures(job.measures, job.pairs, *connections, job.window)
+                if job.measures:
+                    check_measures(job.measures, job.pairs, *self._connections(snapshots), job.window)
                 record.begin(begin)
             try:
-                part_of = self.run_id, job, self.pair, self.engine, self.progress, snapshots
-                first = (TablePairing(*part_of) if job.tables else Pairing(*part_of, self.common)).compare()
+                first = self._pairing(snapshots).compare()
                 if not (mine := {number: each for number, each in enumerate(job.measures) if each.of(self.pair.names)}):
                     return first, {}
                 found = [Compared(self.pair, arriving(first), first.rules.starts)]
+                both = self._connections(snapshots)
                 with reaching(job.producer):  # where the bodies are; a SELECT of the user's names its own side
-                    values = measure_all(mine.values(), found, *connections, job.window, job.producer.schema)
+                    values = measure_all(mine.values(), found, *both, job.window, job.producer.schema)
                 return first, dict(zip(mine, values, strict=True))
             except SourceError as error:
                 # A reader only knows that it can't read: where the server went, that is why, and it may be back.
                 if isinstance(error, SourceLost) or snapshots.held:
                     raise
                 raise SourceLost(str(error)) from None
+
+    def _pairing(self, snapshots: Snapshots) -> Pairing | LakePairing:
+        """Return what compares the pair: it depends on what its sides can."""
+        of = self.run_id, self.job, self.pair, self.engine, self.progress, snapshots
+        if self.job.by_spark:
+            from outbox.reconcile.tables.lake import LakePairing  # noqa: PLC0415 - of a few jobs alone
+
+            return LakePairing(*of)
+        return (TablePairing if self.job.tables else Pairing)(*of, self.common)
+
+    def _connections(self, snapshots: Snapshots) -> tuple[Connection, Connection]:
+        return snapshots.producer.connection, snapshots.consumer.connection
 
     def _lost(self, error: SourceLost) -> None:
         # Rows read with the lost snapshots may be rows that the server has lost with them.
@@ -378,8 +304,7 @@ def _confirm(job: Job, first: FirstPass, progress: Progress) -> None:
             found = pa.concat_tables([found, passed], promote_options="default").sort_by("id")
         ahead = positions.num_rows
         progress.done(ahead)
-        read_again = functools.partial(insist_on_reading, job, result.pair)
-        confirmed, opened, change = recheck(found, read_again, lambda steps: progress.done(ahead + steps))
+        confirmed, opened, change = recheck(found, first.again, lambda steps: progress.done(ahead + steps), first.batch)
     result.counts.update(change)
     result.counts = +result.counts
     result.open = pa.concat_tables([result.open, opened]).sort_by("id")

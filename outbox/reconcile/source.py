@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, TypeVar
@@ -138,9 +138,9 @@ class SessionSettings:
         """Return those of a run."""
         return cls(f"outbox reconcile {run_id}", seconds)
 
-    def statement(self, *, local: bool = True) -> Statement:
-        """Return what sets it for a transaction, or for a session unless ``local``."""
-        return sql.settings(self.name, self.seconds, local=local)
+    def statement(self) -> Statement:
+        """Return what sets it for a transaction."""
+        return sql.settings(self.name, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +161,33 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Both databases. The consumer's was taken first: whatever it has consumed, the producer's has sent."""
+    """Those of the sides that have a database, both as a rule.
 
-    consumer: Snapshot
-    producer: Snapshot
+    The consumer's was taken first: whatever it has consumed, the producer's has sent.
+    """
+
+    of: Mapping[Part, Snapshot]
+
+    @property
+    def producer(self) -> Snapshot:
+        """That of the producer's database."""
+        return self.of["producer"]
+
+    @property
+    def consumer(self) -> Snapshot:
+        """That of the consumer's database."""
+        return self.of["consumer"]
 
     @property
     def lags(self) -> dict[Part, float]:
         """How far (seconds) the standbys among them are behind their primaries."""
-        both: dict[Part, Snapshot] = {"producer": self.producer, "consumer": self.consumer}
-        return {part: each.lag / 1e6 for part, each in both.items() if each.lag is not None}
+        return {part: each.lag / 1e6 for part, each in self.of.items() if each.lag is not None}
 
     @property
     def held(self) -> bool:
-        """Are both still there?"""
+        """Are they still there?"""
         try:
-            for each in (self.producer, self.consumer):
+            for each in self.of.values():
                 execute(each.connection, sql.NOTHING)
         except SQLAlchemyError as error:
             return kind_of(error) is not ErrorKind.UNAVAILABLE
@@ -185,14 +196,13 @@ class Snapshots:
 
 @contextmanager
 def snapshots_of(
-    producer: Access,
-    consumer: Access,
+    databases: Mapping[Part, Access],
     *,
     waiting: Callable[[], None] = lambda: None,
     settings: SessionSettings = SessionSettings(),
     foreign: Collection[Part] = (),
 ) -> Iterator[Snapshots]:
-    """Take a snapshot of both databases, and hold them until the end of the block.
+    """Take a snapshot of the databases, the consumer's first, and hold them until the end of the block.
 
     Of ``foreign`` ones our tables aren't read, and needn't be there.
 
@@ -204,15 +214,12 @@ def snapshots_of(
         SourceLost: a database can't be reached.
         SchemaMissing, SchemaOutdated: it isn't migrated.
     """
-    with (
-        snapshot_of(consumer, _ours("consumer", foreign), waiting=waiting, settings=settings) as of_consumer,
-        snapshot_of(producer, _ours("producer", foreign), waiting=waiting, settings=settings) as of_producer,
-    ):
-        yield Snapshots(of_consumer, of_producer)
-
-
-def _ours(part: Part, foreign: Collection[Part]) -> list[Part]:
-    return [] if part in foreign else [part]
+    taken: dict[Part, Snapshot] = {}
+    with ExitStack() as stack:
+        for part, access in sorted(databases.items()):
+            ours = [] if part in foreign else [part]
+            taken[part] = stack.enter_context(snapshot_of(access, ours, waiting=waiting, settings=settings))
+        yield Snapshots(taken)
 
 
 def engine_of(access: Access) -> Engine:

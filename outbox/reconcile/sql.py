@@ -249,17 +249,15 @@ EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 IMPORT_SNAPSHOT = "SET TRANSACTION SNAPSHOT %(name)s"
 
 _SET = """
-SELECT set_config(name, value, %(local)s) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s (name, value)
+SELECT set_config(name, value, true) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s (name, value)
 """
 #: For this transaction, has the rows of both sides read by joins whose time doesn't depend on the statistics. Without
 #: them, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery for each.
 PLAN_FOR_ROWS = Statement("SELECT set_config('enable_nestloop', 'off', true)")
-#: The same for all that a connection of our own does from now on.
-PLAN_FOR_ROWS_EVER = "SELECT set_config('enable_nestloop', 'off', false)"
 
 
-def settings(name: str, seconds: float, *, local: bool = True) -> Statement:
-    """Return what has a transaction (a session, unless ``local``) read much, under a name and with an end.
+def settings(name: str, seconds: float) -> Statement:
+    """Return what has a transaction read much, under a name and with an end.
 
     It gives sorts and hashes enough memory, and compiles nothing. Time-outs of the role or the database are meant for
     services, and the snapshot idles while others read: in their place no statement and no pause takes longer than
@@ -274,7 +272,7 @@ def settings(name: str, seconds: float, *, local: bool = True) -> Statement:
         "application_name": name,
         **SERVER_KEEP_ALIVE,
     }
-    return Statement(_SET, {"local": local, "names": list(values), "values": list(values.values())})
+    return Statement(_SET, {"names": list(values), "values": list(values.values())})
 
 
 @dataclass(frozen=True, slots=True)

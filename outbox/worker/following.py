@@ -111,7 +111,7 @@ class Following:
             yield Follower(job, pair, self.declared.name, every, self._report, lambda: self._progress.done(0))
 
     def _report(self, result: PassResult) -> None:
-        from outbox.reconcile.follow.events import events_of  # noqa: PLC0415 - an extra
+        from outbox.reconcile.follow.follower import events_of  # noqa: PLC0415 - an extra
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
 
         for event in events_of(result, self.name, self.declared.name):

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
     from outbox.reconcile.fleet.config import Fleet
-    from outbox.reconcile.fleet.record import FleetRun
-    from outbox.reconcile.fleet.run import FleetResult
+    from outbox.reconcile.fleet.run import FleetResult, FleetRun
     from outbox.reconcile.record.write import Recorded, RunIds
     from outbox.reconcile.rows import JobResult
 
@@ -295,7 +294,7 @@ class FleetReconciler(Reconciler["FleetRun"]):
 
     def work_at(self, now: dt.datetime) -> FleetRun:
         """Return the fleet."""
-        from outbox.reconcile.fleet.record import FleetRun  # noqa: PLC0415 - an extra
+        from outbox.reconcile.fleet.run import FleetRun  # noqa: PLC0415 - an extra
 
         window = Window(**self._fleet.job.get("window", {})).ending(lambda: now)
         return FleetRun(self._fleet, self._own, window)
@@ -308,11 +307,9 @@ class FleetReconciler(Reconciler["FleetRun"]):
         return work.carry_out(ids, self._progress)
 
     def _tell_of(self, result: FleetResult) -> bool:
-        from outbox.reconcile.fleet.report import fleet_verdict, sentence  # noqa: PLC0415 - an extra
-
         if result.failed:
-            self._tell(ReconciliationFailed, sentence(result))
+            self._tell(ReconciliationFailed, result.sentence)
         else:
-            reached = fleet_verdict(result)
-            self._tell(ReconciliationFinished, sentence(result), clean=not (reached.left or reached.measures))
+            reached = result.verdict
+            self._tell(ReconciliationFinished, result.sentence, clean=not (reached.left or reached.measures))
         return not result.failed

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog.sql import SqlCatalog
 
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.iceberg import appending
-from outbox.reconcile.spark.log import register
+from outbox.reconcile.spark.log import LOG, appending, register
 from outbox.reconcile.spark.session import session
-from outbox.reconcile.spark.topic_log import LOG
 from tests.reconcile.spark_log_process import run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
-from outbox.reconcile import run
+from outbox.reconcile import pairing
 from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Repair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.record.views import FindingFilter, Reconciliations
@@ -33,13 +33,13 @@ def listed(result: JobResult) -> dict[UUID, Outcome]:
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many messages each reading of the second look has read."""
     numbers: list[int] = []
-    real = run._read_again
+    real = pairing.read_again
 
     def spy(job: object, pair: object, ids: list[UUID]) -> object:
         numbers.append(len(ids))
         return real(job, pair, ids)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "_read_again", spy)
+    monkeypatch.setattr(pairing, "read_again", spy)
     return numbers
 
 

@@ -61,9 +61,7 @@ consumer = "SELECT receiver, amount FROM credit"
 in_flight = { receiver = "receiver", amount = "amount" }
 
 [spark]
-master = "local[2]"
-jdbc_jar = "driver.jar"
-ui = true
+max_wait = "1m"
 conf = { "spark.executor.memory" = "1g" }
 """
 ENVIRON = {"BANK_B": "postgresql+psycopg://auditor:secret@b.example/bank_b"}
@@ -87,7 +85,7 @@ def at(day: int) -> dt.datetime:
 
 
 def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
-    """Every key ends up in the job, with its type; paths begin in the file's folder."""
+    """Every key ends up in the job, with its type."""
     pair = Pair("transfer", "bank-b", {"large"}, {"DE*"}, Effect("books.ledger", "message_id"), {"region=eu"})
     assert job_of(read_file(write(tmp_path, WHOLE), ENVIRON)) == Job(
         producer=Access("postgresql+psycopg://auditor@a.example/bank_a", Settings(schema="messages")),
@@ -116,7 +114,7 @@ def test_a_file_with_everything_in_it(tmp_path: Path) -> None:
         keep_for=2 * 86400.0,
         workers=4,
         actor="night",
-        spark=Spark("local[2]", None, tmp_path / "driver.jar", True, {"spark.executor.memory": "1g"}),
+        spark=Spark({"spark.executor.memory": "1g"}, 60.0),
     )
 
 
@@ -265,17 +263,17 @@ def test_measures_find_their_pair() -> None:
 def test_a_command_line_counts_more_than_a_file() -> None:
     """What is said twice is taken from the command line, and the rest from the file."""
     file = read_mapping({"tier": "full", "workers": 4, "policy": {"missing": "alert", "parked": "retry"}})
-    line = read_mapping({"tier": "auto", "apply": True, "policy": {"missing": "resend"}, "spark": {"ui": True}})
+    line = read_mapping({"tier": "auto", "apply": True, "policy": {"missing": "resend"}, "spark": {"max_wait": 60}})
     assert merged(file, line) == {
         "tier": Tier.AUTO,
         "workers": 4,
         "apply": True,
         "policy": {Outcome.MISSING: Repair.RESEND, Outcome.PARKED: Repair.RETRY},
-        "spark": {"ui": True},
+        "spark": {"max_wait": 60.0},
     }
     assert merged(file, {}) == file
-    spark = merged({"spark": {"master": "yarn", "ui": False}}, line)["spark"]
-    assert spark == {"master": "yarn", "ui": True}
+    spark = merged({"spark": {"conf": {"a": "b"}, "max_wait": 5.0}}, line)["spark"]
+    assert spark == {"conf": {"a": "b"}, "max_wait": 60.0}
 
 
 def test_since_and_last_take_each_others_place() -> None:

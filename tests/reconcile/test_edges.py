@@ -352,7 +352,7 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
         town.run("ANALYZE")
     scattered = [Range(each, UUID(int=each.int + (1 << 80))) for each in ids[::10]]
 
-    with snapshots_of(*town.accesses) as snapshots:
+    with snapshots_of(town.job().databases) as snapshots:
         for snapshot, part, pair in (
             (snapshots.producer, "producer", PAIR),
             (snapshots.consumer, "consumer", PAIR),
@@ -393,7 +393,7 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
     }
     sessions = SessionSettings.of_run(FIRST_ID, 7200.0)
     assert set(dict(socket_options(town)).values()) == {"10", "5", "3"}
-    with snapshots_of(*town.accesses, settings=sessions) as snapshots:
+    with snapshots_of(town.job().databases, settings=sessions) as snapshots:
         for snapshot in (snapshots.producer, snapshots.consumer):
             side = PostgresSide(snapshot.access, "producer", PAIR, snapshot.name, snapshot.settings)
             for name, value in expected.items():

@@ -18,7 +18,7 @@ from outbox.cli.exits import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of
-from outbox.reconcile.fleet.report import fleet_as_json, sentence
+from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
 from outbox.reconcile.job import Access, InboxState, Interrupted, NoProgress, Outcome, Progress, Repair, Window
 from tests.cli.conftest import run_cli
@@ -143,7 +143,7 @@ def test_what_goes_wrong_over_a_repair_is_told(houses: Houses) -> None:
     houses.towns["shop-1", "bank-1"].at_producer("ALTER TABLE {s}.message RENAME TO mislaid")
     mend_fleet(fleet, result)
     assert result.failed == 1
-    assert "came to no result, or not to its end; of the others: 1 difference left" in sentence(result)
+    assert "came to no result, or not to its end; of the others: 1 difference left" in result.sentence
 
 
 def test_a_part_of_a_fleet_is_compared_alone(houses: Houses) -> None:

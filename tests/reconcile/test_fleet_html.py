@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 
 from outbox.reconcile.fleet.doubles import Double
-from outbox.reconcile.fleet.html import render_fleet
+from outbox.reconcile.fleet.report import render_fleet
 from outbox.reconcile.fleet.run import compare_fleet
 from outbox.reconcile.fleet.totals import TotalResult, TotalRow
 from tests.reconcile.test_fleet import MISSING, Houses, houses  # noqa: F401 - a fixture

@@ -12,11 +12,11 @@ from sqlalchemy import Engine, create_engine, text
 from outbox.errors import InvalidSettings, SourceLost
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
+from outbox.reconcile.compare import recheck
 from outbox.reconcile.follow import follower as following
 from outbox.reconcile.follow.record import RUN_LASTS
 from outbox.reconcile.job import InboxState, Outcome, Repair, Window
 from outbox.reconcile.record.views import Reconciliations, RunFilter
-from outbox.reconcile.run import recheck
 from tests.kit import python, wait_until
 from tests.reconcile.following import NAME, Watched
 from tests.reconcile.test_follow import consume

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import Digested, cost
-from outbox.reconcile.digest.levels import narrowed
+from outbox.reconcile.digest import Digested, narrowed
 from outbox.reconcile.job import Outcome, Range, Tier
 from outbox.reconcile.run import foresee
 from tests.reconcile.town import Town, counted, kinds
@@ -41,7 +40,7 @@ class Numbers:
         """Tell pieces in which a number differs from others."""
         self.levels.append(len(pieces))
         rows = sum(self._rows(each) for each in ranges)
-        self.spent += cost.SPLIT * len(ranges) + cost.RESCANNED * rows + cost.BUCKET * len(pieces)
+        self.spent += plan.SPLIT * len(ranges) + plan.RESCANNED * rows + plan.BUCKET * len(pieces)
         return self.told(pieces)
 
     def told(self, pieces: Sequence[Range]) -> Digested:
@@ -59,12 +58,12 @@ class Numbers:
         firsts = [UUID(int=n) for n in range(0, self.rows, size)]
         return [Range(first, end) for first, end in zip(firsts, [*firsts[1:], None], strict=True)]
 
-    def probe(self, chance: random.Random) -> cost.Probe:
+    def probe(self, chance: random.Random) -> plan.Probe:
         """Digest a few small ranges, as a comparison does."""
         count = min(self.rows // plan._MESSAGES_OF_PROBE, plan._MOST_PROBES)
         firsts = sorted(chance.sample(range(0, self.rows - plan.ROWS_OF_PROBE, plan.ROWS_OF_PROBE), count))
         ranges = [Range(UUID(int=n), UUID(int=n + plan.ROWS_OF_PROBE)) for n in firsts]
-        return cost.Probe(count, len(self.digest(ranges, ranges).differing), plan.ROWS_OF_PROBE)
+        return plan.Probe(count, len(self.digest(ranges, ranges).differing), plan.ROWS_OF_PROBE)
 
     def _end(self, each: Range) -> int:
         return self.rows if each.end is None else each.end.int
@@ -96,15 +95,15 @@ def test_digests_never_cost_much_more_than_reading_everything(how: object, numbe
     """Whatever differs: probe, levels and reading together cost a tenth more than reading all at most, mostly less."""
     chance = random.Random(number)  # noqa: S311
     numbers = Numbers(1_000_000, how(1_000_000, number, chance))  # type: ignore[operator]
-    whole = cost.everything(numbers.rows).micros
+    whole = plan.everything(numbers.rows).micros
 
     probe = numbers.probe(chance)
-    best = cost.first_digests(numbers.rows, probe.density)
+    best = plan.first_digests(numbers.rows, probe.density)
     if best.pays:
         pieces = numbers.cut(best.size)
-        numbers.spent += cost.SCANNED * numbers.rows + cost.BUCKET * len(pieces)
+        numbers.spent += plan.SCANNED * numbers.rows + plan.BUCKET * len(pieces)
         found = narrowed(numbers, numbers.told(pieces), probe)
-        numbers.spent += min(cost.reading(found.rows_differing, len(plan.joined(found.differing))), whole)
+        numbers.spent += min(plan.reading(found.rows_differing, len(plan.joined(found.differing))), whole)
     else:
         numbers.spent += whole
 
@@ -118,7 +117,7 @@ def test_levels_lose_no_id_and_no_difference(rows: int, odd: set[int], size: int
     """However far ranges are cut up: together they are all ids once, in order; each difference is in one to read."""
     numbers = Numbers(rows, sorted(n for n in odd if n < rows))
     first = numbers.told(numbers.cut(size))
-    with mock.patch.multiple(cost, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0):
+    with mock.patch.multiple(plan, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0):
         found = narrowed(numbers, first, None)
 
     every = sorted([each for each, _ in found.clean] + [each for each, _ in found.differing])
@@ -136,19 +135,19 @@ def test_ranges_without_rows_are_read_as_they_are() -> None:
     """An op without a half makes a range differ that has no row of either side."""
     numbers = Numbers(100, [])
     found = Digested([], [(Range(UUID(int=0), None), 0)])
-    assert narrowed(numbers, found, cost.Probe(10, 5, 2)) == found
+    assert narrowed(numbers, found, plan.Probe(10, 5, 2)) == found
     assert numbers.levels == []
 
 
 @given(st.integers(1, 100_000_000), st.floats(0, 1), st.floats(1, 1_000))
 def test_the_model_never_chooses_what_it_reckons_dearer(messages: int, density: float, differences: float) -> None:
     """Digests are chosen where they cost less than reading, and ranges are cut only where that costs less again."""
-    best = cost.first_digests(messages, density)
-    assert best.micros <= cost.everything(messages).micros
-    assert best.buckets <= max(cost.MOST_BUCKETS, messages // 8_000 + 1)
+    best = plan.first_digests(messages, density)
+    assert best.micros <= plan.everything(messages).micros
+    assert best.buckets <= max(plan.MOST_BUCKETS, messages // 8_000 + 1)
     assert 0 <= best.rows <= 2.001 * messages
-    assert cost.pieces_of(2, differences) == 1
-    assert cost.pieces_of(100_000, 1.0) > 1
+    assert plan.pieces_of(2, differences) == 1
+    assert plan.pieces_of(100_000, 1.0) > 1
 
 
 def test_what_differs_everywhere_is_read_without_digests(town: Town) -> None:

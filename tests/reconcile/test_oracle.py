@@ -19,7 +19,6 @@ from sqlalchemy import text
 from outbox import Settings
 from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState, Tier
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import PairResult, Torn
@@ -177,7 +176,7 @@ worlds = st.builds(
         tags=st.sampled_from([None, ["mine"]]),
         effect=st.sampled_from([None, Effect("ledger")]),
     ),
-    range_cost=st.sampled_from([cost.RANGE, 0.0]),
+    range_cost=st.sampled_from([plan.RANGE, 0.0]),
     free_digests=st.booleans(),
     probed=st.booleans(),
     rows_of_range=st.sampled_from([1, 20]),
@@ -345,9 +344,9 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
     ids = [*old, *ids_at(HOUR, len(world.rows) - len(old))]
     town.plant(world.rows, ids=ids)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(cost, "RANGE", world.range_cost))
+        stack.enter_context(mock.patch.object(plan, "RANGE", world.range_cost))
         if world.free_digests:  # several levels, down to ranges of one message
-            stack.enter_context(mock.patch.multiple(cost, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0))
+            stack.enter_context(mock.patch.multiple(plan, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0))
         if world.probed:
             stack.enter_context(mock.patch.multiple(plan, _MESSAGES_OF_PROBE=5, _FEWEST_PROBES=1, ROWS_OF_PROBE=2))
         stack.enter_context(mock.patch.object(settled, "ROWS_OF_RANGE", world.rows_of_range))

@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from outbox.reconcile import pairing, plan, run, source
+from outbox.reconcile import compare, pairing, plan, run, source
 from outbox.reconcile.job import InboxState, Outcome, Tier, Window
 from outbox.reconcile.rows import to_findings
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, counted, fate, ids_at, ids_in, kinds
@@ -33,11 +33,11 @@ def at(stage: str, act: Callable[[], object]) -> Progress:
 def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
     """What the first look of each run found to differ."""
     seen: list[dict[UUID, Outcome]] = []
-    real = run.recheck
+    real = compare.recheck
 
-    def spy(findings: pa.Table, read_again: Any, done: Any) -> Any:
+    def spy(findings: pa.Table, *others: Any) -> Any:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})
-        return real(findings, read_again, done)
+        return real(findings, *others)
 
     monkeypatch.setattr(run, "recheck", spy)
     return seen
@@ -60,7 +60,7 @@ def test_what_heals_between_the_looks_is_no_difference(
     town: Town, first_looks: list[dict[UUID, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are consumed before the second look are counted as such, in several batches."""
-    monkeypatch.setattr(run, "_BATCH", 20)
+    monkeypatch.setattr(compare, "BATCH", 20)
     ids = town.plant([MISSING] * 50)
 
     result = town.reconcile(progress=at("second look", lambda: consume(town, *ids[:45])))
@@ -118,17 +118,18 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
             consume(town, healing)
         return real(job, pair)
 
-    monkeypatch.setattr(run, "rules_now", change)
+    monkeypatch.setattr(pairing, "rules_now", change)
     result = town.reconcile()
 
-    assert len(looks) == run._MOST_READINGS
+    assert len(looks) == compare._MOST_READINGS
     assert kinds(result) == {restless: Outcome[looks[-1].name], calm: Outcome.MISSING}
     assert counted(result) == {Outcome[looks[-1].name]: 1, Outcome.MISSING: 1, Outcome.CONSUMED: 1}
 
 
 def test_nothing_to_look_at_again_opens_no_connection(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing differs there is no second look."""
-    monkeypatch.setattr(run, "rules_now", lambda *_: pytest.fail("looked"))
+    for module in (pairing, run):
+        monkeypatch.setattr(module, "rules_now", lambda *_: pytest.fail("looked"))
     town.plant([IN_SYNC, fate(status=InboxState.NONE, age=0)])
     assert town.reconcile().in_sync
 
@@ -227,7 +228,7 @@ def test_a_reader_whose_snapshot_is_gone_says_so(town: Town) -> None:
     from outbox.reconcile.source import PostgresSide
     from tests.reconcile.town import PAIR
 
-    with source.snapshots_of(*town.accesses) as taken:
+    with source.snapshots_of(town.job().databases) as taken:
         name = taken.producer.name
     with pytest.raises(SourceError, match="snapshot"):
         PostgresSide(town.accesses[0], "producer", PAIR, name).read([Range(FIRST_ID, None)])

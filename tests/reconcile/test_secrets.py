@@ -91,7 +91,7 @@ def test_any_password_connects_and_is_shown_nowhere(
     results = [reconcile(replace(job, tier=tier), told) for tier in (Tier.FULL, Tier.DIGEST)]
 
     assert [kinds(result.pairs[0]) for result in results] == [{missing: Outcome.MISSING}] * 2
-    with snapshots_of(*accesses) as snapshots:
+    with snapshots_of(job.databases) as snapshots:
         side = PostgresSide(accesses[0], "producer", PAIR, snapshots.producer.name)
         comparison = Comparison(side, side, Rules(0, 0, 0))
         shown = [

@@ -381,7 +381,7 @@ def test_the_lookups_of_what_was_touched_use_indexes(town: Town, ids: list[UUID]
     town.at_producer("ANALYZE")
     town.run("ANALYZE")
     plans = []
-    with snapshots_of(*town.accesses) as snapshots:
+    with snapshots_of(town.job().databases) as snapshots:
         mark = settled.load(snapshots, PAIR, Window().range, HOUR).mark
         for snapshot, statement in settled.lookups(snapshots, PAIR, ids, mark, mark):
             plans += [row[0] for row in execute(snapshot.connection, explain(statement))[0]]

@@ -15,14 +15,12 @@ import psutil
 import pytest
 from sqlalchemy import Dialect, create_engine, event, make_url, text
 
-from outbox.errors import InvalidSettings, ReconcileError, SourceError
+from outbox.errors import ReconcileError, SourceError
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Access, Spark
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.source import PostgresSide
-from outbox.reconcile.spark.engine import SparkEngine
-from outbox.reconcile.spark.session import session
-from outbox.reconcile.spark.tasks import planned
+from outbox.reconcile.spark.engine import SparkEngine, planned
 from tests.kit import wait_until
 from tests.reconcile import spark_secrets
 from tests.reconcile.spark_fixtures import Night, night
@@ -62,11 +60,12 @@ def engine(logs: Path) -> Iterator[SparkEngine]:
     """The engine, with web page, event log and a full log."""
     conf = {
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs / 'log4j2.properties'}",
+        "spark.ui.enabled": "true",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(logs / "events"),
         "spark.eventLog.compress": "false",
     }
-    with SparkEngine(Spark(ui=True, conf=conf), 2) as opened:
+    with SparkEngine(Spark(conf), 2) as opened:
         yield opened
 
 
@@ -98,7 +97,7 @@ def test_the_web_page_is_on_loopback(engine: SparkEngine) -> None:
 
 def test_nothing_to_do_starts_nothing(night: Night) -> None:
     """Without tasks there is no result, and Spark isn't started for it."""
-    engine = SparkEngine(Spark(master="spark://nowhere.invalid:7077"), 2)
+    engine = SparkEngine(Spark({"spark.master": "spark://nowhere.invalid:7077"}), 2)
     assert list(engine.run(night.comparison, [], lambda _: None)) == []
 
 
@@ -173,23 +172,11 @@ def test_a_session_that_is_there_is_taken_and_left_as_it_is(engine: SparkEngine,
     owner = engine.session.spark
     owner.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
     conf = {"spark.sql.shuffle.partitions": "3"}
-    with SparkEngine(Spark(conf=conf), 2) as guest:
+    with SparkEngine(Spark(conf), 2) as guest:
         assert sum(map(findings, guest.run(night.comparison, night.tasks(), lambda _: None))) == 200
         assert guest.session.spark.conf.get("spark.sql.shuffle.partitions") == "3"
     assert owner.conf.get("spark.sql.shuffle.partitions") != "3"
     assert owner.range(3).count() == 3
-
-
-def test_another_master_than_that_of_the_session_is_refused(engine: SparkEngine) -> None:
-    """One process has one Spark: asking for another master than it has is an error, not ignored."""
-    master = engine.session.master
-    with (
-        pytest.raises(
-            InvalidSettings, match=rf"a Spark session on {master.address.replace('[', '.').replace(']', '.')}"
-        ),
-        session(Spark(master="spark://elsewhere:7077"), 2),
-    ):
-        pass
 
 
 @pytest.fixture(scope="module")

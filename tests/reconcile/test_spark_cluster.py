@@ -13,8 +13,7 @@ import pytest
 
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.engine import SparkEngine
-from outbox.reconcile.spark.tasks import results
+from outbox.reconcile.spark.engine import SparkEngine, results
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import summed
 
@@ -34,7 +33,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import pickle
 
-from outbox.reconcile.spark.tasks import answers
+from outbox.reconcile.spark.engine import answers
 
 comparison, tasks = pickle.load(sys.stdin.buffer)
 sent = [answer["answer"][0].as_py() for task in tasks for answer in answers(comparison(task))]
@@ -60,8 +59,12 @@ def test_executors_elsewhere_run_the_package_of_the_driver(night: Night) -> None
 
         yield pa.RecordBatch.from_pydict({"home": [outbox.__file__]})
 
-    conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
-    with SparkEngine(Spark(master="local-cluster[1,2,1024]", conf=conf), 2) as engine:
+    conf = {
+        "spark.master": "local-cluster[1,2,1024]",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+    }
+    with SparkEngine(Spark(conf), 2) as engine:
         result = list(engine.run(night.comparison, night.tasks(), lambda _: None))
         found = engine.session.spark.range(0, 2, 1, 2).mapInArrow(homes, "home string").toArrow()["home"].to_pylist()
     assert summed(result) == summed(list(LocalEngine(2).run(night.comparison, night.tasks(), lambda _: None)))

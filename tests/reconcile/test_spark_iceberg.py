@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.reconcile.spark.iceberg import PROPERTY, appending
+from outbox.reconcile.spark.log import PROPERTY, appending
 from tests.reconcile.spark_iceberg_process import Append, stream, table_of
 from tests.reconcile.test_spark_log import ROOT, amounts, cents, log_url, pay, spark  # noqa: F401 - fixtures
 from tests.reconcile.test_topic_log import TOPIC

@@ -1,4 +1,4 @@
-"""Where Spark runs and who reaches which database from there; what its errors say. Without Spark."""
+"""Which database Spark reaches from where it runs; what its errors say. Without Spark."""
 
 from __future__ import annotations
 
@@ -7,69 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from outbox.errors import InvalidSettings, ReconcileError, SourceError, SourceLost
-from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.session import Master, master_of, package_zip, refuse_loopback, spark_defaults
-from outbox.reconcile.spark.tasks import jdbc_options
+from outbox.errors import InvalidSettings, ReconcileError
+from outbox.reconcile.spark.engine import translated
+from outbox.reconcile.spark.session import Master, package_zip, refuse_loopback
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that says nothing of Spark or PostgreSQL."""
-    for name in (
-        "MASTER",
-        "SPARK_REMOTE",
-        "SPARK_HOME",
-        "SPARK_CONF_DIR",
-        "PYSPARK_SUBMIT_ARGS",
-        "PGHOST",
-        "PGSERVICE",
-    ):
+    """An environment that says nothing of PostgreSQL."""
+    for name in ("PGHOST", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_without_a_word_spark_runs_in_this_process() -> None:
-    """Nobody named a master: as many threads of this process as there are workers."""
-    assert master_of(Spark(), 3, {}) == Master("local[3]")
-
-
-def test_who_names_the_master_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option goes before the conf, this before the environment, and that before Spark's own file."""
-    file = {"spark.master": "spark://file:7077"}
-    assert master_of(Spark(), 2, file).address == "spark://file:7077"
-    monkeypatch.setenv("MASTER", "spark://environment:7077")
-    assert master_of(Spark(), 2, file).address == "spark://environment:7077"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name x --master spark://arguments:7077 pyspark-shell")
-    assert master_of(Spark(), 2, file).address == "spark://arguments:7077"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master=yarn pyspark-shell")
-    assert master_of(Spark(), 2, file).address == "yarn"
-    monkeypatch.setenv("SPARK_REMOTE", "sc://environment:15002")
-    assert master_of(Spark(), 2, file).address == "sc://environment:15002"
-    conf = {"spark.master": "spark://conf:7077"}
-    assert master_of(Spark(conf=conf), 2, file).address == "spark://conf:7077"
-    assert master_of(Spark(master="local[8]", conf=conf), 2, file).address == "local[8]"
-
-
-def test_the_token_of_a_connect_server_isnt_shown() -> None:
-    """What follows the address of a Spark Connect server stays out of errors and logs."""
-    assert str(master_of(Spark(remote="sc://host:443/;token=geheim;use_ssl=true"), 2, {})) == "sc://host:443"
-    with pytest.raises(InvalidSettings, match="sc://host:15002") as caught:
-        master_of(Spark(remote="https://host/;token=geheim"), 2, {})
-    assert "geheim" not in str(caught.value)
-
-
-def test_master_and_connect_server_exclude_each_other() -> None:
-    """Spark runs in one place."""
-    with pytest.raises(InvalidSettings, match="leave one of them out"):
-        master_of(Spark(master="local[2]", remote="sc://host"), 2, {})
-
-
-def test_sparks_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to write spark-defaults.conf are understood, and comments aren't settings."""
-    (tmp_path / "spark-defaults.conf").write_text("# spark.a 1\nspark.b\t2 3\n spark.c=4\nspark.d = 5\n\nodd\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert spark_defaults() == {"spark.b": "2 3", "spark.c": "4", "spark.d": "5"}
 
 
 LOOPBACK = ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "db.localhost", ""]
@@ -121,30 +68,6 @@ def test_one_of_many_hosts_on_loopback_is_refused() -> None:
             refuse_loopback(Master("yarn"), url)
 
 
-def test_user_and_password_are_no_part_of_the_jdbc_url() -> None:
-    """Spark shows URLs here and there; what is secret goes as an option, which it shows nowhere."""
-    options = jdbc_options("postgresql+psycopg://ann:p%40ss@db:5433/shop?sslmode=require&application_name=night")
-    assert options["url"] == "jdbc:postgresql://db:5433/shop"
-    assert (options["user"], options["password"]) == ("ann", "p@ss")
-    assert (options["sslmode"], options["ApplicationName"]) == ("require", "night")
-    assert jdbc_options("postgresql://ann@[::1]/shop")["url"] == "jdbc:postgresql://[::1]:5432/shop"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql:///shop",
-        "postgresql:///shop?host=/run/pg",
-        "postgresql:///shop?host=a,b",
-        "postgresql://h/shop?target_session_attrs=any",
-    ],
-)
-def test_what_the_jdbc_driver_cant_do_is_refused(url: str) -> None:
-    """Sockets, lists of hosts and settings that the driver doesn't know are named, with the mend."""
-    with pytest.raises(InvalidSettings, match=r"shop.*mend: .*leave out the driver jar"):
-        jdbc_options(url)
-
-
 def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> None:
     """Executors get every module; the same files make the same zip, so that Spark takes two for one."""
     first, second = package_zip(tmp_path), package_zip(tmp_path / ".." / tmp_path.name)
@@ -152,16 +75,10 @@ def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> Non
     (tmp_path / "again").mkdir()
     assert package_zip(tmp_path / "again").read_bytes() == first.read_bytes()
     with zipfile.ZipFile(first) as archive:
-        assert {"outbox/__init__.py", "outbox/reconcile/spark/tasks.py"} <= set(archive.namelist())
+        assert {"outbox/__init__.py", "outbox/reconcile/spark/engine.py"} <= set(archive.namelist())
         assert archive.testzip() is None
 
 
-PSQL = """An error occurred while calling o55.collectToPython.
-: org.apache.spark.SparkException: Job aborted due to stage failure
-\tat org.apache.spark.x
-Caused by: org.postgresql.util.PSQLException: FATAL: no such thing
-\tat org.postgresql.y
-"""
 PYTHON = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "a.py", line 3, in f
@@ -180,12 +97,6 @@ Caused by: java.io.IOException: No space left on device
 @pytest.mark.parametrize(
     ("trace", "kind", "said"),
     [
-        (PSQL, SourceError, "can't be read through JDBC: FATAL: no such thing"),
-        (
-            PSQL.replace("no such thing", "terminating connection due to administrator command"),
-            SourceLost,
-            "can't be read through JDBC: FATAL: terminating connection",
-        ),
         (PYTHON, ReconcileError, "Spark's executors miss a library (No module named 'pyarrow'); mend: "),
         (JAVA, ReconcileError, "Spark failed: No space left on device"),
         ("", ReconcileError, "Spark failed: RuntimeError"),

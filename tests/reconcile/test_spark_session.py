@@ -25,7 +25,7 @@ def rows(batches):
 
 signal.signal(signal.SIGINT, mine)
 before, told = dict(os.environ), {}
-with session(Spark(), 2) as opened:
+with session(Spark(json.loads(os.environ.get("CONF", "{}"))), 2) as opened:
     spark = opened.spark
     told["place"] = opened.master.address
     told["rows"] = spark.range(0, 8, 1, 4).mapInArrow(rows, "id long").toArrow().num_rows
@@ -75,13 +75,12 @@ def test_a_session_is_quiet_alone_and_leaves_nothing(tmp_path: Path) -> None:
     assert {address.removeprefix("::ffff:") for address in told["listening"]} == {"127.0.0.1"}
     assert (told["children"], told["folder is left"], told["handler"]) == (0, False, True)
     assert told["environment"] == ["SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"]
-    assert [path.name for path in tmp_path.iterdir()] == [".cache"]
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_configuration_of_spark_says_where_and_a_failure_is_one_line(tmp_path: Path) -> None:
-    """Without a master in the options that of spark-defaults.conf is taken; where it fails, one line says why."""
-    (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.master\tlocal[bogus]\n")
-    done = run(tmp_path, PATH=os.environ["PATH"], SPARK_CONF_DIR=str(tmp_path))
+def test_a_failure_is_one_line(tmp_path: Path) -> None:
+    """A master of the job's own settings is taken; where it fails, one line says why."""
+    done = run(tmp_path, PATH=os.environ["PATH"], CONF='{"spark.master": "local[bogus]"}')
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "outbox.errors.ReconcileError: Spark doesn't start on local[bogus]: Could not parse Master URL: 'local[bogus]'"

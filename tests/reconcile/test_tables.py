@@ -352,7 +352,7 @@ def test_an_id_is_recorded_without_what_postgresql_refuses() -> None:
 
 def test_an_executor_needs_no_libpq() -> None:
     """What a task imports to read a side works where psycopg doesn't."""
-    modules = ("side", "plans", "columns")
+    modules = ("side", "lake", "columns")
     imported = ", ".join(f"outbox.reconcile.tables.{name}" for name in modules)
     code = f"import sys; sys.modules['psycopg'] = None; import {imported}"
     subprocess.run([sys.executable, "-c", code], check=True)

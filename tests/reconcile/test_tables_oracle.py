@@ -11,13 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from outbox.reconcile import plan
+from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import cost
 from outbox.reconcile.job import Effect, Job, Outcome, Pair, Part, Tier
 from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables import pairing
 from tests.kit import tries
 from tests.reconcile.foreign import IDS, foreign_job, tell
 from tests.reconcile.test_oracle import in_sync, odd_fates, oracle
@@ -51,7 +49,7 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
     for tier in (Tier.FULL, Tier.DIGEST):
         agrees(reconcile(replace(job, tier=tier)).pairs[0], expected)
     with (
-        mock.patch.object(cost, "RANGE", 0.0),
+        mock.patch.object(plan, "RANGE", 0.0),
         mock.patch.object(plan, "_ROWS_OF_TASK", 3),
         mock.patch.object(pairing, "mixing_of", lambda _: reconcile_sql.PORTABLE),
     ):
@@ -84,7 +82,7 @@ def test_told_by_foreign_tables_it_comes_to_the_same(
     village.plant(rows)
     tell(village, pair, ids, hex_digests=both)
     expected = {named(id_, ids): outcome for id_, outcome in oracle(village, pair).items()}
-    with mock.patch.object(pairing, "_ROWS_OF_BUCKET", bucket):
+    with mock.patch.object(pairing, "_ROWS_OF_FOREIGN_BUCKET", bucket):
         in_all_ways(foreign_job(village, *parts, pairs=(of_side(pair, *parts),)), expected)
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import digest, pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import cost
 from outbox.reconcile.job import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
 from outbox.reconcile.source import snapshots_of
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
@@ -176,7 +175,7 @@ def test_each_difference_alone_makes_its_range_differ(
 ) -> None:
     """Every difference shows in the digests of its range, also where all else agrees, by either hash."""
     monkeypatch.setattr(pairing, "mixing_of", lambda snapshots: mixing)
-    monkeypatch.setattr(cost, "RANGE", 0.0)  # so that it never pays to read all
+    monkeypatch.setattr(plan, "RANGE", 0.0)  # so that it never pays to read all
     ids = ids_at(HOUR, 10 * len(DIRT))
     good = fate(effects=1)
     fates: list[Fate] = [each for dirt in DIRT.values() for each in (*[good] * 9, dirt)]
@@ -218,7 +217,7 @@ def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> No
 
 def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
-    with snapshots_of(*town.accesses) as snapshots:
+    with snapshots_of(town.job().databases) as snapshots:
         assert digest.mixing_of(snapshots) is reconcile_sql.FAST
         values = iter([[[(1, 2)]], [[(1, 3)]]])
         with monkeypatch.context() as patch:

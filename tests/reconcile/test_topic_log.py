@@ -13,8 +13,7 @@ from outbox import Outbox, Settings
 from outbox.errors import InvalidMessage, InvalidSettings, MessagesPruned, SourceError
 from outbox.reader import Reader
 from outbox.reconcile import source
-from outbox.reconcile.spark.log import StreamReader, TableReader
-from outbox.reconcile.spark.topic_log import LOG, LogOffset, LogOptions, TopicLog, as_offset
+from outbox.reconcile.spark.log import LOG, LogOffset, LogOptions, StreamReader, TableReader, TopicLog, as_offset
 from tests.kit import dispatch_all
 from tests.reconcile.town import Town, url_of
 

@@ -265,12 +265,9 @@ def test_the_error_is_the_callers() -> None:
     assert refused.value.field == "filter.number"
 
 
-def test_folder_and_zone() -> None:
-    """Paths begin where their file is; a form's times are of the zone that it shows."""
-    reader = Reader("text", folder=Path("/etc"), zone=dt.UTC)
-    read = reader.read(Everything, {"file": "a", "at": "2026-03-01T12:00"})
-    assert (read.file, read.at) == (Path("/etc/a"), NOON)
-    assert reader.read(Everything, {"file": "/a"}).file == Path("/a")
+def test_zone() -> None:
+    """A form's times are of the zone that it shows."""
+    assert Reader("text", zone=dt.UTC).read(Everything, {"at": "2026-03-01T12:00"}).at == NOON
 
 
 def test_queries() -> None:

@@ -227,7 +227,6 @@ def test_misspelt_variables_are_refused(name: str, said: str) -> None:
         "OUTBOX_PROCESSES",
         "OUTBOX_PG_BIN",
         *(
-            "OUTBOX_JDBC_JAR",
             "OUTBOX_CONSOLE_PORT",
             "OUTBOX_TEST_BROWSER",
             "OUTBOX_BENCH_SIZES",

@@ -127,7 +127,7 @@ class PairOptions:
 
 FILTERS = options_of(Pair, "topic", "group")
 WINDOW = options_of(Window, "last")
-_SPARK = options_of(Spark, "conf", prefixed={"ui"})
+_SPARK = options_of(Spark, "conf")
 _JOB = options_of(
     Job,
     *("producer", "consumer", "producer_table", "consumer_table"),

@@ -67,9 +67,8 @@ def fleet(
             options.need_terminal("not repairing", yes=yes)
         result = _run(whole, yes=yes)
         _report(report, result)
-    from outbox.reconcile.fleet.report import fleet_verdict  # noqa: PLC0415 - needed by this command alone
 
-    reached = fleet_verdict(result)
+    reached = result.verdict
     if result.failed:
         raise typer.Exit(Code.PARTIAL if result.results else Code.NO_RESULT)
     raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
@@ -117,10 +116,10 @@ def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
 
 
 def _report(report: SummaryOptions, result: FleetResult) -> None:
-    from outbox.reconcile.fleet.html import write_fleet_html  # noqa: PLC0415 - an extra
     from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
         fleet_as_json,
         print_fleet,
+        write_fleet_html,
         write_fleet_prometheus,
     )
     from outbox.reconcile.report.findings import write_findings  # noqa: PLC0415 - an extra

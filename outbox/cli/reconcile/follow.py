@@ -123,7 +123,7 @@ class _Shown:
 
     def report(self, result: PassResult) -> None:
         """Show what a pass has to tell."""
-        from outbox.reconcile.follow.events import events_of  # noqa: PLC0415 - an extra
+        from outbox.reconcile.follow.follower import events_of  # noqa: PLC0415 - an extra
 
         self.open[str(result.pair)] = result.open.total()
         for event in events_of(result, f"reconcile {self.name}: {result.pair}", self.name):

@@ -174,7 +174,7 @@ def read_fleet(path: Path, environ: Mapping[str, str] | None = None) -> Fleet:
     for each in files:
         document = read_toml(each)
         try:
-            whole.add(document, each.parent)
+            whole.add(document)
         except (InvalidSettings, InvalidMessage) as error:
             raise InvalidSettings(f"{each}: {error}") from None
     try:
@@ -194,7 +194,7 @@ class _Gathered:
     job: Values = field(default_factory=dict)
     bounds: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, document: Values, folder: Path) -> None:
+    def add(self, document: Values) -> None:
         """Add a file; what only one can say is refused in a second."""
         reader, rest = Reader(), dict(document)
         for number, table in enumerate(_tables(rest, "database"), 1):
@@ -221,7 +221,7 @@ class _Gathered:
         if (job and self.job) or bounds.keys() & self.bounds.keys():
             twice = ["job"] if job and self.job else sorted(bounds.keys() & self.bounds.keys())
             raise InvalidSettings(f"{twice[0]} is there in another file of the folder already; give it once")
-        self.job = self.job or read_mapping(job, folder, self.environ)
+        self.job = self.job or read_mapping(job, self.environ)
         self.bounds |= bounds
 
 

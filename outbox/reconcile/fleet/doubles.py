@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from outbox.database.execute import execute, statement
 from outbox.errors import OutboxError
+from outbox.reconcile.compare import only
 from outbox.reconcile.fleet.members import Member
 from outbox.reconcile.job import InboxState, Outcome, Range
 from outbox.reconcile.judge import Both, judge
@@ -25,7 +26,7 @@ from outbox.reconcile.record.write import Record
 from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import FINDING, JobResult, PairResult, fixed_ids
 from outbox.reconcile.source import PostgresSide, connected, insist
-from outbox.reconcile.sql import LAST_ID, last_of
+from outbox.reconcile.sql import last_of
 
 Array = np.ndarray[Any, Any]
 
@@ -151,7 +152,7 @@ def _count(inbox: _Inbox, ids: Array, step: Callable[[], None]) -> None:
 def _consumed(inbox: _Inbox, ids: Sequence[UUID]) -> pa.Table:
     """Return those that count as consumed as findings (`rows.FINDING`) of an effect that is there twice."""
     job, pair = inbox.member.job, inbox.result.pair
-    ranges = [Range(each, None if each == LAST_ID else UUID(int=each.int + 1)) for each in sorted(ids)]
+    ranges = [only(each) for each in sorted(ids)]
     rules = rules_now(job, pair)
     producer, consumer = sources(job, pair)
     _, judged = judge(Both(producer.read(ranges), consumer.read(ranges)), rules, every=True)

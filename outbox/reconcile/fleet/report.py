@@ -1,4 +1,4 @@
-"""What a fleet comes to: one table, one JSON object, one file for Prometheus.
+"""What a fleet comes to: one table, one JSON object, one page, one file for Prometheus.
 
 As JSON: ``version``, ``seconds``, ``in_sync``, ``verdict``, ``failed``, ``unreachable`` ({name: why}),
 ``faults[]`` (sentences), and
@@ -25,33 +25,10 @@ from outbox.reader import plain as as_plain
 from outbox.reconcile.fleet.members import Member
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.job import Pair
-from outbox.reconcile.report import VERSION, Verdict, amount, as_json, reports, sentence_of, shares, verdict
+from outbox.reconcile.report import VERSION, amount, as_json, reports, sentence_of, shares, verdict
 from outbox.reconcile.report.prometheus import Gauges
 from outbox.reconcile.rows import Finding
-from outbox.text import counted, duration, key_text, plain
-
-
-def fleet_verdict(result: FleetResult) -> Verdict:
-    """Return what the members that have a result come to."""
-    every = [verdict(each) for _, each in result.results]
-    texts = [f"{member}: {text}" for member, each in result.results for text in verdict(each).measures]
-    texts += [each.verdict for each in result.totals if not each.in_sync]
-    return Verdict(sum(each.differences for each in every), sum(each.left for each in every), tuple(texts))
-
-
-def sentence(result: FleetResult) -> str:
-    """Return the verdict for people."""
-    if not result.failed:
-        return fleet_verdict(result).sentence
-    failed = (
-        f"{counted(result.failed, 'member or database', 'members and databases')} came to no result, or not to its end"
-    )
-    return f"{failed}; of the others: {fleet_verdict(result).sentence}" if result.results else failed
-
-
-def in_sync(result: FleetResult) -> bool:
-    """Did everything come to a result, and is nothing different?"""
-    return not result.failed and fleet_verdict(result).in_sync
+from outbox.text import counted, duration, key_text, plain, whole
 
 
 def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
@@ -101,14 +78,10 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
             )
     for text in (*(f"{name}: {why}" for name, why in result.unreachable.items()), *result.faults):
         console.print(Text(plain(text), "bold red"))
-    _print_findings(result, console, findings)
+    for member, pair, finding, said in findings_shown(result, findings):
+        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {said}"))
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
-    console.print(Text(plain(sentence(result)), "bold green" if in_sync(result) else "bold red"))
-
-
-def _print_findings(result: FleetResult, console: Console, limit: int) -> None:
-    for member, pair, finding, text in findings_shown(result, limit):
-        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
+    console.print(Text(plain(result.sentence), "bold green" if result.in_sync else "bold red"))
 
 
 def findings_shown(result: FleetResult, limit: int) -> Iterator[tuple[Member, Pair, Finding, str]]:
@@ -136,8 +109,8 @@ def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, An
         {
             "version": VERSION,
             "seconds": result.seconds,
-            "in_sync": in_sync(result),
-            "verdict": sentence(result),
+            "in_sync": result.in_sync,
+            "verdict": result.sentence,
             "failed": result.failed,
             "unreachable": result.unreachable,
             "faults": result.faults,
@@ -159,3 +132,31 @@ def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
             gauges.add(each.result, *names)
     gauges.add_fleet(result.failed, {total.name: total.in_sync for total in result.totals})
     gauges.write(path)
+
+
+def write_fleet_html(path: Path, result: FleetResult, limit: int | None = None) -> None:
+    """Write the page as one HTML file, at once and whole, with at most so many findings."""
+    with whole(path) as file:
+        file.write(render_fleet(result, limit).encode())
+
+
+def render_fleet(result: FleetResult, limit: int | None = None) -> str:
+    """Return the page, in the style of that of a job: no script, and nothing that is loaded."""
+    from outbox.reconcile.report.html import LIMIT, ROWS, template  # noqa: PLC0415 - an extra
+
+    troubles = [
+        *((str(each.member), each.error) for each in result.members if each.error),
+        *result.unreachable.items(),
+        *(("", fault) for fault in result.faults),
+    ]
+    return template("fleet.html.j2").render(
+        result=result,
+        sentence=result.sentence,
+        verdict=result.verdict,
+        is_well=result.in_sync,
+        messages=sum(pair.counts.total() for _, each in result.results for pair in each.pairs),
+        troubles=troubles,
+        measures_of=lambda each: verdict(each).measures,
+        findings=list(findings_shown(result, LIMIT if limit is None else limit)),
+        rows_shown=ROWS,
+    )

@@ -2,6 +2,10 @@
 
 An error of a member ends that member alone. An end of the fleet ends the members at work, each at its next step; their
 records say so.
+
+By a timetable its run is in the record of the database whose workers run it: when it began and ended, and what it came
+to. It is of the pair `timetable.FLEET`, which no topic and group can be. The findings are in the consumers' databases,
+as always.
 """
 
 from __future__ import annotations
@@ -9,20 +13,26 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event
+from typing import Any
+from uuid import UUID
 
+from outbox.errors import OutboxError
 from outbox.reconcile import run
 from outbox.reconcile.fleet.config import Bounds, Fleet
 from outbox.reconcile.fleet.doubles import Double, find_doubles
 from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.totals import TotalResult, check_total, total_of
-from outbox.reconcile.job import NoProgress, Progress, Stoppable
-from outbox.reconcile.record.write import why_of
+from outbox.reconcile.job import Access, EngineName, NoProgress, Progress, Stoppable, Window
+from outbox.reconcile.record.timetable import FLEET
+from outbox.reconcile.record.write import RunIds, RunRecord, why_of
+from outbox.reconcile.report import Verdict, verdict
 from outbox.reconcile.rows import JobResult
-from outbox.text import duration
+from outbox.text import counted, duration
 
 #: Progress is told at least so often (seconds), and what is free is given away.
 _TELL_EVERY = 0.2
@@ -61,6 +71,28 @@ class FleetResult:
     def failed(self) -> int:
         """How many members, databases and groups came to no result, or not to the end of it."""
         return sum(bool(each.error) for each in self.members) + len(self.unreachable) + len(self.faults)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the members that have a result come to."""
+        every = [(member, verdict(each)) for member, each in self.results]
+        texts = [f"{member}: {text}" for member, each in every for text in each.measures]
+        texts += [each.verdict for each in self.totals if not each.in_sync]
+        return Verdict(sum(each.differences for _, each in every), sum(each.left for _, each in every), tuple(texts))
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for people."""
+        if not self.failed:
+            return self.verdict.sentence
+        which = counted(self.failed, "member or database", "members and databases")
+        failed = f"{which} came to no result, or not to its end"
+        return f"{failed}; of the others: {self.verdict.sentence}" if self.results else failed
+
+    @property
+    def in_sync(self) -> bool:
+        """Did everything come to a result, and is nothing different?"""
+        return not self.failed and self.verdict.in_sync
 
 
 def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult:
@@ -150,3 +182,67 @@ def in_turn(
             ending.set()
             progress.say(f"{len(running)} at work, which end at their next step")
             raise
+
+
+# --- by a timetable --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """A fleet, the database that records that it is run, and which messages are compared."""
+
+    fleet: Fleet
+    recorder: Access
+    window: Window
+    record: bool = True
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """What its run is called in place of a topic and a group."""
+        return (FLEET,)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """All databases that it speaks to."""
+        of_jobs = self.fleet.job.get("record_in")
+        return (*self.fleet.databases.values(), self.recorder, *([of_jobs] if of_jobs else []))
+
+    def carry_out(self, ids: RunIds, progress: Progress) -> FleetResult:
+        """Compare the fleet, repair what differs if its jobs say so, and record what came of it.
+
+        A run in which something came to no result is recorded as failed, with what was counted of the rest.
+
+        Raises:
+            InvalidSettings: as `compare_fleet`.
+            SourceLost: the record can't be written.
+        """
+        record, (run_id,) = RunRecord(self), ids.runs
+        try:
+            with record.alive(ids.runs):
+                result = compare_fleet(self.fleet, progress)
+                if self.fleet.job.get("apply"):
+                    mend_fleet(self.fleet, result, progress)
+        except BaseException as error:
+            # This is the error to tell, also where the record can't be written any more.
+            with suppress(OutboxError):
+                record.fail(run_id, error)
+            raise
+        self._end(record, run_id, result)
+        return result
+
+    def _end(self, record: RunRecord, run_id: UUID, result: FleetResult) -> None:
+        if result.failed:
+            record.fail(run_id, result.sentence)
+        pairs = [pair for _, each in result.results for pair in each.pairs]
+        counts = sum((pair.counts for pair in pairs), Counter())
+        plan: Mapping[str, Any] = {
+            "engine": EngineName.LOCAL,
+            "why": [result.sentence, f"{len(result.members)} jobs of two databases each, {len(pairs)} pairs in all"],
+            "rows_read": sum(pair.plan.rows_read for pair in pairs),
+            "healed": sum(pair.healed for pair in pairs),
+            # All findings are in the consumers' databases.
+            "left_out": result.verdict.left,
+            "members": len(result.members),
+            "failed": result.failed,
+        }
+        record.close(run_id, {outcome.label: number for outcome, number in sorted(counts.items()) if number}, plan)

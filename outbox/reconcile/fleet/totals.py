@@ -175,7 +175,7 @@ def _taken(fleet: Fleet, total: FleetTotal, addition: _Addition, step: Callable[
         in_flight, early = Tally(total.by, len(total.values)), Tally(total.by, len(total.values))
         for member, pair in addition.moving:
             step()
-            between = Snapshots(snapshots[member.consumer], snapshots[member.producer])
+            between = Snapshots({"consumer": snapshots[member.consumer], "producer": snapshots[member.producer]})
             first = _compared(member.job, pair, between)
             with reaching(member.job.producer):
                 producer = between.producer

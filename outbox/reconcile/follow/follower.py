@@ -1,8 +1,10 @@
 """A follower of one pair: pass after pass it looks, looks again at what differs, writes that down, and repairs it.
 
-Nothing it does is its own: outcomes are those of `judge`, the second look is that of `run`, repairs are those of
+Nothing it does is its own: outcomes are those of `judge`, the second look is that of `compare`, repairs are those of
 `repair`. What it adds is that it never begins anew: each pass goes on from where the last one came to, whichever worker
 took it.
+
+What a pass has to tell is one event for each kind of difference, however many messages they are.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -23,19 +25,21 @@ from outbox.database.execute import execute
 from outbox.errors import InvalidSettings
 from outbox.message.ids import uuid7_at
 from outbox.message.model import Counts
+from outbox.reconcile.compare import in_flight, recheck
 from outbox.reconcile.follow.record import LEASE, ClaimedPass, FollowerRecord, KnownDifference
 from outbox.reconcile.follow.sessions import Sessions
 from outbox.reconcile.follow.state import FollowerState, PendingRange
 from outbox.reconcile.follow.survey import SLACK, Chunk, LogSurvey, LogSurveyor, ahead_of, due_of, pending_of
 from outbox.reconcile.job import DONE, HEALED, EngineName, Job, Outcome, Pair, Repair
-from outbox.reconcile.pairing import in_flight, rules_of
+from outbox.reconcile.pairing import rules_of
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import acted
 from outbox.reconcile.repair import BUSY, repair
 from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import Finding, Repaired, to_findings, to_uuids
-from outbox.reconcile.run import recheck
 from outbox.reconcile.source import SessionSettings, engine_of
+from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.events import DifferencesFound, DifferencesGone, DifferencesRepaired, FollowerRewound
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -282,3 +286,53 @@ def _pending(
         pending = pending_of(chunk, unlisted.get(number, Counter()), again_at)
         if pending is not None:
             yield pending
+
+
+# --- what a pass has to tell ------------------------------------------------------------------------------
+
+#: So many messages of a kind are named in one event.
+NAMED = 100
+
+
+def events_of(result: PassResult, duty: str, name: str) -> Iterator[TelemetryEvent]:
+    """Yield what a pass has to tell."""
+    topic, group = result.pair.names
+    named: dict[str, Any] = {"duty": duty, "reconciliation": name, "topic": topic, "group": group}
+    if result.fell_back:
+        yield FollowerRewound(**named)
+    found: dict[Outcome, list[UUID]] = {}
+    for each in result.found:
+        found.setdefault(each.outcome, []).append(each.id)
+    more, fewer = unlisted(result)
+    for kind in sorted(found.keys() | more.keys()):
+        ids = found.get(kind, [])
+        yield DifferencesFound(
+            **named, kind=kind.label, number=len(ids) + more[kind], message_ids=tuple(ids[:NAMED]), mend=kind.by_hand
+        )
+    gone: dict[Outcome, list[UUID]] = {}
+    for id_, kind in result.gone.items():
+        gone.setdefault(kind, []).append(id_)
+    for kind in sorted(gone.keys() | fewer.keys()):
+        ids = gone.get(kind, [])
+        number = len(ids) + fewer[kind]
+        yield DifferencesGone(
+            **named, kind=kind.label, number=number, message_ids=tuple(ids[:NAMED]), left=result.open[kind]
+        )
+    if result.repaired:
+        results = Counter(each.result for each in result.repaired)
+        yield DifferencesRepaired(**named, results=dict(results))
+
+
+def unlisted(result: PassResult) -> tuple[Counter[Outcome], Counter[Outcome]]:
+    """Return how many differences there are more, and fewer, of each kind, besides those that are listed.
+
+    A backlog is told when it begins and when it is over.
+    """
+    change: Counter[Outcome] = Counter(result.open)
+    change.subtract(result.before)
+    change.subtract(each.outcome for each in result.found)
+    change.update(result.gone.values())
+    ahead = Outcome.UNCONSUMED
+    if result.before[ahead] and result.open[ahead]:
+        del change[ahead]
+    return +change, -change

@@ -19,12 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.database.engines import discard
 from outbox.database.execute import driver_of, execute
 from outbox.reconcile import sql
-from outbox.reconcile.compare import Side
+from outbox.reconcile.compare import Comparison, Side
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Range
-from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import rules_by
+from outbox.reconcile.pairing import rules_now
 from outbox.reconcile.rows import SCHEMAS
-from outbox.reconcile.run import judged
 from outbox.reconcile.source import PostgresSide, SessionSettings, Snapshot, Snapshots, engine_of, reaching, snapshot_on
 
 #: From so many rows on, COPY by another connection is cheaper.
@@ -87,41 +85,39 @@ class Sessions:
             of_consumer, of_producer = (
                 stack.enter_context(
                     snapshot_on(
-                        self._connection(part), self._access(part), [part], waiting=waiting, settings=self.settings
+                        self._connection(part),
+                        self.job.databases[part],
+                        [part],
+                        waiting=waiting,
+                        settings=self.settings,
                     )
                 )
                 for part in ("consumer", "producer")
             )
-            yield Snapshots(of_consumer, of_producer)
+            yield Snapshots({"consumer": of_consumer, "producer": of_producer})
 
     def read_again(self, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-        """Read messages as they are now (`run.Reading`); nothing is in a transaction before or after."""
+        """Read messages as they are now (`compare.Reading`); nothing is in a transaction before or after."""
         with self._closed_on_error():
             try:
-                return judged(self._side("producer", pair), self._side("consumer", pair), self._rules_now(pair), ids)
+                rules = rules_now(self.job, pair, self._opened)
+                return Comparison(self._side("producer", pair), self._side("consumer", pair), rules).again(ids)
             finally:
                 for connection in self._open.values():
                     with suppress(SQLAlchemyError):  # what went wrong before is to be told
                         connection.rollback()
 
-    def _rules_now(self, pair: Pair) -> Rules:
-        """Return the rules as of now, read before the rows are, as `pairing.rules_now` does."""
-        with reaching(self.job.producer):
-            ((of_producer,),) = execute(self._connection("producer"), sql.CLOCK_AND_LAG)
-        with reaching(self.job.consumer):
-            consumer = self._connection("consumer")
-            ((of_consumer,),) = execute(consumer, sql.CLOCK_AND_LAG)
-            return rules_by(self.job, pair, consumer, of_producer, of_consumer)
+    @contextmanager
+    def _opened(self, part: Part) -> Iterator[Connection]:
+        with reaching(self.job.databases[part]):
+            yield self._connection(part)
 
     def _side(self, part: Part, pair: Pair) -> ConnectedSide:
-        return ConnectedSide(self._connection(part), self._access(part), part, pair)
-
-    def _access(self, part: Part) -> Access:
-        return self.job.producer if part == "producer" else self.job.consumer
+        return ConnectedSide(self._connection(part), self.job.databases[part], part, pair)
 
     def _connection(self, part: Part) -> Connection:
         if part not in self._open:
-            access = self._access(part)
+            access = self.job.databases[part]
             with reaching(access):
                 # READ COMMITTED, whatever the server's default: outside of a snapshot a statement sees what is there.
                 self._open[part] = engine_of(access).connect().execution_options(isolation_level="READ COMMITTED")

@@ -19,20 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.database.execute import execute
+from outbox.database.execute import Template, execute
+from outbox.database.sql import open_rows
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import compared
+from outbox.reconcile.compare import Comparison, Task, differing, in_flight
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
-from outbox.reconcile.follow import sql
 from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
 from outbox.reconcile.job import Job, Outcome, Pair, ProducerState, Range
 from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import in_flight, rules_of
+from outbox.reconcile.pairing import rules_of
 from outbox.reconcile.plan import cut
 from outbox.reconcile.record import settled
+from outbox.reconcile.record.settled import WRITTEN_SINCE
 from outbox.reconcile.rows import FINDING, to_uuids
-from outbox.reconcile.run import differing, judged
 from outbox.reconcile.source import Snapshots, in_savepoint, reaching
 
 #: How long (seconds) after its id a message usually is in its queue, at most: ids are taken up so much later than they
@@ -132,7 +132,7 @@ class LogSurveyor:
         ahead = uuid7_at(rules.producer_now / 1e6 + AHEAD)
         values = {**settled.written_since(before, now), "topic": self.pair.topic}
         producer = self.snapshots.producer
-        statement = sql.late(producer.access.schema, frontier=self.state.frontier, ahead=ahead, **values)
+        statement = _LATE(producer.access.schema, frontier=self.state.frontier, ahead=ahead, **values)
         with reaching(producer.access), in_savepoint(producer.connection, 0.0, by_index=True):
             return [id_ for (id_,) in execute(producer.connection, statement)[0]]
 
@@ -140,8 +140,8 @@ class LogSurveyor:
         """Return what the log doesn't tell of, and wasn't read so far."""
         producer, consumer, frontier = self.snapshots.producer, self.snapshots.consumer, self.state.frontier
         of_pair: dict[str, Any] = {"topic": self.pair.topic, "frontier": frontier}
-        unsaid = sql.unsaid(producer.access.schema, grace=rules.grace / 1e6, **of_pair)
-        failing = sql.failing(consumer.access.schema, group=self.pair.group, **of_pair)
+        unsaid = _UNSAID(producer.access.schema, grace=rules.grace / 1e6, **of_pair)
+        failing = _FAILING(consumer.access.schema, group=self.pair.group, **of_pair)
         ids: set[UUID] = set()
         for side, statement in ((producer, unsaid), (consumer, failing)):
             with reaching(side.access), in_savepoint(side.connection, 0.0, by_index=True):
@@ -157,7 +157,7 @@ class LogSurveyor:
         producer = self.snapshots.producer
         values = {"topic": self.pair.topic, "queues": fallen, "positions": [offsets.get(each, 0) for each in fallen]}
         with reaching(producer.access):
-            (following,) = execute(producer.connection, sql.at_positions(producer.access.schema, **values))
+            (following,) = execute(producer.connection, _AT_POSITIONS(producer.access.schema, **values))
         ids = [self.state.frontier, *(UUID(id_) for id_ in changed if id_), *(id_ for (id_,) in following)]
         back = uuid7_at(max((min(ids).int >> 80) / 1e3 - REWIND, 0.0))
         self.state.frontier = min(self.state.frontier, back)
@@ -218,8 +218,8 @@ class LogSurveyor:
         if not different:
             return chunk, FINDING.empty_table()
         ranges = _joined(bucket for bucket, _ in different)
-        producer, consumer = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
-        collected = compared(producer.read(ranges), consumer.read(ranges), look.rules)
+        sides = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
+        collected = Comparison(*sides, look.rules)(Task(0, tuple(ranges)))
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table
@@ -245,8 +245,7 @@ class LogSurveyor:
                 self.open[id_] = self.open.pop(id_)
         if not some:
             return
-        producer, consumer = readers_of(self.snapshots, self.pair, 0)
-        table, others = judged(producer, consumer, look.rules, sorted(some))
+        table, others = Comparison(*readers_of(self.snapshots, self.pair, 0), look.rules).again(sorted(some))
         look.judged += len(some)
         state.judged += _in_order(others)
         for id_, due_at in due_of(look.rules, in_flight(table)):
@@ -339,3 +338,46 @@ def due_of(rules: Rules, flying: pa.Table) -> Iterator[tuple[UUID, int]]:
     soonest = np.where(ends > rules.producer_now, ends, NEVER).min(axis=0, initial=NEVER)
     soonest = np.where(soonest == NEVER, rules.producer_now + 1_000_000, soonest + 1)
     yield from zip(to_uuids(flying), soonest.tolist(), strict=True)
+
+
+# --- statements: what was written since the last pass, without what was judged ---------------------------
+
+#: So many ids of each kind that the log doesn't tell of are read in a pass.
+_MOST_UNSAID = 5_000
+
+#: What became visible since a mark (`settled.written_since`) with an id below the frontier, or made ahead of time.
+#: Rows: ``(half_id,)``.
+_LATE: Template = Template(f"""
+SELECT DISTINCT half_id FROM ({WRITTEN_SINCE}) t
+ WHERE half_id < %(frontier)s::uuid OR half_id >= %(ahead)s::uuid
+""")
+
+# Each by an index. Their rows go away, or are few: the caller leaves out what it has judged already.
+#: What no op and no message tells of: halves that wait for a decision, what was compensated, what is overdue for its
+#: release by so many seconds. Rows: ``(half_id,)``.
+_UNSAID: Template = Template(f"""
+(SELECT half_id FROM {{s}}.half_check WHERE topic = %(topic)s AND half_id < %(frontier)s::uuid LIMIT {_MOST_UNSAID})
+ UNION ALL
+(SELECT half_id FROM {{s}}.compensation WHERE half_id < %(frontier)s::uuid
+  ORDER BY half_id DESC LIMIT {_MOST_UNSAID})
+ UNION ALL
+(SELECT half_id FROM {{s}}.scheduled_message
+  WHERE recalled_at IS NULL AND deliver_at < clock_timestamp() - make_interval(secs => %(grace)s)
+    AND half_id < %(frontier)s::uuid
+  ORDER BY deliver_at LIMIT {_MOST_UNSAID})
+""")
+
+#: What a group isn't done with: it fails at it, has parked it, or has it wait for its key. Rows: ``(message_id,)``.
+_FAILING: Template = Template(f"""
+SELECT message_id FROM ({open_rows(f"discarded_at IS NULL LIMIT {_MOST_UNSAID}")}) f
+ WHERE message_id < %(frontier)s::uuid
+""")
+
+#: The messages that a group comes to next, of the queues of which positions are given. Rows: ``(half_id,)``.
+_AT_POSITIONS: Template = Template("""
+SELECT n.half_id
+  FROM unnest(%(queues)s::int[], %(positions)s::int8[]) AS q (queue, position)
+ CROSS JOIN LATERAL (SELECT half_id FROM {s}.message m
+                      WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position
+                      ORDER BY m.position LIMIT 1) n
+""")

@@ -22,7 +22,7 @@ from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import storable, summary_of
 
 if TYPE_CHECKING:
-    from outbox.reconcile.fleet.record import FleetRun
+    from outbox.reconcile.fleet.run import FleetRun
 
 _BATCH = 2_000
 #: Of so many keys of a measure its sums are kept; all totals are.

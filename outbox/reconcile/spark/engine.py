@@ -1,34 +1,40 @@
-"""The engine that runs the tasks of a comparison on Spark, reports how far it is, and ends a plan that is given up."""
+"""The engine that runs the tasks of a comparison on Spark, reports how far it is, and ends a plan that is given up.
+
+Each executor reads both sides of its ranges itself, nothing is shuffled. Bytes and numbers are sent to and fro, so that
+it works through Spark Connect too; whatever else is needed, an executor imports. A source that can't be read is an
+answer, not an exception: Spark would try it four times and log the Java trace of each.
+"""
 
 from __future__ import annotations
 
+import pickle
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
-from outbox.errors import OutboxError, ReconcileError
+from outbox.errors import OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile.compare import Collected, Comparison, Task
 from outbox.reconcile.job import Interrupted, Spark
 from outbox.reconcile.source import PostgresSide
-from outbox.reconcile.spark.java import translated
-from outbox.reconcile.spark.session import Session, last_warning, refuse_loopback, session
-from outbox.reconcile.spark.tasks import planned, planned_by_jdbc, ready, results
+from outbox.reconcile.spark.session import Session, cause, refuse_loopback, session, text_of
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 # Each partition costs a fifth of a second in this process, which has few cores; so many for each of them even out
 # what one has to do more than another. On a cluster each task is one: how many cores it will have isn't known yet.
 _OF_CORE = 4
-# What JDBC reads is asked for its columns first, partition by partition, by the driver.
-_BY_JDBC = 64
 
 
 class SparkEngine(ExitStack):
@@ -55,7 +61,6 @@ class SparkEngine(ExitStack):
         ``waiting`` is called now and then; what it raises ends the wait.
 
         Raises:
-            InvalidSettings: the options contradict what is there already.
             ReconcileError: Spark doesn't start, fails, or has run nothing for as long as the options allow.
         """
         opened, most = self.session, self._options.max_wait
@@ -67,10 +72,10 @@ class SparkEngine(ExitStack):
                 raise ReconcileError(
                     f"Spark on {opened.master} has run no task within max_wait = {duration(most)}: it has no worker, "
                     "or none with as much memory and as many cores free as an executor wants; mend: see its web page, "
-                    f"ask for less (spark.executor.memory, spark.cores.max), or wait longer{last_warning(opened.log)}"
+                    "ask for less (spark.executor.memory, spark.cores.max), or wait longer"
                 )
 
-        with translating(opened):
+        with translating():
             run(opened, opened.spark.range(0, 1, 1, 1).mapInArrow(ready, "id long"), wait)
 
     def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
@@ -84,36 +89,28 @@ class SparkEngine(ExitStack):
         if not tasks:
             return
         opened = self.session
-        both = (comparison.producer, comparison.consumer)
-        for side in both:
+        for side in (comparison.producer, comparison.consumer):
             if isinstance(side, PostgresSide):
                 refuse_loopback(opened.master, side.access.resolved().url)
-        by_jdbc = self._options.jdbc_jar is not None and all(isinstance(side, PostgresSide) for side in both)
-        plan = planned_by_jdbc if by_jdbc else planned
         partitions = len(tasks)
-        if by_jdbc:
-            partitions = min(partitions, _BY_JDBC)
-        elif opened.master.in_process:
+        if opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
-        with translating(opened):
-            frame = plan(opened.spark, comparison, tasks, partitions)
+        with translating():
+            frame = planned(opened.spark, comparison, tasks, partitions)
             answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
         yield results(answers)
         done(len(tasks))
 
 
 @contextmanager
-def translating(opened: Session) -> Iterator[None]:
+def translating() -> Iterator[None]:
     """Turn what Spark goes wrong with in the block into an error of ours, in one line."""
     try:
         yield
     except (OutboxError, Interrupted):
         raise
     except Exception as error:  # what Spark raises has no common base
-        why = translated(error)
-        # Spark ends by itself once its master is gone, and then only says that it has ended.
-        ended = "SparkContext" in str(why)
-        raise (ReconcileError(f"{why}{last_warning(opened.log)}") if ended else why) from None
+        raise translated(error) from None
 
 
 # Seconds between two questions for the progress.
@@ -202,3 +199,91 @@ def _share(stages: Iterable[tuple[int, int]]) -> float:
     counts = list(stages)
     total = sum(tasks for _, tasks in counts)
     return sum(completed for completed, _ in counts) / total if total else 0.0
+
+
+# --- tasks as a plan -----------------------------------------------------------------------------------------
+
+#: The columns of an answer.
+ANSWER = "answer binary"
+#: Findings in an answer: Spark has one of its values as a whole in memory, several times.
+_ROWS_OFANSWER = 10_000
+
+
+def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], partitions: int) -> DataFrame:
+    """Return what runs the tasks and gives their answers (see `results`)."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in batches:
+                for number in batch["id"].to_pylist():
+                    yield from answers(comparison(tasks[number]))
+        except SourceError as error:
+            yield _sent(error)
+            # Whose input isn't read to its end is thrown away, and the next task begins with all the imports.
+            deque(batches, maxlen=0)
+
+    return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, ANSWER)
+
+
+def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass rows on: an executor that does so has a Python, this package and its libraries."""
+    yield from batches
+
+
+def answers(result: Collected) -> Iterator[pa.RecordBatch]:
+    """Yield a result as it goes to the driver."""
+    yield _sent(replace(result, findings=[]))
+    rows = result.table
+    for start in range(0, rows.num_rows, _ROWS_OFANSWER):
+        # Taken, not sliced: a slice is pickled with all that it was cut from.
+        some = rows.take(np.arange(start, min(start + _ROWS_OFANSWER, rows.num_rows)))
+        yield _sent(Collected(findings=[some]))
+
+
+def _sent(answer: Collected | SourceError) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
+
+
+def results(sent: pa.Table) -> Collected:
+    """Return the result of answers as they came from Spark; raise the `SourceError` that is one of them."""
+    collected = Collected()
+    for value in sent["answer"]:
+        answer: Collected | SourceError = pickle.loads(value.as_py())  # noqa: S301 - from our own executors
+        if isinstance(answer, SourceError):
+            raise answer
+        collected.add(answer)
+    return collected
+
+
+# --- what went wrong -----------------------------------------------------------------------------------------
+
+_PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
+# An error of ours that a task raised.
+_OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
+
+
+def translated(error: Exception) -> ReconcileError:
+    """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
+    text = text_of(error)
+    if (start := text.rfind("Traceback (most recent call last)")) >= 0:
+        return _of_task(text[start:])
+    return ReconcileError(f"Spark failed: {cause(error)}")
+
+
+def _of_task(trace: str) -> ReconcileError:
+    trace = trace.partition("\n\tat ")[0]
+    if ours := _OURS.findall(trace):
+        name, text = ours[-1]
+        return {"SourceError": SourceError, "SourceLost": SourceLost}.get(name, ReconcileError)(text)
+    raised = list(_PYTHON.finditer(trace))
+    if not raised:
+        return ReconcileError("a task failed on Spark")
+    last = raised[-1]
+    if last[1] == "ModuleNotFoundError":
+        return ReconcileError(
+            f"Spark's executors miss a library ({last[2]}); mend: give them a Python with the extra 'reconcile', "
+            "see docs/spark.md"
+        )
+    result = ReconcileError(f"a task failed on Spark: {last[0]}")
+    result.add_note(trace[: last.end()])
+    return result

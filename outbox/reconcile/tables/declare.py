@@ -102,10 +102,9 @@ class ForeignTable:
 
 def wrong_tables(job: Job) -> Iterator[str]:
     """Say what of a job can't be done, since the tables of a side aren't ours."""
-    if job.tables:
-        yield from _wrong_mappings(job)
-        yield from _only_of_ours(job)
-        yield from _wrong_ways(job)
+    yield from _wrong_mappings(job)
+    yield from _only_of_ours(job)
+    yield from _wrong_ways(job)
 
 
 def _wrong_mappings(job: Job) -> Iterator[str]:
@@ -146,5 +145,3 @@ def _wrong_ways(job: Job) -> Iterator[str]:
         yield f"the engine local can't read {' and '.join(map(str, job.by_spark.values()))}; leave it out"
     if job.by_spark and job.tier == "digest":
         yield "the tier digest needs two databases that digest; leave it out"
-    if job.spark.jdbc_jar is not None:
-        yield "jdbc_jar has Spark read our own tables; give the jar of a source as conf spark.jars"

@@ -1,19 +1,26 @@
-"""A foreign table of PostgreSQL's as a side of a comparison: its columns are looked up, and its rows checked, first."""
+"""A foreign table of PostgreSQL's as a side of a comparison: its columns are looked up, and its rows checked, first.
+
+Both sides are digested by what reads their rows, whatever they are, in the same buckets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from outbox.database.execute import UNAVAILABLE, Statement, driver_of, execute, sqlstate
+from outbox.database.execute import UNAVAILABLE, Row, Statement, driver_of, execute, sqlstate
 from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
-from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
-from outbox.reconcile.source import PostgresSide, Snapshot, connected, raise_bare, reaching
-from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT
+from outbox.reconcile.digest import Digested
+from outbox.reconcile.job import Access, Outcome, Pair, Part, Range, described, hidden
+from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, connected, raise_bare, reaching
+from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT, Mixing
 from outbox.reconcile.tables import sql
 from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, ordered, unknown_state, words_of
 from outbox.reconcile.tables.declare import ForeignTable
@@ -138,3 +145,69 @@ def census(side: TableSide, connection: Connection) -> int:
 
 def _number(value: object) -> int:
     return int(str(value))
+
+
+# --- digests of any two sides ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SideDigester:
+    """Digests two sides in PostgreSQL, ours or foreign ones, whose ids lie in a range."""
+
+    snapshots: Snapshots
+    sides: Mapping[Part, PostgresSide]
+    within: Range
+    mixing: Mixing
+
+    def _read(self, part: Part, statement: Statement) -> list[Row]:
+        snapshot = self.snapshots.of[part]
+        with reaching(snapshot.access):
+            return execute(snapshot.connection, statement)[0]
+
+    def points(self, part: Part, step: int) -> list[UUID]:
+        """Return about each ``step``-th id of a side, in order."""
+        statement = sql.sample(self.sides[part].statement([self.within]), self.mixing, step)
+        return sorted(id_ for (id_,) in self._read(part, statement))
+
+    def digest(self, buckets: Sequence[Range], horizon: bytes | None) -> Digested:
+        """Digest both sides by bucket; ``horizon`` is the id below which the producer may have pruned."""
+        bounds = [bucket.first for bucket in buckets]
+        tables = [side.table.declared for side in self.sides.values() if isinstance(side, TableSide)]
+        bodies = all("digest" in table.columns for table in tables)
+
+        def digest(part: Part) -> dict[int, Row]:
+            every = self.sides[part].statement([self.within])
+            statement = sql.digests(part, every, bounds, self.mixing, bodies=bodies)
+            return {row[0]: row[1:] for row in self._read(part, statement)}
+
+        with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+            ours = pool.submit(digest, "producer")
+            theirs = digest("consumer")
+            sent = ours.result()
+        result = Digested([], [])
+        for number, bucket in enumerate(buckets, 1):
+            of_producer, of_consumer = sent.get(number, _NOTHING_SENT), theirs.get(number, _NOTHING_KNOWN)
+            pruned = horizon is not None and bucket.end is not None and bucket.end.bytes <= horizon
+            counts = _clean(of_producer, of_consumer, pruned=pruned)
+            if counts is None:
+                result.differing.append((bucket, int(of_producer[0]) + int(of_consumer[0])))
+            else:
+                result.clean.append((bucket, counts))
+        return result
+
+
+_NOTHING_SENT: Row = (0, None, 0, 0, 0)
+_NOTHING_KNOWN: Row = (0, None, 0)
+
+
+def _clean(of_producer: Row, of_consumer: Row, *, pruned: bool) -> Counter[Outcome] | None:
+    """Return the counts of a bucket by its digests (`sql.digests`); None if it isn't clean."""
+    sent, sent_sum, plain, back, left_out = of_producer
+    known, known_sum, consumed = of_consumer
+    if not sent and pruned:
+        return +Counter({Outcome.UNJUDGED: int(known)})
+    agree = sent == plain + back + left_out and known == consumed == plain and (sent_sum or 0) == (known_sum or 0)
+    if not agree:
+        return None
+    counts = {Outcome.CONSUMED: int(plain), Outcome.ROLLED_BACK: int(back), Outcome.LEFT_OUT: int(left_out)}
+    return +Counter(counts)

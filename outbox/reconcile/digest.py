@@ -10,6 +10,9 @@ A range is clean if all this holds of its messages, each shown by a count and a 
 Then every message of it is `CONSUMED`, `ROLLED_BACK` or `LEFT_OUT`, whatever time it is. A range that the producer may
 have pruned, and of which it has nothing left, is clean too: its messages are `UNJUDGED`. Ranges that aren't clean
 may still be in sync (a message was sent twice, another topic has a backlog); they are read.
+
+Ranges that differ are cut up and digested once more, inside both servers, until it costs less to read them. All digests
+are of the same two snapshots, so that what was clean at one level stays so at the next.
 """
 
 from __future__ import annotations
@@ -17,16 +20,19 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.reconcile import sql
+from outbox.reconcile import plan, sql
 from outbox.reconcile.job import Outcome, Pair, Range
+from outbox.reconcile.plan import MOST_BUCKETS, Probe, pieces_of, scattered
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
@@ -53,6 +59,11 @@ class Digested:
     def rows_differing(self) -> int:
         """How many of them are in ranges that differ."""
         return sum(rows for _, rows in self.differing)
+
+    def spares(self, gaps: int) -> bool:
+        """Does it cost less to read the ranges that differ than to read everything, which lies in so many gaps?"""
+        some = plan.joined(self.differing)
+        return not some or plan.reading(self.rows_differing, len(some)) < plan.reading(self.rows, gaps)
 
     def __str__(self) -> str:
         share = self.rows_differing / max(self.rows, 1)
@@ -203,3 +214,85 @@ class _Tables:
     def rows(self, bucket: int) -> int:
         """Return how many rows both sides have in a bucket."""
         return int(self.producer[0].get(bucket, (0, 0, 0))[2]) + int(self.consumer[0].get(bucket, (0,))[0])
+
+
+# --- levels ----------------------------------------------------------------------------------------------
+
+#: A level beyond these would be of ranges that are hardly smaller.
+_MOST_LEVELS = 5
+
+
+class Digester(Protocol):
+    """Digests ranges of ids on both sides."""
+
+    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
+        """Return ids, in order, that cut ranges into pieces of about so many rows of a side."""
+        ...
+
+    def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
+        """Digest the pieces into which ranges, in order, were cut; tell clean ones from differing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PairDigester:
+    """Digests the outbox's own tables of one pair. ``horizon`` is the id below which the producer may have pruned."""
+
+    snapshots: Snapshots
+    pair: Pair
+    size: plan.Size
+    mixing: sql.Mixing
+    horizon: UUID
+
+    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
+        """Return ids, in order, that cut ranges into pieces of about so many rows of the larger side."""
+        return plan.points_of_ranges(self.snapshots, self.size, self.pair, ranges, rows)
+
+    def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
+        """Digest the pieces of ranges in both databases."""
+        of_producer = ProducerDigests({self.pair.names: ranges}, [self.pair], pieces, self.mixing)
+        return digested(self.snapshots, self.pair, of_producer, self.horizon)
+
+
+def narrowed(
+    digester: Digester, first: Digested, probe: Probe | None, say: Callable[[str], None] = lambda _: None
+) -> Digested:
+    """Return the ranges of a first level, those that differ cut up as far as it pays.
+
+    ``probe`` are the facts of before; ``say`` is told what is digested once more.
+    """
+    result, level = first, first
+    for _ in range(_MOST_LEVELS):
+        if (size := _size_of_pieces(result, level, probe)) is None:
+            break
+        # Others may be smaller than most of them are.
+        large = [each for each, rows in result.differing if rows >= 4 * size]
+        pieces = plan.cut(large, digester.points(large, size)) if large else []
+        if len(pieces) == len(large):
+            break
+        say(f"{len(large):,} ranges that differ are cut into {len(pieces):,}, which are digested once more")
+        level = digester.digest(large, pieces)
+        small = [each for each in result.differing if each[1] < 4 * size]
+        result = Digested(
+            sorted([*result.clean, *level.clean], key=itemgetter(0)),
+            sorted([*small, *level.differing], key=itemgetter(0)),
+        )
+    return result
+
+
+def _size_of_pieces(result: Digested, level: Digested, probe: Probe | None) -> int | None:
+    """Return how many rows of a side the pieces of the next level are to have; None if there is to be none.
+
+    ``level`` is what was digested last; how many of its ranges differ tells how many differences are in them.
+    """
+    rows = level.rows_differing
+    if not rows:  # an op without a half is no row of either side
+        return None
+    size = rows / 2 / len(level.differing)
+    differences = scattered(level.buckets, len(level.differing)) * level.buckets / len(level.differing)
+    if probe is not None:
+        # What lies together fills the ranges that differ: then there is nothing to be had by cutting them up.
+        small = min(probe.share * result.rows / rows, 1.0)
+        differences = max(differences, scattered(probe.ranges, small * probe.ranges) * size / probe.rows)
+    pieces = pieces_of(size, differences)
+    return None if pieces == 1 else max(int(size / pieces), rows // 2 // MOST_BUCKETS, 1)
