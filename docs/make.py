@@ -224,8 +224,7 @@ def api() -> Iterator[str]:
 def all_errors() -> Iterator[str]:
     """The tree of errors, with what follows from the kind of each."""
     yield "All are in `outbox.errors`.\n"
-    tree = (errors.__doc__ or "").partition("::\n\n")[2]
-    yield f"```text\n{inspect.cleandoc(tree)}\n```\n"
+    yield "```text\n" + "\n".join(_tree(errors.OutboxError)) + "\n```\n"
     yield "## What follows from an error's kind\n"
     yield from _table(("Kind", "Exit code of the command line", "HTTP status", "Problem"), map(_kind, errors.ErrorKind))
     yield "## The errors\n"
@@ -234,6 +233,15 @@ def all_errors() -> Iterator[str]:
     yield from _table(("Error", "Kind", "Means"), rows)
     yield "## Exit codes\n"
     yield from _table(("Code", "Means"), ((code.value, code.meaning) for code in Code))
+
+
+def _tree(kind: type[BaseException]) -> Iterator[str]:
+    yield f"{kind.__name__}{' (also ValueError)' if ValueError in kind.__bases__ else ''}"
+    below = [each for each in kind.__subclasses__() if each.__module__ == errors.__name__]
+    for each in below:
+        (first, *lines), is_last = _tree(each), each is below[-1]
+        yield f"{'└' if is_last else '├'}── {first}"
+        yield from (f"{' ' if is_last else '│'}   {line}" for line in lines)
 
 
 def _kind(kind: errors.ErrorKind) -> tuple[object, ...]:

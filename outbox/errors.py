@@ -1,56 +1,6 @@
 """What can go wrong, as a tree. Every message names the thing, the value and the mend; every class has a kind.
 
 Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.console.problems`).
-
-::
-
-    OutboxError
-    ├── InvalidMessage (also ValueError)    topic, key, tag, header, body or delay that can't be stored
-    ├── InvalidSettings (also ValueError)   settings that contradict each other
-    ├── InvalidHandler (also ValueError)    a declaration that can't work: topic declared twice, bad policy
-    ├── InvalidRequest                      a filter, page token, selector or option that isn't one
-    │   └── UnknownDatabase                 no database of this name is registered
-    ├── NotBound                            an Outbox that has no database yet
-    ├── VersionUnknown                      a body of a version that this code can't read yet
-    ├── TransactionRequired                 no transaction that could carry the message
-    ├── OutboxBusy                          the topic has more waiting than its limit; try again later
-    ├── DuplicateMessage                    the topic has a message of this business string already
-    ├── SchemaError
-    │   ├── SchemaMissing                   the outbox tables are not in this database
-    │   ├── SchemaOutdated                  they are there, but older or newer than this code
-    │   ├── SchemaBusy                      they can't be changed now: another transaction holds a lock on them
-    │   ├── SequenceBehind                  a sequence has fallen behind the table that it numbers
-    │   ├── PrivilegeMissing                the role of the connection may not do its duties
-    │   └── HalvesHidden                    row security hides half messages from the role that dispatches
-    ├── MessageNotFound                     no registered database knows this message
-    ├── DatabaseUnreached                   a registered database can't be read, and what it knows is needed
-    ├── BulkJobNotFound                     no registered database has this bulk job
-    ├── DeadGroupNotFound                   no registered database has dead letters of this fingerprint
-    ├── GroupNotFound                       no registered database knows this group of this topic
-    ├── TopicNotFound                       no registered database has this topic
-    ├── FlowNotFound                        no registered database has this flow of a saga, or has sent this command
-    ├── RunNotFound                         no registered database has this run of a reconciliation, or its finding
-    ├── BulkJobTooLarge                     more messages than one bulk job may have
-    ├── DecisionError
-    │   ├── HalfNotFound                    no half message has this id
-    │   └── AlreadyDecided
-    │       ├── AlreadyCommitted
-    │       └── AlreadyRolledBack
-    ├── BranchCancelled                     a branch (try, confirm, cancel) was cancelled before
-    ├── BranchConfirmed                     a branch (try, confirm, cancel) was confirmed before
-    ├── BranchUnknown                       a branch (try, confirm, cancel) was never tried
-    ├── ActRefused                          the message isn't in a state in which this can be done
-    │   ├── CheckRefused                    no checker for the half's topic, or one is being asked already
-    │   └── CompensationRefused             the message took effect, or no compensation is registered
-    ├── VersionMismatch                     the message has changed since the operator read it
-    ├── SelectorChanged                     what a preview showed isn't what would be acted on now
-    ├── MessagesPruned                      a group fell behind what the producer still keeps
-    ├── ReconcileError                      a reconciliation that can't be run
-    │   ├── SourceError                     one of its sources can't be read
-    │   │   └── SourceLost                  it is out of reach; or a connection or a snapshot is lost
-    │   └── JavaNotFound                    no Java that Spark supports
-    └── EmbeddedError                       the embedded PostgreSQL can't do it
-        └── PostgresNotFound                there are no PostgreSQL programs on this machine
 """
 
 from __future__ import annotations
@@ -269,8 +219,8 @@ class HalvesHidden(SchemaError):
         self.half_id = half_id
 
 
-class MessageNotFound(OutboxError):
-    """No registered database knows this message."""
+class NotFound(OutboxError):
+    """No registered database has it: a message, group, topic, bulk job, run, saga's flow, or group of dead letters."""
 
     kind = ErrorKind.NOT_FOUND
 
@@ -287,42 +237,6 @@ class DatabaseUnreached(OutboxError):
         what = f"databases {', '.join(names)} can't be reached" if len(names) > 1 else f"{names[0]} can't be reached"
         super().__init__(f"{what}, and may have more; try again when it is back, or name one that can be")
         self.names: list[str] = list(names)
-
-
-class BulkJobNotFound(OutboxError):
-    """No registered database has this bulk job."""
-
-    kind = ErrorKind.NOT_FOUND
-
-
-class DeadGroupNotFound(OutboxError):
-    """No registered database has dead letters of this fingerprint."""
-
-    kind = ErrorKind.NOT_FOUND
-
-
-class GroupNotFound(OutboxError):
-    """No registered database knows this group of this topic."""
-
-    kind = ErrorKind.NOT_FOUND
-
-
-class TopicNotFound(OutboxError):
-    """No registered database has this topic."""
-
-    kind = ErrorKind.NOT_FOUND
-
-
-class FlowNotFound(OutboxError):
-    """No registered database has this flow of a saga, or has sent this command."""
-
-    kind = ErrorKind.NOT_FOUND
-
-
-class RunNotFound(OutboxError):
-    """No registered database has this run of a reconciliation, or it found nothing of the message."""
-
-    kind = ErrorKind.NOT_FOUND
 
 
 class BulkJobTooLarge(OutboxError):

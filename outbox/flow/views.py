@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.errors import ActRefused, FlowNotFound, InvalidMessage, InvalidRequest
+from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
@@ -129,7 +129,7 @@ class Sagas(OverDatabases):
         """Return a flow with its commands.
 
         Raises:
-            FlowNotFound: no registered database has it.
+            NotFound: no registered database has it.
             DatabaseUnreached: none that could be read has.
         """
 
@@ -160,7 +160,7 @@ class Sagas(OverDatabases):
         that is done after a no is undone.
 
         Raises:
-            FlowNotFound: no registered database has sent such a command.
+            NotFound: no registered database has sent such a command.
             DatabaseUnreached: none that could be read has.
             ActRefused: it is answered, or undoes a step and can't be refused.
             InvalidRequest: no reason, another answer, or a result that isn't JSON or goes with a refusal.
@@ -194,7 +194,7 @@ class Sagas(OverDatabases):
             f"no registered database ({', '.join(self.databases)}) has {what} of a saga, as far as its workers have "
             "come; is it in another one, or was it pruned?"
         )
-        return self.first_of("producer", find, FlowNotFound(missing))
+        return self.first_of("producer", find, NotFound(missing))
 
 
 def _flow_row(database: Database, row: Any) -> FlowRow:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES
-from outbox.errors import ActRefused, DatabaseUnreached, GroupNotFound, InvalidHandler, InvalidRequest
+from outbox.errors import ActRefused, DatabaseUnreached, InvalidHandler, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
 from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of
@@ -101,18 +101,18 @@ def controls_in(connection: Connection, database: Database) -> list[GroupControl
     return [GroupControl(database=database.name, **row) for row in _CONTROLS.read(connection, database.schema)]
 
 
-def no_group(databases: Databases, what: str, name: str | None) -> GroupNotFound | DatabaseUnreached:
+def no_group(databases: Databases, what: str, name: str | None) -> NotFound | DatabaseUnreached:
     """Return the error that no database of this name, or none at all, ``what``: or one can't be read that may."""
     if away := databases.away_for(name):
         return DatabaseUnreached(away)
-    return GroupNotFound(f"no registered database ({', '.join(databases)}) {what}")
+    return NotFound(f"no registered database ({', '.join(databases)}) {what}")
 
 
 def knowing(databases: Databases, having: Sequence[str], group: str, topic: str | None, name: str | None) -> Database:
     """Return the one database that knows a group, of those ``having`` it where ``name`` limited the search to one.
 
     Raises:
-        GroupNotFound: none does.
+        NotFound: none does.
         DatabaseUnreached: none does, and one can't be read that may.
         InvalidRequest: several do.
     """
@@ -126,7 +126,7 @@ def knowing(databases: Databases, having: Sequence[str], group: str, topic: str 
 
 def _unknown_group(
     databases: Databases, group: str, topic: str | None, name: str | None
-) -> GroupNotFound | DatabaseUnreached:
+) -> NotFound | DatabaseUnreached:
     of_topic = f" of topic {topic!r}" if topic else ""
     return no_group(databases, f"knows group {group!r}{of_topic}; see those of: outbox group list", name)
 
@@ -137,7 +137,7 @@ class GroupControls(OverDatabases):
     A ``topic`` limits an act to that topic of the group; without one it is done for all that the group consumes.
 
     Raises (all of its acts):
-        GroupNotFound: no registered database has such a group.
+        NotFound: no registered database has such a group.
         ActRefused: there is nothing to change.
         InvalidRequest: no reason where one is needed, an actor without a name, a text that the audit can't record, or
             several databases have the group and none is named.
@@ -208,7 +208,7 @@ class GroupControls(OverDatabases):
         """Return what holds one group of a topic back; without one, of the first topic that it consumes.
 
         Raises:
-            GroupNotFound: there is none.
+            NotFound: there is none.
         """
         for row in self.controls(database):
             if row.group == group and topic in {None, row.topic}:

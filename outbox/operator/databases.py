@@ -20,7 +20,7 @@ from outbox.errors import (
     DatabaseUnreached,
     ErrorKind,
     InvalidSettings,
-    MessageNotFound,
+    NotFound,
     OutboxError,
     SchemaMissing,
     UnknownDatabase,
@@ -279,11 +279,11 @@ class OverDatabases:
                     return found
         raise DatabaseUnreached(unreached) if unreached else missing
 
-    def not_found(self, message_id: UUID) -> MessageNotFound | DatabaseUnreached:
+    def not_found(self, message_id: UUID) -> NotFound | DatabaseUnreached:
         """Return the error for a message that no database knows which can be reached."""
         if self.databases.away:
             return DatabaseUnreached(list(self.databases.away))
-        return MessageNotFound(
+        return NotFound(
             f"no registered database ({', '.join(self.databases)}) knows message {message_id}; "
             "is it in another one, or was it pruned?"
         )

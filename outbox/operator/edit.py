@@ -81,7 +81,7 @@ class Edits(MessageViews):
         undone; if this process dies, the original is quarantined, and can be edited once more.
 
         Raises:
-            MessageNotFound: no database knows the message.
+            NotFound: no database knows the message.
             DatabaseUnreached: one can't be read: what its groups have done isn't known.
             ActRefused: it isn't dispatched, took effect, or has a copy; says which, and the mend.
             VersionMismatch: it has changed since ``version``.

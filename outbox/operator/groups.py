@@ -219,7 +219,7 @@ class Groups(HealthViews):
         ``database`` is the group's, ``source`` that of the producer, where they can't be told.
 
         Raises:
-            GroupNotFound: no database that can be read knows the group and the topic.
+            NotFound: no database that can be read knows the group and the topic.
             ActRefused: it isn't ahead of that; or it is busy; or messages of then were pruned, and that isn't accepted
                 by ``skip_pruned``.
             InvalidRequest: no reason, something that isn't a `Start`, or several databases that it could be.
@@ -264,7 +264,7 @@ class Groups(HealthViews):
         begins anew, and handles again what its producer still has. One that is interrupted is done again.
 
         Raises:
-            GroupNotFound: no database that can be read knows the group and the topic.
+            NotFound: no database that can be read knows the group and the topic.
             ActRefused: a worker consumes for it, or it is busy.
             InvalidRequest: no reason, or several databases that it could be.
         """

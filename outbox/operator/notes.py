@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template, execute
-from outbox.errors import DeadGroupNotFound, InvalidRequest
+from outbox.errors import InvalidRequest, NotFound
 from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql
@@ -31,7 +31,7 @@ class Notes(Lists):
         """Return the group of dead letters of a fingerprint, with its note.
 
         Raises:
-            DeadGroupNotFound, DatabaseUnreached: as `note`.
+            NotFound, DatabaseUnreached: as `note`.
         """
 
         def find(database: Database) -> DeadGroup | None:
@@ -46,7 +46,7 @@ class Notes(Lists):
         Both empty take it away. It stays while there are such dead letters, and for ``record_retention`` after that.
 
         Raises:
-            DeadGroupNotFound: no registered database has dead letters of this fingerprint.
+            NotFound: no registered database has dead letters of this fingerprint.
             DatabaseUnreached: one can't be read that may.
             InvalidRequest: more than 1,000 characters, or some that the database can't store.
         """
@@ -76,8 +76,8 @@ class Notes(Lists):
 
         return self.first_of("consumer", write_in, self._no_group(fingerprint))
 
-    def _no_group(self, fingerprint: str) -> DeadGroupNotFound:
-        return DeadGroupNotFound(
+    def _no_group(self, fingerprint: str) -> NotFound:
+        return NotFound(
             f"no registered database ({', '.join(self.databases)}) has dead letters of the fingerprint "
             f"{fingerprint[:40]!r}; `outbox dead groups` lists those that there are"
         )

@@ -115,7 +115,7 @@ class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, Gro
         Returns a sentence about each message, one a line.
 
         Raises:
-            MessageNotFound: no database knows a message.
+            NotFound: no database knows a message.
             ActRefused: one isn't in a state in which this can be done; says which, and the mend.
             VersionMismatch: it has changed meanwhile.
             InvalidRequest: no such act, no reason where one is needed, a group that is missing, an option that isn't

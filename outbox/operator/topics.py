@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import take_lock
 from outbox.dispatch.once import dispatch_lock
-from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, TopicNotFound
+from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
 from outbox.message.content import check_topic
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import Declaration
@@ -110,7 +110,7 @@ class Topics(Groups):
     """The acts of an operator on topics as a whole.
 
     Raises (of a pause, and its end):
-        TopicNotFound: the database has no such topic.
+        NotFound: the database has no such topic.
         ActRefused: there is nothing to change.
         InvalidMessage: the topic isn't a name.
         InvalidRequest: no reason where one is needed, an actor without a name, what the audit can't record, or several
@@ -161,7 +161,7 @@ class Topics(Groups):
         """Return what there is of a topic, and what speaks against its deletion; writes nothing.
 
         Raises:
-            TopicNotFound: no database that can be read has it.
+            NotFound: no database that can be read has it.
             DatabaseUnreached: a database can't be read that may have it, or a group of it.
             InvalidRequest: several databases have it.
         """
@@ -177,7 +177,7 @@ class Topics(Groups):
         Its last messages, its number of queues and its counts are forgotten. The next message to it makes it anew.
 
         Raises:
-            TopicNotFound, DatabaseUnreached: as `preview_delete_topic`.
+            NotFound, DatabaseUnreached: as `preview_delete_topic`.
             ActRefused: it isn't gone, or dispatch is busy.
             InvalidRequest: no reason, or several databases have it.
         """
@@ -211,7 +211,7 @@ class Topics(Groups):
         if not having:
             if away := self.databases.away_for(name):
                 raise DatabaseUnreached(away)
-            raise TopicNotFound(f"no registered database ({', '.join(self.databases)}) has topic {topic!r}")
+            raise NotFound(f"no registered database ({', '.join(self.databases)}) has topic {topic!r}")
         return having[0]
 
     def _users(self, topic: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -253,7 +253,7 @@ def _changed(
     with database.acting() as connection:
         known, rows = execute(connection, _KNOWN(database.schema, topic=topic), change)
         if not known and not create:  # which undoes the change
-            raise TopicNotFound(
+            raise NotFound(
                 f"database {database.name} has no topic {topic!r}; see those that it has: outbox stats; to pause one "
                 "before its first message is dispatched: create=True (--create)"
             )

@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from sqlalchemy.exc import OperationalError
 
 from outbox import Resolution
-from outbox.errors import ActRefused, CheckRefused, HalfNotFound, MessageNotFound
+from outbox.errors import ActRefused, CheckRefused, HalfNotFound, NotFound
 from tests.check.stateful_model import ASKABLE, Half
 from tests.check.stateful_script import COMMIT, PLAIN, ROLLBACK, ROUGH, UNKNOWN, Script
 from tests.check.stateful_world import WHO
@@ -113,7 +113,7 @@ class Checking(Writing):
             return self.outbox.operator.rollback(half.id, **WHO)
 
         if half in self.model.lost or not half.undecided or (half.fenced and resolution is COMMIT and not force):
-            with pytest.raises((ActRefused, MessageNotFound)):
+            with pytest.raises((ActRefused, NotFound)):
                 act()
         else:
             act()
@@ -129,7 +129,7 @@ class Checking(Writing):
             return  # a fence is tried at once: see `check_now`
         act = self.outbox.operator.reset if reset else self.outbox.operator.check
         if half in self.model.lost or half.error is not None:
-            with pytest.raises((ActRefused, MessageNotFound)):
+            with pytest.raises((ActRefused, NotFound)):
                 act(half.id, **WHO)
             return
         act(half.id, **WHO)

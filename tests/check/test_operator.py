@@ -25,7 +25,7 @@ from outbox.errors import (
     CheckRefused,
     HalfNotFound,
     InvalidRequest,
-    MessageNotFound,
+    NotFound,
 )
 from outbox.message.model import Decision
 from outbox.operator import operator as operator_module
@@ -589,7 +589,7 @@ ACTS: dict[str, Callable[[Outbox, UUID, str], object]] = {
 def test_unknown_half(bench: Bench, name: str) -> None:
     """There is no such half: it is said so, and nothing is recorded."""
     half_id = uuid4()
-    with pytest.raises((HalfNotFound, MessageNotFound), match=str(half_id)):
+    with pytest.raises((HalfNotFound, NotFound), match=str(half_id)):
         ACTS[name](bench.outbox, half_id, "why")
     assert audit(bench, half_id) == []
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Park, Retry
 from outbox.consumer import consumer as consumer_module
-from outbox.errors import ActRefused, MessageNotFound
+from outbox.errors import ActRefused, NotFound
 from tests.check.stateful_calls import Death
 from tests.check.stateful_checking import Checking
 from tests.check.stateful_model import EXT, LONE, Half
@@ -110,7 +110,7 @@ class Machine(Checking):
             self.model.audits += 1
             half.recalled = True
         else:
-            with pytest.raises(MessageNotFound if row is None else ActRefused):
+            with pytest.raises(NotFound if row is None else ActRefused):
                 self.outbox.operator.recall(half.id, **WHO)
 
     @precondition(lambda self: any(row.sends for row in self.state.halves.values()))
@@ -124,7 +124,7 @@ class Machine(Checking):
             if half in sent:
                 self.outbox.operator.resend(half.id, **WHO)
             else:
-                with pytest.raises((ActRefused, MessageNotFound)):
+                with pytest.raises((ActRefused, NotFound)):
                     self.outbox.operator.resend(half.id, **WHO)
         self.model.audits += len(sent)
 
@@ -140,7 +140,7 @@ class Machine(Checking):
             self.world.sink.operator.retry(half.id, group=GROUP, **WHO)
             self.model.audits += 1
         else:
-            with pytest.raises((ActRefused, MessageNotFound)):
+            with pytest.raises((ActRefused, NotFound)):
                 self.world.sink.operator.retry(half.id, group=GROUP, **WHO)
 
     @precondition(lambda self: "consumed" in self.state.inbox.values() or self.model.ended())

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox
 from outbox.cli.exits import Code
-from outbox.errors import GroupNotFound, TopicNotFound
+from outbox.errors import NotFound
 from outbox.operator.acts import ACTS
 from outbox.operator.whole_acts import DECLARATIONS
 from tests.cli.conftest import Cli
@@ -71,15 +71,15 @@ def test_in_python(engine: Engine) -> None:
     """The operator raises; with ``create`` a topic is paused before its first message."""
     operator = Outbox(engine).operator
     calls: list[tuple[type[Exception], Callable[..., str], tuple[str, ...]]] = [
-        (TopicNotFound, operator.pause_topic, ("ordres",)),
-        (TopicNotFound, operator.resume_topic, ("ordres",)),
-        (TopicNotFound, operator.delete_topic, ("ordres",)),
-        (GroupNotFound, operator.pause_group, ("nobody",)),
-        (GroupNotFound, operator.resume_group, ("nobody",)),
-        (GroupNotFound, operator.set_rate, ("nobody", "5/s")),
-        (GroupNotFound, operator.reset_group, ("nobody", "orders", "first")),
-        (GroupNotFound, operator.skip_group, ("nobody", "orders")),
-        (GroupNotFound, operator.delete_group, ("nobody", "orders")),
+        (NotFound, operator.pause_topic, ("ordres",)),
+        (NotFound, operator.resume_topic, ("ordres",)),
+        (NotFound, operator.delete_topic, ("ordres",)),
+        (NotFound, operator.pause_group, ("nobody",)),
+        (NotFound, operator.resume_group, ("nobody",)),
+        (NotFound, operator.set_rate, ("nobody", "5/s")),
+        (NotFound, operator.reset_group, ("nobody", "orders", "first")),
+        (NotFound, operator.skip_group, ("nobody", "orders")),
+        (NotFound, operator.delete_group, ("nobody", "orders")),
     ]
     for error, call, names in calls:
         with pytest.raises(error):

@@ -16,7 +16,7 @@ from outbox.errors import (
     InvalidHandler,
     InvalidMessage,
     InvalidRequest,
-    MessageNotFound,
+    NotFound,
 )
 from tests.compensate.support import Town, give_back
 
@@ -114,7 +114,7 @@ def test_refused(village: Town, make: Callable[[Town], UUID], why: str) -> None:
 
 def test_unknown(village: Town) -> None:
     """A message that no database knows isn't found."""
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         village.order(UUID(int=1))
 
 

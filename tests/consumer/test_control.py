@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from outbox import Breaker, Message, Retry, Skip
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.control.gate import READ_EVERY, Gate
-from outbox.errors import ActRefused, GroupNotFound, InvalidHandler, InvalidMessage, InvalidRequest
+from outbox.errors import ActRefused, InvalidHandler, InvalidMessage, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerProbed
@@ -170,9 +170,9 @@ def test_acts_that_change_nothing_are_refused(bench: Bench, declare: Callable[..
     operator.pause_group("g", by="me", why="enough")
     with pytest.raises(ActRefused, match="paused already"):
         operator.pause_group("g", by="me", why="enough")
-    with pytest.raises(GroupNotFound, match="'nobody'"):
+    with pytest.raises(NotFound, match="'nobody'"):
         operator.pause_group("nobody", by="me", why="enough")
-    with pytest.raises(GroupNotFound, match="'elsewhere'"):
+    with pytest.raises(NotFound, match="'elsewhere'"):
         operator.pause_group("g", topic="elsewhere", by="me", why="enough")
     with pytest.raises(InvalidRequest, match="reason"):
         operator.pause_group("g", by="me", why=" ")

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.database.sql import GroupQueue
-from outbox.errors import ActRefused, GroupNotFound, InvalidHandler, InvalidRequest, MessagesPruned
+from outbox.errors import ActRefused, InvalidHandler, InvalidRequest, MessagesPruned, NotFound
 from outbox.operator import databases
 from outbox.operator.operator import Operator
 from outbox.prune.once import prune_consumer_once
@@ -356,7 +356,7 @@ def test_delete(any_bench: Bench) -> None:
     for table in ("consumer_message", "consumer_offset", "consumer_start", "consumer_reading", "reread_message"):
         assert any_bench.value(f"SELECT count(*) FROM outbox.{table}") == 0
     assert seen.groups() == []
-    with pytest.raises(GroupNotFound):
+    with pytest.raises(NotFound):
         seen.delete_group("g", "t", by="ada", why="gone")
 
 

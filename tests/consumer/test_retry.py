@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Park
 from outbox.consumer.retry import wake_retries
-from outbox.errors import ActRefused, MessageNotFound
+from outbox.errors import ActRefused, NotFound
 from outbox.settings import RETRY_DELAYS
 from tests.consumer.support import Bench, record
 
@@ -178,7 +178,7 @@ def test_resume(bench: Bench) -> None:
     patient = Patient(1)
     consumer = bench.declare(patient, retry_delays=(1,))
     parked, fine = bench.send(1, 2)
-    with pytest.raises((ActRefused, MessageNotFound)):
+    with pytest.raises((ActRefused, NotFound)):
         bench.sink.operator.retry(parked, group="g", by="me", why="test")
     bench.consume(consumer)
     assert bench.sink.operator.retry(parked, group="g", by="me").endswith("is due now, with the attempts it has left")
@@ -194,7 +194,7 @@ def test_resume(bench: Bench) -> None:
     for half_id in (parked, fine):
         with pytest.raises(ActRefused, match="it is consumed"):
             bench.sink.operator.retry(half_id, group="g", by="me", why="test")
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         bench.sink.operator.retry(uuid4(), group="nobody", by="me", why="test")
     assert bench.rows("SELECT actor, reason, target FROM outbox.audit WHERE action = 'retry'") == [
         ("me", None, f"g/{parked}"),

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.errors import ActRefused, InvalidRequest, TopicNotFound
+from outbox.errors import ActRefused, InvalidRequest, NotFound
 from outbox.prune.once import prune_producer_once
 from tests.consumer.support import Bench
 from tests.consumer.test_reread import operator
@@ -53,7 +53,7 @@ def test_gone(ended: Bench) -> None:
     assert "with its 1 last message" in acting.delete_topic("t", **WHO)
     assert set(left(ended).values()) == {0}
     assert acting.overview().topics == []
-    with pytest.raises(TopicNotFound):
+    with pytest.raises(NotFound):
         acting.delete_topic("t", **WHO)
     ended.send(4)
     ended.consume(ended.declare())

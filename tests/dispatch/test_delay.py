@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.errors import ActRefused, MessageNotFound
+from outbox.errors import ActRefused, NotFound
 from outbox.settings import DELAY_LEVELS
 from outbox.testing import make_due
 from tests.dispatch.support import act, assert_dense, by_key, dispatch_all, messages, run, scalar, send, write_now
@@ -142,7 +142,7 @@ def test_recalls_that_are_refused(app: Outbox, connection: Connection, settings:
     app.rollback(undecided)
     with pytest.raises(ActRefused, match="rolled back"):
         take_back(app, undecided)
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         take_back(app, uuid4())
     assert scalar(connection, "SELECT count(*) FROM outbox.audit") == 1
     assert dispatch_all(connection, settings).done == 1
@@ -155,7 +155,7 @@ def test_a_recall_of_what_is_not_committed(
     with engine.connect() as writer:
         writer.begin()
         half_id = write_now(app, writer, 1, delay=3600)
-        with pytest.raises(MessageNotFound):
+        with pytest.raises(NotFound):
             take_back(app, half_id)
         writer.commit()
     dispatch_all(connection, settings)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
 from outbox.dispatch.once import dispatch_once, release_due_once
-from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
+from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.operator.health.stats import stats
 from outbox.operator.model import PageRequest, ScheduledFilter
 from tests.dispatch.support import assert_dense, by_key, messages
@@ -154,7 +154,7 @@ def test_what_is_held_is_told(app: Outbox, connection: Connection, settings: Set
 
 def test_acts_that_change_nothing_are_refused(app: Outbox) -> None:
     """They say why."""
-    with pytest.raises(TopicNotFound, match="has no topic 't'"):
+    with pytest.raises(NotFound, match="has no topic 't'"):
         app.operator.resume_topic("t", by="me")
     app.operator.pause_topic("t", by="me", why="test", create=True)
     with pytest.raises(ActRefused, match="paused already"):

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Settings
-from outbox.errors import ActRefused, FlowNotFound, InvalidRequest
+from outbox.errors import ActRefused, InvalidRequest, NotFound
 from outbox.flow.saga import CommandAnswer, SagaStatus
 from outbox.flow.views import FlowFilter, Sagas
 from outbox.message.model import uuid7
@@ -71,7 +71,7 @@ def test_a_flow_is_shown_with_its_deadlines(world: World, sagas: Sagas) -> None:
     )
     assert (flight.deadline_at, flight.answers) == (None, [])
     assert (asked.message_id, asked.deadline_at, asked.answers) == (hotel, due, list(CommandAnswer))
-    with pytest.raises(FlowNotFound, match="no registered database"):
+    with pytest.raises(NotFound, match="no registered database"):
         sagas.flow(uuid7())
 
 
@@ -124,7 +124,7 @@ def test_what_can_not_be_answered(world: World, sagas: Sagas) -> None:
     undo = world.flow(trip).commands[-1].message_id
     with pytest.raises(ActRefused, match="it undoes a step, which can't be refused"):
         sagas.answer(undo, "refused", by="olga", why="no")
-    with pytest.raises(FlowNotFound, match="no registered database"):
+    with pytest.raises(NotFound, match="no registered database"):
         sagas.answer(trip, "done", by="olga", why="no command")
     wrong_results = ({"result": "{"}, {"result": "NaN"}, {"answer": "refused", "result": "1"})
     for wrong in ({"why": " "}, {"answer": "maybe"}, *wrong_results):

@@ -25,7 +25,7 @@ from outbox.database.engines import EngineRunner
 from outbox.database.execute import SERIALIZATION_FAILURE, execute, sqlstate
 from outbox.database.sql import wait_at_most
 from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
-from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, MessageNotFound
+from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, NotFound
 from outbox.message.model import uuid7
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from outbox.prune.rewrite import CHECKS, rewrite
@@ -324,7 +324,7 @@ FLOWS: dict[str, FlowKind] = {
             "resend",
             _operator("resend", "dispatched", "failed", "parked", "settled", "in_order", "failing", "missing"),
             ("dispatched", "failed", "parked", "settled", "missing", "failing", "in_order"),
-            (ActRefused, MessageNotFound),
+            (ActRefused, NotFound),
         ),
         FlowKind("consume", _pass(_consume), ("dispatched", "failing", "in_order", "failed", "resent", "missing")),
         FlowKind("consume_woken", _pass(_consume_woken), ("dispatched", "failing", "in_order", "resent")),

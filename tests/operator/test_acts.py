@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from outbox.embedded import ServerLike
-from outbox.errors import ActRefused, InvalidRequest, MessageNotFound, UnknownDatabase, VersionMismatch
+from outbox.errors import ActRefused, InvalidRequest, NotFound, UnknownDatabase, VersionMismatch
 from outbox.message.model import uuid7
 from outbox.operator.acts import ACTS
 from outbox.operator.model import Actor
@@ -192,7 +192,7 @@ def test_a_message_that_nobody_knows(desk: Desk) -> None:
     """It isn't found; but one that is known elsewhere is refused with the reason."""
     stranger = uuid7()
     for action, group in (("resend", None), ("retry", "bank-b")):
-        with pytest.raises(MessageNotFound, match=f"no registered database .bank. knows message {stranger}"):
+        with pytest.raises(NotFound, match=f"no registered database .bank. knows message {stranger}"):
             desk.act(action, stranger, group)
     half_id = desk.half("dispatched")
     with pytest.raises(ActRefused, match="this group's inbox has no row of it; it comes by itself"):

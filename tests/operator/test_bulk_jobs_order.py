@@ -11,11 +11,10 @@ import pytest
 from outbox.embedded import ServerLike
 from outbox.errors import (
     ActRefused,
-    BulkJobNotFound,
     BulkJobTooLarge,
     CompensationRefused,
     InvalidRequest,
-    MessageNotFound,
+    NotFound,
     SelectorChanged,
 )
 from outbox.message.model import Status, uuid7
@@ -200,7 +199,7 @@ def test_a_preview_of_messages_counts_so_many_too(action: str, desk: Desk, monke
 
 def test_names_that_nobody_knows(desk: Desk) -> None:
     """All unknown: not found. Some unknown: they are counted, and the others can be acted on."""
-    with pytest.raises(MessageNotFound, match=r"no registered database .bank. knows any of these messages"):
+    with pytest.raises(NotFound, match=r"no registered database .bank. knows any of these messages"):
         desk.preview("retry", [(uuid7(), "bank-b")])
     (known,) = desk.inbox("parked")
     shown = desk.preview("retry", [(known, "bank-b"), (uuid7(), "bank-b")])
@@ -406,5 +405,5 @@ def test_bulk_jobs_are_listed(desk: Desk) -> None:
                 lambda: desk.operator.bulk_items(ids[0], PageRequest(), state="lost")):  # fmt: skip
         with pytest.raises(InvalidRequest, match=r"state .*'lost' must be one of"):
             bad()
-    with pytest.raises(BulkJobNotFound, match=r"no registered database .bank. has bulk job"):
+    with pytest.raises(NotFound, match=r"no registered database .bank. has bulk job"):
         desk.operator.bulk_job(uuid7())

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Settings
 from outbox.database.execute import execute
 from outbox.embedded import ServerLike
-from outbox.errors import MessageNotFound
+from outbox.errors import NotFound
 from outbox.message.ids import uuid7_at
 from outbox.message.model import uuid7
 from outbox.operator.databases import Databases, open_database
@@ -156,7 +156,7 @@ def test_no_more_than_the_most(world: World, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unknown(world: World) -> None:
     """No message, no conversation."""
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         world.view(uuid7())
 
 
@@ -171,7 +171,7 @@ def test_a_database_is_away(world: World) -> None:
     assert ([each.id for each in found.messages], found.unseen) == ([first], ["bank_b"])
     with pytest.raises(Exception, match=r"127\.0\.0\.1") as caught:
         operator.conversation(uuid7())
-    assert not isinstance(caught.value, MessageNotFound)
+    assert not isinstance(caught.value, NotFound)
 
 
 def test_only_the_conversation_is_read(world: World) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Topic
-from outbox.errors import ActRefused, InvalidRequest, MessageNotFound, OutboxError, VersionMismatch
+from outbox.errors import ActRefused, InvalidRequest, NotFound, OutboxError, VersionMismatch
 from outbox.message.content import COPY_HEADER
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import Actor, AuditFilter, PageRequest
@@ -216,7 +216,7 @@ def test_what_is_wrong_with_the_order_is_said(bank: Bank) -> None:
     ):
         with pytest.raises(error):
             bank.edit(message_id, **more)
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         bank.edit(uuid4())
     with pytest.raises(ActRefused, match="waits for dispatch"):
         bank.edit(bank.send())

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Settings
 from outbox.embedded import ServerLike
-from outbox.errors import MessageNotFound
+from outbox.errors import NotFound
 from outbox.message.model import uuid7
 from outbox.operator.acts import ACTS
 from outbox.operator.databases import Database, Databases
@@ -348,13 +348,13 @@ def test_no_reveal_without_audit(world: World) -> None:
 def test_raw_bodies(world: World) -> None:
     """The bytes of a message are given as they are."""
     assert Operator(world.databases).body(world.ids["parked"]) == ("application/json", json.dumps(BODY).encode())
-    with pytest.raises(MessageNotFound):
+    with pytest.raises(NotFound):
         Operator(world.databases).body(uuid7())
 
 
 def test_a_message_that_nobody_knows(world: World) -> None:
     """An id without a trace is an error that names the databases."""
-    with pytest.raises(MessageNotFound, match="sales, cash"):
+    with pytest.raises(NotFound, match="sales, cash"):
         Operator(world.databases).message(uuid7())
 
 

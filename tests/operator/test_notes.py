@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from outbox.errors import DeadGroupNotFound, InvalidRequest
+from outbox.errors import InvalidRequest, NotFound
 from outbox.operator.model import AuditFilter, DeadGroup, PageRequest
 from outbox.prune.once import prune_consumer_once
 from tests.operator.test_fates import GROUP, TOPIC, Shop, parked
@@ -54,7 +54,7 @@ def test_what_is_no_note(shop: Shop) -> None:
     for wrong in ("x" * 1_001, "nul\0"):
         with pytest.raises(InvalidRequest, match="the note must have at most 1000 characters"):
             shop.operator.note(fingerprint, by="ann", note=wrong)
-    with pytest.raises(DeadGroupNotFound, match="outbox dead groups"):
+    with pytest.raises(NotFound, match="outbox dead groups"):
         shop.operator.note("0" * 16, by="ann", note="which?")
     assert group_of(shop).note is None
 

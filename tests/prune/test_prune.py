@@ -13,7 +13,7 @@ from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.dispatch.once import dispatch_once
-from outbox.errors import ActRefused, MessageNotFound
+from outbox.errors import ActRefused, NotFound
 from outbox.prune.once import prune_consumer_once, prune_producer_once
 from tests.dispatch.support import act
 from tests.kit import wait_until
@@ -180,7 +180,7 @@ def test_a_resend_that_comes_after_the_prune_sends_nothing(app: Outbox, engine: 
     import threading
 
     ids = send(app, 8)
-    refused: list[ActRefused | MessageNotFound] = []
+    refused: list[ActRefused | NotFound] = []
     with engine.connect() as connection, engine.connect() as prune:
         dispatch(connection, settings)
         age_producer(connection)
@@ -190,7 +190,7 @@ def test_a_resend_that_comes_after_the_prune_sends_nothing(app: Outbox, engine: 
             def resend() -> None:
                 try:
                     app.operator.resend(ids[0], by="test", why="late")
-                except (ActRefused, MessageNotFound) as error:
+                except (ActRefused, NotFound) as error:
                     refused.append(error)
 
             thread = threading.Thread(target=resend)

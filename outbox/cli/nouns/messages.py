@@ -25,7 +25,7 @@ from outbox.cli.options import (
     gathered,
 )
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
-from outbox.errors import MessageNotFound
+from outbox.errors import NotFound
 from outbox.message.masking import Body
 from outbox.operator import model
 from outbox.operator.acts import EDIT
@@ -296,7 +296,7 @@ def export_messages(
 def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> dict[str, Any]:
     try:
         view = operator.message(message_id, reveal=by)
-    except MessageNotFound:
+    except NotFound:
         view = None  # pruned since it was listed
     if view is None or (body := view.body) is None:
         return dict.fromkeys(_BODY)

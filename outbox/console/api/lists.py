@@ -26,7 +26,7 @@ from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_bod
 from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
-from outbox.errors import DatabaseUnreached, MessageNotFound, OutboxError
+from outbox.errors import DatabaseUnreached, NotFound, OutboxError
 from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
@@ -316,7 +316,7 @@ def reveal_payload(context: Context, message_id: UUID, body: ReasonBody = from_b
 def _body(context: RequestContext, message_id: UUID, **reveal: Any) -> Body:
     body = context.operator.message(message_id, **reveal).body
     if body is None:
-        raise MessageNotFound(f"no registered database has the body of message {message_id}; was it pruned?")
+        raise NotFound(f"no registered database has the body of message {message_id}; was it pruned?")
     return body
 
 

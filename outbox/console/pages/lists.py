@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse
 
 from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View
-from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
+from outbox.errors import DatabaseUnreached, InvalidRequest, NotFound
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.acts import Act
@@ -293,6 +293,6 @@ def jump(view: View, q: str = "") -> Response:
         return RedirectResponse(url("messages", key=text), 303)
     try:
         return RedirectResponse(url("bulk-jobs", view.operator.bulk_job(found).id), 303)
-    except (BulkJobNotFound, DatabaseUnreached):
+    except (NotFound, DatabaseUnreached):
         # The page of the message says what can't be reached, if that is where it would be.
         return RedirectResponse(url("messages", found), 303)

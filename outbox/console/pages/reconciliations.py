@@ -13,7 +13,7 @@ from outbox.console.api.lists import of_each
 from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Listing, pairs_of, read
 from outbox.console.pages.view import PageView, View
-from outbox.errors import MessageNotFound
+from outbox.errors import NotFound
 from outbox.operator.acts import RECONCILE, REPAIR
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.model import MessageView
@@ -163,7 +163,7 @@ def _message(view: PageView, message_id: UUID) -> MessageView | None:
     """Return the message as it is now; None if nothing but its findings is left of it."""
     try:
         message = view.operator.message(message_id)
-    except MessageNotFound:  # the page says so
+    except NotFound:  # the page says so
         return None
     return message if message.half or message.inbox or message.unseen else None
 

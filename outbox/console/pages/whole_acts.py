@@ -16,7 +16,7 @@ from outbox.console.context import requires
 from outbox.console.pages.lists import FormPairs, Pairs, listing_of, pairs_of, read
 from outbox.console.pages.view import PageView, View
 from outbox.console.problems import as_problem
-from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
+from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
 from outbox.operator.whole_acts import DATABASE_FIELDS, WHOLE_ACTS, WholeAct, facts_of, form_of
@@ -66,7 +66,7 @@ def _add(act: WholeAct) -> None:
             if order.typed != act.to_type(values):
                 raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
             act.perform(view.operator, values, by=view.context.actor, why=order.reason)
-        except (InvalidRequest, InvalidMessage, TopicNotFound, ActRefused) as error:
+        except (InvalidRequest, InvalidMessage, NotFound, ActRefused) as error:
             problem = as_problem(error)
             status = problem.status_code if problem else 422
             return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error), status=status)

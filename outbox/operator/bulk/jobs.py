@@ -15,12 +15,11 @@ from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
     ActRefused,
-    BulkJobNotFound,
     BulkJobTooLarge,
     CompensationRefused,
     DatabaseUnreached,
     InvalidRequest,
-    MessageNotFound,
+    NotFound,
     SelectorChanged,
 )
 from outbox.message.model import uuid7
@@ -78,7 +77,7 @@ class BulkJobs(OverDatabases):
 
         Raises:
             InvalidRequest: a selector or option that isn't one, or several databases have matches.
-            MessageNotFound: no database knows any of the messages that are named.
+            NotFound: no database knows any of the messages that are named.
             BulkJobTooLarge: it names more than 1,000 messages.
         """
         act = act_named(name)
@@ -122,7 +121,7 @@ class BulkJobs(OverDatabases):
             ActRefused: none of the selected messages can be acted on.
             CompensationRefused: (a compensation of one message) it can't be compensated.
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
-            InvalidRequest, MessageNotFound: as of the preview; a filter without a token, a rate or key that isn't one.
+            InvalidRequest, NotFound: as of the preview; a filter without a token, a rate or key that isn't one.
         """
         request = requested(act_named(name), model.as_actor(by), why, options or {})
         selection = Selection(request.act, selector, request.options)
@@ -160,7 +159,7 @@ class BulkJobs(OverDatabases):
         """Return a bulk job.
 
         Raises:
-            BulkJobNotFound: no registered database has it.
+            NotFound: no registered database has it.
             DatabaseUnreached: none of those that can be reached has it.
         """
 
@@ -169,7 +168,7 @@ class BulkJobs(OverDatabases):
                 return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
 
         which = f"no registered database ({', '.join(self.databases)})"
-        return self.first_of(None, find, BulkJobNotFound(f"{which} has bulk job {bulk_job_id}"))
+        return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
 
     def bulk_items(
         self, bulk_job_id: UUID, page: model.PageRequest, *, state: model.BulkItemState | str | None = None
@@ -177,7 +176,7 @@ class BulkJobs(OverDatabases):
         """Return a page of the items of a bulk job, in their order.
 
         Raises:
-            BulkJobNotFound: no registered database has it.
+            NotFound: no registered database has it.
             InvalidRequest: a state or token that isn't one.
         """
         if state is not None and state not in set(model.BulkItemState):
@@ -201,7 +200,7 @@ class BulkJobs(OverDatabases):
         """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
 
         Raises:
-            BulkJobNotFound: no registered database has it.
+            NotFound: no registered database has it.
         """
         database, limit = self.databases[self.bulk_job(bulk_job_id).database], model.COUNT_LIMIT
         values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
@@ -229,7 +228,7 @@ class BulkJobs(OverDatabases):
         A worker withdraws a compensation that has begun.
 
         Raises:
-            BulkJobNotFound: no registered database has it.
+            NotFound: no registered database has it.
             ActRefused: it has finished, or was cancelled before.
             InvalidRequest: an actor without a name, or a reason that can't be stored.
         """
@@ -586,7 +585,7 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     if not having and selection.by_name and (away := databases.away_for(name)):
         raise DatabaseUnreached(away)
     if not having and selection.by_name:
-        raise MessageNotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
+        raise NotFound(f"no registered database ({', '.join(databases)}) knows any of these messages")
     return having[0] if having else found[0]
 
 

@@ -46,7 +46,7 @@ class ConversationViews(OverDatabases):
         A database that can't be read is named in ``unseen``.
 
         Raises:
-            MessageNotFound: no database has the message, or any that it has caused, and all could be read.
+            NotFound: no database has the message, or any that it has caused, and all could be read.
             DatabaseUnreached: none that could be read has.
         """
         unseen = list(self.databases.away)

@@ -438,7 +438,7 @@ class MessageViews(OverDatabases):
         A database that can't be read is named in ``unseen``, and its rows are missing.
 
         Raises:
-            MessageNotFound: no database knows it, and all could be read.
+            NotFound: no database knows it, and all could be read.
             sqlalchemy.exc.DBAPIError: none of those that could be read knows it; or the reveal can't be audited.
         """
         found = gather(self.databases, message_id, None if reveal else LARGEST_BODY)
@@ -456,7 +456,7 @@ class MessageViews(OverDatabases):
         A body that can't be decompressed is as it is stored.
 
         Raises:
-            MessageNotFound: no producer's database has it.
+            NotFound: no producer's database has it.
         """
         for database in self.databases.having("producer"):
             with database.reading() as connection:

@@ -262,7 +262,7 @@ class ReconciliationOrders(Reconciliations):
         """Return what a repair of findings would do; writes nothing.
 
         Raises:
-            RunNotFound: no registered database has the run.
+            NotFound: no registered database has the run.
         """
         database, run = self._find(selection.run)
         with database.reading() as connection:
@@ -293,7 +293,7 @@ class ReconciliationOrders(Reconciliations):
             ActRefused: the run hasn't ended, or has compared tables that aren't ours, or there is nothing to repair.
             SelectorChanged: there are more or fewer than ``number``, or the key was used for something else.
             BulkJobTooLarge: more than 100,000 findings.
-            RunNotFound: no registered database has the run.
+            NotFound: no registered database has the run.
         """
         actor = checked_actor(REPAIR, by, why)
         check_order(rate, idempotency_key)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, RunNotFound
+from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, NotFound
 from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
@@ -315,7 +315,7 @@ class Reconciliations(OverDatabases):
         """Return a run, and its differences by kind.
 
         Raises:
-            RunNotFound: no registered database has it.
+            NotFound: no registered database has it.
             DatabaseUnreached: none of those that can be reached has it.
         """
         database, run = self._find(run_id)
@@ -329,7 +329,7 @@ class Reconciliations(OverDatabases):
         """Return a page of the findings of a run that fit, in their order.
 
         Raises:
-            RunNotFound: no registered database has the run.
+            NotFound: no registered database has the run.
             InvalidRequest: no such kind.
         """
         if checked(criteria).kind not in {None, *_LABELS}:
@@ -349,13 +349,13 @@ class Reconciliations(OverDatabases):
         """Return what a run found of a message, with both sides as they were.
 
         Raises:
-            RunNotFound: there is no such run, or it found nothing of the message.
+            NotFound: there is no such run, or it found nothing of the message.
         """
         database, run = self._find(run_id)
         with database.reading() as connection:
             rows = _FINDING.read(connection, database.schema, run=run_id, message=message_id)
         if not rows or rows[0]["kind"] not in _OUTCOMES:
-            raise RunNotFound(f"run {run_id} found no difference in message {message_id}, or it was pruned")
+            raise NotFound(f"run {run_id} found no difference in message {message_id}, or it was pruned")
         row = FindingRow(**rows[0])
         kind = _OUTCOMES[row.kind]
         producer, consumer = ({name: _fact(row, name) for name in names} for names in (_PRODUCER, _CONSUMER))
@@ -403,7 +403,7 @@ class Reconciliations(OverDatabases):
                 return next(((database, run) for run in self._read_runs(connection, database, _RUN, id=run_id)), None)
 
         which = f"no registered database ({', '.join(self.databases)})"
-        return self.first_of("consumer", find, RunNotFound(f"{which} has run {run_id}, or it was pruned"))
+        return self.first_of("consumer", find, NotFound(f"{which} has run {run_id}, or it was pruned"))
 
     def _read_runs(self, connection: Connection, database: Database, query: Query, **values: object) -> list[Run]:
         (rows,) = execute(connection, query(database.schema, kinds=_LABELS, **values))
