@@ -61,8 +61,6 @@ class Child:
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        # One list for all who fork: the server takes it when it starts.
-        context.set_forkserver_preload(["tests.check.killed", "tests.consumer.workers"])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *args), daemon=True)
         self._process.start()

@@ -19,13 +19,13 @@ from outbox.errors import ActRefused
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
 from tests.consumer.support import Bench
-from tests.kit import wait_until
+from tests.kit import stride, wait_until
 
 pytestmark = pytest.mark.slow
 
 NAME = "outbox-compensation"
 #: A step has more round trips than that: the statements of a process that has never run them go one by one.
-STRIDE = 4
+STRIDE = stride(4)
 
 
 class Killer:

@@ -323,7 +323,6 @@ Spawn = Callable[[str], Effects]
 def spawn(bench: Bench, tmp_path: Path) -> Iterator[Spawn]:
     """A function that runs a process until its end, which is a sudden one; and returns what was begun so far."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.consumer.outside_workers"])
     lifeline, held = context.Pipe(duplex=False)
     url = bench.consumer.url.render_as_string(hide_password=False)
     effects = Effects(tmp_path / "effects")

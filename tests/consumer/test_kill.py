@@ -41,7 +41,6 @@ def banks(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Benc
 def spawn(banks: Bench) -> Iterator[Spawn]:
     """A function that starts a worker process, of a server that has imported everything already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.consumer.workers"])
     lifeline, held = context.Pipe(duplex=False)
     urls = [engine.url.render_as_string(hide_password=False) for engine in (banks.producer, banks.consumer)]
     running: list[Process] = []

@@ -19,19 +19,6 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-#: What the server imports. Not the bank: with it comes an engine, on the database that the environment names then.
-LIBRARIES = [
-    __name__,
-    "psycopg",
-    "sqlalchemy.dialects.postgresql.psycopg",
-    "examples.bank_transfer.message",
-    "examples.bank_transfer.options",
-    "examples.bank_transfer.source",
-    "outbox.app",
-    "outbox.check.checker",
-]
-
-
 def work(
     lifeline: Pipe, reports: Pipe, environment: dict[str, str], folder: Path, point: str, arguments: list[str]
 ) -> None:

@@ -99,7 +99,6 @@ class Scene:
     def _teller(self, point: str) -> Iterator[Teller]:
         """Yield a teller that may execute all orders; it is killed at the end if it is still there."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(paused_teller.LIBRARIES)
         (lifeline, held), (reports, said) = context.Pipe(duplex=False), context.Pipe(duplex=False)
         os.write(held.fileno(), b"1000\n")
         mine = arguments(self.source, 0, 1, self.mode)

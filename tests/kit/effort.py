@@ -11,6 +11,11 @@ import os
 EFFORT = float(os.environ.get("OUTBOX_TEST_EFFORT", "1"))
 
 
+def stride(number: int) -> int:
+    """Return how many round trips lie between two kills: ``number`` at an effort of 1, and 1 from that effort on."""
+    return max(1, round(number / EFFORT))
+
+
 def tries(number: int) -> int:
     """Return how many kills, examples, schedules or transfers to try, of the ``number`` at an effort of 1."""
     return max(1, round(number * EFFORT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,6 +15,27 @@ from sqlalchemy import Engine
 
 #: The root of the project.
 ROOT = Path(__file__).parents[2]
+#: What the processes of tests run that are forked from a server. It takes its list when it starts, which it does once
+#: in a run: with a list of one test only, each process of the others would import all for itself, for a second.
+FORKED = (
+    "tests.check.killed",
+    "tests.compensate.killed",
+    "tests.consumer.outside_workers",
+    "tests.consumer.workers",
+    "tests.delivery.killed",
+    "tests.reconcile.repair_process",
+    "tests.examples.paused_teller",
+    # Not the bank that this one runs: with it comes an engine, on the database that the environment names then.
+    "examples.bank_transfer.message",
+    "examples.bank_transfer.options",
+    "examples.bank_transfer.source",
+    "outbox.check.checker",
+    # What comes with the first engine.
+    "psycopg",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.ext.asyncio",
+)
+multiprocessing.get_context("forkserver").set_forkserver_preload(list(FORKED))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox.database.execute import execute
 from outbox.testing.sql import age_failed
+from tests.kit.waiting import wait_until
 
 #: The connections of others to this database.
 OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
@@ -135,5 +136,10 @@ class Tables:
         return self.connections("wait_event_type = 'Lock'") > 0
 
     def cut(self, condition: str = "true") -> None:
-        """End the connections of others for which a condition is true, and wait until they have ended."""
-        self.rows(f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})")
+        """End the connections of others for which a condition is true, and wait until they have ended.
+
+        The server, asked to wait, looks ten times a second.
+        """
+        ended = self.rows(f"SELECT pid FROM pg_stat_activity WHERE {OTHERS} AND ({condition}) AND pg_terminate_backend(pid)")
+        there = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (:pids)"
+        wait_until(lambda: self.value(there, pids=ended) == 0, "the connections have ended")

@@ -12,7 +12,7 @@ from outbox.prune.ahead import make_ahead
 from outbox.prune.once import prune_producer_once
 from outbox.prune.segments import drop_segment, make_segment, segments
 from tests.dispatch.support import messages
-from tests.kit import wait_until
+from tests.kit import stride, wait_until
 from tests.kit.processes import python
 from tests.prune.dying import NAME, patient
 from tests.prune.yard import OLD, WIDE, YOUNG, Yard
@@ -34,12 +34,15 @@ def yard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
 
 @pytest.mark.parametrize("act", ["make", "make far ahead", "empty", "drop"])
 def test_killed_at_any_statement(yard: Yard, engine: Engine, act: str) -> None:
-    """Before and after each thing that is sent to the server. Each time the next pass ends what was begun."""
+    """Before and after things that are sent to the server, of which a night tries all.
+
+    Each time the next pass ends what was begun.
+    """
     needed = {yard.prepare(), *yard.send("x", delay=10**9)}
     with python("tests.prune.dying", engine, act) as process:
         assert process.stdin
         assert process.stdout
-        for point in range(1, 1000):
+        for point in range(1, 1000, stride(3)):
             newest = yard.send(*"aaa")[-1]
             if act.startswith("make"):
                 without_segments(yard)
