@@ -485,8 +485,8 @@ class TablePairing(Pairing):
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared, having seen that the rows of foreign tables can be judged."""
         with timed(self.seconds, "plan"):
-            digester = self._of_sides(comparison)
-            size = {part: self._rows(side) for part, side in digester.sides.items()}
+            digester = self._side_digester(comparison)
+            size = {part: self._rows(side) for part, side in digester.by_part.items()}
             tier, engine = self.choose(max(size.values()))
             # Of the larger foreign side.
             part = max(self.job.tables, key=lambda part: size[part])
@@ -501,12 +501,13 @@ class TablePairing(Pairing):
         with timed(self.seconds, "digest"):
             self.progress.stage(f"{self.pair}: digests", None)
             buckets = plan.cut(strategy.gaps, strategy.points or ())
-            return self._of_sides(comparison).digest(buckets, comparison.rules.horizon)
+            return self._side_digester(comparison).digest(buckets, comparison.rules.horizon)
 
-    def _of_sides(self, comparison: Comparison) -> SideDigester:
-        sides = [side for side in (comparison.producer, comparison.consumer) if isinstance(side, PostgresSide)]
+    def _side_digester(self, comparison: Comparison) -> SideDigester:
+        both = (comparison.producer, comparison.consumer)
+        by_part: Mapping[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
         mixing = replace(mixing_of(self.snapshots), mix="sum")
-        return SideDigester(self.snapshots, {side.part: side for side in sides}, self.job.window.range, mixing)
+        return SideDigester(self.snapshots, by_part, self.job.window.range, mixing)
 
     def _rows(self, side: PostgresSide) -> int:
         snapshot = self.snapshots.of[side.part]
