@@ -373,7 +373,8 @@ class Pairing(AnyPairing):
             tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, strategy.size))
         backlog = Backlog(self.job.max_findings)
         collected = self._judged(comparison, tasks, backlog)
-        lag = self._lag(comparison, collected, clean)
+        # Of a foreign table each sample would cost a pass.
+        lag = self._lag(comparison, collected, [] if self.job.tables else clean)
         sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
         planned = self._plan(
             strategy,
@@ -469,8 +470,6 @@ class Pairing(AnyPairing):
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
         step = max(len(clean) // _SAMPLED, 1)
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
-        if self.job.tables:  # each costs a pass over a foreign table
-            some = []
         if some:
             with timed(self.seconds, "lag"):
                 for sampled in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
@@ -505,7 +504,7 @@ class TablePairing(Pairing):
 
     def _side_digester(self, comparison: Comparison) -> SideDigester:
         both = (comparison.producer, comparison.consumer)
-        by_part: Mapping[Part, PostgresSide] = {side.part: side for side in both if isinstance(side, PostgresSide)}
+        by_part = {side.part: side for side in both if isinstance(side, PostgresSide)}
         mixing = replace(mixing_of(self.snapshots), mix="sum")
         return SideDigester(self.snapshots, by_part, self.job.window.range, mixing)
 
