@@ -373,7 +373,8 @@ class Pairing(AnyPairing):
             tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, strategy.size))
         backlog = Backlog(self.job.max_findings)
         collected = self._judged(comparison, tasks, backlog)
-        lag = self._lag(comparison, collected, clean)
+        # Of a foreign table each sample would cost a pass.
+        lag = self._lag(comparison, collected, [] if self.job.tables else clean)
         sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
         planned = self._plan(
             strategy,
@@ -469,8 +470,6 @@ class Pairing(AnyPairing):
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
         step = max(len(clean) // _SAMPLED, 1)
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
-        if self.job.tables:  # each costs a pass over a foreign table
-            some = []
         if some:
             with timed(self.seconds, "lag"):
                 for sampled in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
@@ -485,8 +484,8 @@ class TablePairing(Pairing):
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared, having seen that the rows of foreign tables can be judged."""
         with timed(self.seconds, "plan"):
-            digester = self._of_sides(comparison)
-            size = {part: self._rows(side) for part, side in digester.sides.items()}
+            digester = self._side_digester(comparison)
+            size = {part: self._rows(side) for part, side in digester.by_part.items()}
             tier, engine = self.choose(max(size.values()))
             # Of the larger foreign side.
             part = max(self.job.tables, key=lambda part: size[part])
@@ -501,12 +500,13 @@ class TablePairing(Pairing):
         with timed(self.seconds, "digest"):
             self.progress.stage(f"{self.pair}: digests", None)
             buckets = plan.cut(strategy.gaps, strategy.points or ())
-            return self._of_sides(comparison).digest(buckets, comparison.rules.horizon)
+            return self._side_digester(comparison).digest(buckets, comparison.rules.horizon)
 
-    def _of_sides(self, comparison: Comparison) -> SideDigester:
-        sides = [side for side in (comparison.producer, comparison.consumer) if isinstance(side, PostgresSide)]
+    def _side_digester(self, comparison: Comparison) -> SideDigester:
+        both = (comparison.producer, comparison.consumer)
+        by_part = {side.part: side for side in both if isinstance(side, PostgresSide)}
         mixing = replace(mixing_of(self.snapshots), mix="sum")
-        return SideDigester(self.snapshots, {side.part: side for side in sides}, self.job.window.range, mixing)
+        return SideDigester(self.snapshots, by_part, self.job.window.range, mixing)
 
     def _rows(self, side: PostgresSide) -> int:
         snapshot = self.snapshots.of[side.part]

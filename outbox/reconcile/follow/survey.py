@@ -218,8 +218,8 @@ class LogSurveyor:
         if not different:
             return chunk, FINDING.empty_table()
         ranges = _joined(bucket for bucket, _ in different)
-        sides = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
-        collected = Comparison(*sides, look.rules)(Task(0, tuple(ranges)))
+        readers = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
+        collected = Comparison(*readers, look.rules)(Task(0, tuple(ranges)))
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table

@@ -123,8 +123,8 @@ def compare(
         id_ = frame["id"].cast("string") if dict(frame.dtypes)["id"] in INTEGERS else frame["id"]
         return frame.select(*(each.name for each in columns if each.name in frame.columns)).withColumn("id", id_)
 
-    sent, seen = known(producer, PRODUCER_COLUMNS), known(consumer, CONSUMER_COLUMNS)
-    return brought_together(sent, seen, judged, from_arrow_schema(COMPARED), partitions)
+    sent, received = known(producer, PRODUCER_COLUMNS), known(consumer, CONSUMER_COLUMNS)
+    return brought_together(sent, received, judged, from_arrow_schema(COMPARED), partitions)
 
 
 def brought_together(

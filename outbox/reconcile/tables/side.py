@@ -155,7 +155,7 @@ class SideDigester:
     """Digests two sides in PostgreSQL, ours or foreign ones, whose ids lie in a range."""
 
     snapshots: Snapshots
-    sides: Mapping[Part, PostgresSide]
+    by_part: Mapping[Part, PostgresSide]
     within: Range
     mixing: Mixing
 
@@ -166,17 +166,17 @@ class SideDigester:
 
     def points(self, part: Part, step: int) -> list[UUID]:
         """Return about each ``step``-th id of a side, in order."""
-        statement = sql.sample(self.sides[part].statement([self.within]), self.mixing, step)
+        statement = sql.sample(self.by_part[part].statement([self.within]), self.mixing, step)
         return sorted(id_ for (id_,) in self._read(part, statement))
 
     def digest(self, buckets: Sequence[Range], horizon: bytes | None) -> Digested:
         """Digest both sides by bucket; ``horizon`` is the id below which the producer may have pruned."""
         bounds = [bucket.first for bucket in buckets]
-        tables = [side.table.declared for side in self.sides.values() if isinstance(side, TableSide)]
+        tables = [side.table.declared for side in self.by_part.values() if isinstance(side, TableSide)]
         bodies = all("digest" in table.columns for table in tables)
 
         def digest(part: Part) -> dict[int, Row]:
-            every = self.sides[part].statement([self.within])
+            every = self.by_part[part].statement([self.within])
             statement = sql.digests(part, every, bounds, self.mixing, bodies=bodies)
             return {row[0]: row[1:] for row in self._read(part, statement)}
 
