@@ -21,7 +21,7 @@ lock: ## write requirements.lock anew, with the newest libraries that pyproject.
 	mv build/requirements.lock requirements.lock && rm -rf build/lock
 
 fast: ## the fast tier of the tests
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m fast $(ARGS)
 
 test: ## all tests: real PostgreSQL, real kills, real races
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile $(ARGS)

@@ -23,6 +23,8 @@ from sqlalchemy.exc import OperationalError
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
+from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.hooks import add_hook
 from tests.kit import tries, wait_until
 from tests.kit.databases import Databases
 
@@ -58,11 +60,40 @@ hypothesis_settings.load_profile("busy")
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made there
 _ROOM = 8 << 30
 
+_HERE = Path(__file__).parent
 #: What a real browser is tested by.
 BROWSER = "tests/console/browser/"
 
-#: Files and folders that are exhaustive, or take more than about ten seconds: the fast tier, ``-m "not slow"``, leaves
-#: them out. Single tests of other files are marked where they stand.
+#: The fast tier, ``-m fast``: of each folder the files that go its main way, which take two minutes together. A test in
+#: them that is `slow` isn't of this tier.
+FAST = (
+    *(f"check/test_{name}" for name in ("fence", "peer_table", "totals")),
+    *(f"cli/test_{name}" for name in ("audit", "db", "dead", "groups", "inbox", "looking", "sagas", "topics")),
+    *(f"compensate/test_{name}" for name in ("request", "rollback", "worker")),
+    *(f"console/test_{name}" for name in ("api_acts", "charts", "groups", "pages_bulk", "pages_look", "sagas")),
+    *(f"consumer/test_{name}" for name in ("by_key.", "declaration", "exactly_once", "outside.", "results", "retry")),
+    *(f"delivery/test_{name}" for name in ("callbacks", "confirm", "parked", "pruned")),
+    *(f"dispatch/test_{name}" for name in ("delay", "many_topics", "order")),
+    *(f"docs/test_{name}" for name in ("doors", "order_balance", "pages")),
+    *(f"doctor/test_{name}" for name in ("healthy", "locks")),
+    *(f"examples/test_{name}" for name in ("banks", "orders")),
+    "flow/test_tcc",
+    "frameworks/test_flask",
+    *(f"house/test_{name}" for name in ("django", "house", "limits", "prose")),
+    "migration/test_require",
+    *(f"operator/test_{name}" for name in ("act_table", "bulk_jobs_run", "fates", "findings", "looking_message.")),
+    *(f"producer/test_{name}" for name in ("atomic", "bind", "decide", "joining", "round_trips", "two_phase")),
+    "producer/flow_control/test_transactions",
+    *(f"prune/test_{name}" for name in ("prune", "records", "segments")),
+    *(f"reconcile/test_{name}" for name in ("fleet_totals", "java", "job", "report_json", "report_text")),
+    *(f"telemetry/test_{name}" for name in ("hooks", "otel")),
+    *(f"testing/test_{name}" for name in ("capture", "check", "drain", "rollback")),
+    *(f"unit/test_{name}" for name in ("codec", "ids", "limits", "public", "reader", "settings", "text", "topic")),
+    *(f"worker/test_{name}" for name in ("duty", "loop", "worker")),
+)
+
+#: Files and folders that are exhaustive, or take more than about ten seconds; ``-m "not slow"`` is all but them. Single
+#: tests of other files are marked where they stand.
 SLOW = (
     *(f"check/test_{name}" for name in ("asking", "checker", "kill", "operator", "peer_rules", "stateful")),
     "cli/half/",
@@ -93,14 +124,25 @@ SLOW = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't even import the files of which the fast tier has no test: that takes as long as a third of it."""
+    file = collection_path.suffix == ".py" and collection_path.is_relative_to(_HERE)
+    return True if file and config.option.markexpr == "fast" and not _named(collection_path, FAST) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and put it first: then no process works on a long file when the others have ended."""
-    here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).as_posix().startswith(SLOW):
+        if _named(item.path, SLOW):
             item.add_marker(pytest.mark.slow)
+        if _named(item.path, FAST) and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.fast)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def _named(path: Path, names: tuple[str, ...]) -> bool:
+    return path.relative_to(_HERE).as_posix().startswith(names)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -240,3 +282,20 @@ def engine(new_engine: Callable[..., Engine]) -> Engine:
 def settings() -> Settings:
     """The defaults, whatever the environment says."""
     return Settings()
+
+
+@pytest.fixture
+def heard() -> Iterator[list[TelemetryEvent]]:
+    """The events that a hook gets."""
+    got: list[TelemetryEvent] = []
+    remove = add_hook(got.append)
+    yield got
+    remove()
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What functions that hang wait for; set in the end, so that no thread outlives its test."""
+    event = threading.Event()
+    yield event
+    event.set()

@@ -17,7 +17,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database.decision import fence_key
 from tests.check.killed import NAME, PAID, SETTINGS
 from tests.check.support import Bench
-from tests.kit import wait_until
+from tests.kit import Tables, wait_until
 
 TABLES = """
 CREATE TABLE change (number int, part int, PRIMARY KEY (number, part));
@@ -48,10 +48,6 @@ SELECT count(*) FROM pg_locks
 _WRITING_OP = """
 SELECT count(*) FROM pg_locks WHERE relation = 'outbox.op_message'::regclass AND mode = 'RowExclusiveLock'
 """
-_CUT = text(
-    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-    " WHERE application_name = :name AND datname = current_database()"
-)
 _POSTPONE = text("UPDATE outbox.half_check SET next_check_at = now() + interval '1 hour' WHERE half_id = :id")
 _EFFECT = text("INSERT INTO effect VALUES (:number)")
 
@@ -128,8 +124,7 @@ class Town:
     def cut(self) -> None:
         """End all connections of the processes."""
         for engine in (self.observer, self.provider):
-            with engine.connect() as connection:
-                connection.execute(_CUT, {"name": NAME})
+            Tables(engine).cut(f"application_name = '{NAME}'")
 
     def wait_for_the_end(self) -> None:
         """Wait until the server has noticed that a process is gone."""

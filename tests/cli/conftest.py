@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine
 
 from outbox.cli import app
 from outbox.embedded import ServerLike
+from tests.cli.books import Books
 
 
 @dataclass
@@ -71,3 +72,9 @@ def empty_url(server: ServerLike) -> Iterator[str]:
     server.create_database("cli_empty")
     yield server.url("cli_empty")
     server.drop_database("cli_empty")
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    """A shop in the database of the command line."""
+    return Books.open(engine)

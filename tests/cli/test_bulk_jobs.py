@@ -29,12 +29,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def books(engine: Engine) -> Books:
-    """A shop in the database of the command line."""
-    return Books.open(engine)
-
-
-@pytest.fixture
 def operator(engine: Engine) -> Operator:
     """The service layer over the same database."""
     return Operator.open({"shop": engine}, Settings())

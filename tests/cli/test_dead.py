@@ -18,12 +18,6 @@ from tests.cli.conftest import Cli
 BECAUSE = ("--reason", "mended in 2.4.1", "--actor", "ann")
 
 
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    """A shop in the database of the command line."""
-    return Books.open(engine)
-
-
 def fingerprint(cli: Cli, kind: str) -> str:
     """Return the fingerprint of a kind of error."""
     found = [row for row in cli("dead", "groups", "-o", "json").json["items"] if kind in row["error_kind"]]

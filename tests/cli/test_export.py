@@ -9,19 +9,12 @@ import json
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
 
 from outbox.cli.exits import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
 
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(1)", "\tx", "\rx")
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    """A shop in the database of the command line."""
-    return Books.open(engine)
 
 
 @pytest.fixture

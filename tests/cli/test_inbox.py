@@ -16,12 +16,6 @@ from tests.cli.conftest import Cli
 BECAUSE = ("--reason", "the mail server is back", "--actor", "ann")
 
 
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    """A shop in the database of the command line."""
-    return Books.open(engine)
-
-
 def test_list(cli: Cli, books: Books) -> None:
     """All there is, or what the options pick."""
     consumed = books.send({"do": "nothing"})

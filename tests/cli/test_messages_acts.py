@@ -13,7 +13,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine
 
 from outbox import Message, testing
 from outbox.cli.exits import Code
@@ -23,12 +22,6 @@ from tests.kit import wait_until
 
 ROOT = Path(__file__).parents[2]
 BECAUSE = ("--reason", "mail lost its inbox", "--actor", "ann", "--yes")
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    """A shop in the database of the command line."""
-    return Books.open(engine)
 
 
 def sends(books: Books, *ids: object) -> list[int]:

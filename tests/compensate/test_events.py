@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -12,19 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from outbox.telemetry import events
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import add_hook
 from outbox.telemetry.otel import instrument
 from tests.compensate.support import Town
 from tests.compensate.test_failing import give_back_and_fail
-
-
-@pytest.fixture
-def heard() -> Iterator[list[TelemetryEvent]]:
-    """The events that a hook gets."""
-    got: list[TelemetryEvent] = []
-    remove = add_hook(got.append)
-    yield got
-    remove()
 
 
 def test_done_and_refused(town: Town, heard: list[TelemetryEvent]) -> None:

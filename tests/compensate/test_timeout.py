@@ -20,14 +20,6 @@ LIMIT = 0.3
 
 
 @pytest.fixture
-def released() -> Iterator[threading.Event]:
-    """What hanging compensations wait for; set in the end, so that no thread outlives its test."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
 def runners(town: Town) -> Iterator[Runners]:
     """Connections as a worker makes them."""
     made = Runners(WorkerDatabase(town.producer), threading.Event())

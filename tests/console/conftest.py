@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from outbox.console import connections
 from outbox.embedded import ServerLike
+from tests.console.reading import Visitor
 from tests.console.web import Asker, Http, Shop, asker, console_of
 from tests.kit.databases import clones
 
@@ -91,3 +92,9 @@ def make_console(ask: Asker) -> Callable[..., Http]:
 def acting(shop: Shop, make_console: Callable[..., Http]) -> Http:
     """The console over the shop of this module, asked by its admin."""
     return make_console(shop.outbox)
+
+
+@pytest.fixture
+def visitor(acting: Http) -> Visitor:
+    """The admin of the shop."""
+    return Visitor(acting)

@@ -18,12 +18,6 @@ WHY = {"reason": "the handler was wrong"}
 WHILE = {"reason": "the provider moves"}
 
 
-@pytest.fixture
-def visitor(acting: Http) -> Visitor:
-    """The admin of the shop."""
-    return Visitor(acting)
-
-
 @pytest.fixture(scope="module")
 def group(shop: Shop) -> str:
     """The path of a group that has consumed three orders."""

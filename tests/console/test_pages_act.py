@@ -13,16 +13,10 @@ from outbox.dispatch.once import dispatch_lock
 from outbox.operator.acts import ACTS, Act
 from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
-from tests.console.web import GROUP, TOPIC, Http, Shop
+from tests.console.web import GROUP, TOPIC, Shop
 from tests.kit import wait_until
 
 WHY = "the customer called"
-
-
-@pytest.fixture
-def visitor(acting: Http) -> Visitor:
-    """The admin of the shop."""
-    return Visitor(acting)
 
 
 def status(shop: Shop, message: UUID) -> str:

@@ -17,12 +17,6 @@ from tests.operator.health import consume, dispatch, send
 WHY = "all of these"
 
 
-@pytest.fixture
-def visitor(acting: Http) -> Visitor:
-    """The admin of the shop."""
-    return Visitor(acting)
-
-
 def discarded(shop: Shop, ids: list[UUID]) -> int:
     """How many of these are discarded."""
     query = text(

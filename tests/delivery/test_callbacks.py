@@ -309,9 +309,8 @@ def forking() -> Iterator[Pipe]:
 def test_killed_anywhere(post: Post, forking: Pipe) -> None:
     """Killed after any round trip, each fate is told once, and what is lost is sent again once."""
     killer, app, consumer = Killer(forking, post), telling(post), post.declare(_refuse_odd, retry_delays=())
-    stages, rounds = set(), 0
-    for after in itertools.count(1, stride(3)):
-        rounds += 1
+    stages = set()
+    for rounds, after in enumerate(itertools.count(1, stride(3)), start=1):
         told, parked, lost = post.send(2, 3, 4)
         post.consume(consumer)
         post.lose(lost)

@@ -19,13 +19,6 @@ from tests.dispatch.support import dispatch_all, messages, run, scalar, send
 
 
 @pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
-    """A connection of the owner of the tables."""
-    with engine.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def half_blind(engine: Engine, connection: Connection) -> Iterator[Connection]:
     """A connection of a role from which row security hides the halves with the tag ``secret``."""
     for statement in (

@@ -7,8 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.docs.page import ROOT
 
 DOORS = [
@@ -37,24 +35,28 @@ def defined_in(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-@pytest.mark.parametrize("page", DOORS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_door_names_is_there(page: Path) -> None:
+def test_what_doors_name_is_there() -> None:
     """Each file and folder, and each function or class that stands behind a colon."""
-    named = _NAMED.findall(page.read_text("utf-8"))
-    assert [path for path, _ in named if not (ROOT / path).exists()] == []
-    assert [f"{path}:{name}" for path, name in named if name and name not in defined_in(ROOT / path)] == []
+    named = [(page.name, path, name) for page in DOORS for path, name in _NAMED.findall(page.read_text("utf-8"))]
+    assert [(page, path) for page, path, _ in named if not (ROOT / path).exists()] == []
+    assert [each for each in named if each[2] and each[2] not in defined_in(ROOT / each[1])] == []
 
 
-@pytest.mark.parametrize("page", DOORS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_doors_and_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_doors_and_pages_lead_somewhere() -> None:
     """Relative links, and their headings."""
-    text = page.read_text("utf-8")
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
-        there = (page.parent / target).resolve() if target else page
-        assert there.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, anchor
+    lost = []
+    for page in DOORS:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text("utf-8")):
+            there = (page.parent / target).resolve() if target else page
+            if not there.exists() or (anchor and anchor not in anchors_of(there)):
+                lost.append((page.name, target, anchor))
+    assert lost == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what leads to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_the_walks_name_functions() -> None:

@@ -82,3 +82,11 @@ def _points(url: str) -> int | None:
 def test_every_page_has_blocks_that_say_what_they_are() -> None:
     """A block without a language would not be run."""
     assert [block.where for page in PAGES for block in blocks(page) if not block.language] == []
+
+
+def test_three_services_take_at_most_30_lines() -> None:
+    """The saga of the page about flows, with its handlers. That they run is tested with all blocks of the page."""
+    (declaration,) = [each.text for each in blocks(ROOT / "docs" / "flows.md") if "Saga(" in each.text]
+    assert declaration.count(".step(") == 3
+    assert declaration.count(".consumer(") == 6
+    assert len([line for line in declaration.splitlines() if line.strip()]) <= 30

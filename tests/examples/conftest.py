@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from examples.bank_transfer import bank_a, bank_b
 from examples.bank_transfer import demo as demo_module
@@ -109,3 +111,14 @@ def demo(server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return Ran(code, json.loads(reports[-1].as_json()), shown.out, shown.err)
 
     return run_demo
+
+
+@pytest.fixture
+def bank(new_engine: Callable[..., Engine]) -> Iterator[Engine]:
+    """Bank A with one account, number 7, that has 100.00."""
+    engine = new_engine()
+    bank_a.Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(bank_a.Account(id=7, balance=Decimal("100.00")))
+    with rebound((bank_a.outbox, engine)):
+        yield engine

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+
 def work(
     lifeline: Pipe, reports: Pipe, environment: dict[str, str], folder: Path, point: str, arguments: list[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -11,31 +10,19 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer import bank_a
 from examples.bank_transfer.bank_a import Account, LedgerEntry, Refused, Transfer, order_transfer
 from examples.bank_transfer.orders import Order
-from tests.kit import rebound, wait_until
+from tests.kit import wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
-
-
-@pytest.fixture
-def bank(new_engine: Callable[..., Engine]) -> Iterator[Engine]:
-    """Bank A with one account, number 7, that has 100.00."""
-    engine = new_engine()
-    bank_a.Base.metadata.create_all(engine)
-    with Session(engine) as session, session.begin():
-        session.add(Account(id=7, balance=Decimal("100.00")))
-    with rebound((bank_a.outbox, engine)):
-        yield engine
 
 
 def test_transfer_and_message_are_committed_together(bank: Engine) -> None:
     """Debit, transfer, ledger entry and message are there after the commit, and not before."""
     with Session(bank) as session, session.begin():
         order_transfer(ORDER, session=session)
-        assert _counts(bank) == (0, 0, 0)
-    assert _counts(bank) == (1, 1, 1)
+        assert counts_of(bank) == (0, 0, 0)
+    assert counts_of(bank) == (1, 1, 1)
     assert _balance(bank) == Decimal("70.00")
 
 
@@ -44,7 +31,7 @@ def test_nothing_is_left_of_a_transfer_whose_transaction_is_rolled_back(bank: En
     with Session(bank) as session:
         order_transfer(ORDER, session=session)
         session.rollback()
-    assert (_counts(bank), _balance(bank)) == ((0, 0, 0), Decimal("100.00"))
+    assert (counts_of(bank), _balance(bank)) == ((0, 0, 0), Decimal("100.00"))
 
 
 def test_an_order_is_executed_once_however_often_it_is_given(bank: Engine) -> None:
@@ -52,7 +39,7 @@ def test_an_order_is_executed_once_however_often_it_is_given(bank: Engine) -> No
     for expected in (True, False, False):
         with Session(bank) as session, session.begin():
             assert (order_transfer(ORDER, session=session) is not None) is expected
-    assert (_counts(bank), _balance(bank)) == ((1, 1, 1), Decimal("70.00"))
+    assert (counts_of(bank), _balance(bank)) == ((1, 1, 1), Decimal("70.00"))
 
 
 def test_an_order_given_to_two_tellers_at_once_is_executed_once(bank: Engine) -> None:
@@ -69,9 +56,9 @@ def test_an_order_given_to_two_tellers_at_once_is_executed_once(bank: Engine) ->
         with Session(bank) as session, session.begin():
             order_transfer(ORDER, session=session)
             second = pool.submit(again)
-            wait_until(lambda: _waiting(bank), "the second teller waits for the account")
+            wait_until(lambda: waits(bank), "the second teller waits for the account")
         assert second.result() is None
-    assert (_counts(bank), _balance(bank)) == ((1, 1, 1), Decimal("70.00"))
+    assert (counts_of(bank), _balance(bank)) == ((1, 1, 1), Decimal("70.00"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +75,7 @@ def test_a_refused_order_leaves_no_trace(bank: Engine, order: Order, reason: str
     """One clear reason; no debit, no transfer, no message."""
     with pytest.raises(Refused, match=reason), Session(bank) as session, session.begin():
         order_transfer(order, session=session)
-    assert (_counts(bank), _balance(bank)) == ((0, 0, 0), Decimal("100.00"))
+    assert (counts_of(bank), _balance(bank)) == ((0, 0, 0), Decimal("100.00"))
 
 
 def test_the_database_itself_refuses_to_overdraw(bank: Engine) -> None:
@@ -97,7 +84,7 @@ def test_the_database_itself_refuses_to_overdraw(bank: Engine) -> None:
         session.get_one(Account, 7).balance -= Decimal("100.01")
 
 
-def _counts(bank: Engine) -> tuple[int, ...]:
+def counts_of(bank: Engine) -> tuple[int, ...]:
     """Return the numbers of transfers, of ledger entries, and of half messages."""
     with bank.connect() as connection:
         tables = (Transfer.__table__, LedgerEntry.__table__, text("outbox.half_message"))
@@ -109,7 +96,8 @@ def _balance(bank: Engine) -> Decimal:
         return session.get_one(Account, 7).balance
 
 
-def _waiting(bank: Engine) -> bool:
+def waits(bank: Engine) -> bool:
+    """Return whether a connection waits for a lock."""
     with bank.connect() as connection:
         waiting = text(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from examples.bank_transfer import bank_a
-from examples.bank_transfer.bank_a import Account, AlreadyExecuted, LedgerEntry, Refused, Reservation, Transfer
+from examples.bank_transfer.bank_a import Account, AlreadyExecuted, Refused, Reservation
 from examples.bank_transfer.bank_a_tcc import (
     CONFIRM_WITHIN,
     StillReserved,
@@ -27,23 +27,13 @@ from examples.bank_transfer.bank_a_tcc import (
 from examples.bank_transfer.orders import Order
 from outbox import Orphan, Resolution
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack
-from tests.kit import rebound, wait_until
+from tests.examples.test_banks import counts_of, waits
+from tests.kit import wait_until
 
 ORDER = Order(1, 501, 7, "AB", "71000001", Decimal("30.00"), "RENT")
 OTHER = Order(2, 502, 7, "AB", "71000002", Decimal("80.00"), "RENT")
 FULL, DEBITED = (Decimal("100.00"), Decimal("0.00")), (Decimal("70.00"), Decimal("0.00"))
 RESERVED = (Decimal("100.00"), Decimal("30.00"))
-
-
-@pytest.fixture
-def bank(new_engine: Callable[..., Engine]) -> Iterator[Engine]:
-    """Bank A with one account, number 7, that has 100.00."""
-    engine = new_engine()
-    bank_a.Base.metadata.create_all(engine)
-    with Session(engine) as session, session.begin():
-        session.add(Account(id=7, balance=Decimal("100.00")))
-    with rebound((bank_a.outbox, engine)):
-        yield engine
 
 
 def test_try_reserves_and_prepares_in_one_transaction(bank: Engine) -> None:
@@ -53,7 +43,7 @@ def test_try_reserves_and_prepares_in_one_transaction(bank: Engine) -> None:
         assert _account(bank) == FULL
     assert _account(bank) == RESERVED
     assert _reservation(bank, half_id) == ("reserved", None)
-    assert (_resolution(bank, half_id), _counts(bank)) == (None, (0, 0, 1))
+    assert (_resolution(bank, half_id), counts_of(bank)) == (None, (0, 0, 1))
 
 
 def test_nothing_is_left_of_a_try_that_is_rolled_back(bank: Engine) -> None:
@@ -62,7 +52,7 @@ def test_nothing_is_left_of_a_try_that_is_rolled_back(bank: Engine) -> None:
         try_transfer(ORDER, session)
         session.flush()
         session.rollback()
-    assert (_account(bank), _counts(bank)) == (FULL, (0, 0, 0))
+    assert (_account(bank), counts_of(bank)) == (FULL, (0, 0, 0))
 
 
 def test_what_is_reserved_is_spoken_for(bank: Engine) -> None:
@@ -86,7 +76,7 @@ def test_confirm_debits_and_commits_in_one_transaction(bank: Engine) -> None:
     with Session(bank) as session, session.begin():
         confirm(ORDER, half_id, session)
         assert _account(bank) == RESERVED
-    assert (_account(bank), _counts(bank)) == (DEBITED, (1, 1, 1))
+    assert (_account(bank), counts_of(bank)) == (DEBITED, (1, 1, 1))
     assert (_reservation(bank, half_id), _resolution(bank, half_id)) == (("confirmed", None), "commit")
     with pytest.raises(AlreadyExecuted), Session(bank) as session:
         try_transfer(ORDER, session)
@@ -97,7 +87,7 @@ def test_cancel_releases_and_rolls_back_in_one_transaction(bank: Engine) -> None
     half_id = _try(bank)
     with Session(bank) as session, session.begin():
         cancel(half_id, "smells", session)
-    assert (_account(bank), _counts(bank)) == (FULL, (0, 0, 1))
+    assert (_account(bank), counts_of(bank)) == (FULL, (0, 0, 1))
     assert (_reservation(bank, half_id), _resolution(bank, half_id)) == (("cancelled", "smells"), "rollback")
     with pytest.raises(Refused, match="smells"), Session(bank) as session:
         try_transfer(ORDER, session)
@@ -113,7 +103,7 @@ def test_an_order_is_reserved_once_at_a_time(bank: Engine) -> None:
 
 @pytest.mark.parametrize("first", ["confirm", "cancel"])
 @pytest.mark.parametrize("second", ["confirm", "cancel"])
-def test_the_first_of_confirm_and_cancel_counts(bank: Engine, first: str, second: str) -> None:
+def test_the_first_of_confirm_and_cancelcounts_of(bank: Engine, first: str, second: str) -> None:
     """The second fails as a whole and says what came first; money moves once."""
     half_id = _try(bank)
     steps: dict[str, Callable[[Session], None]] = {
@@ -122,11 +112,11 @@ def test_the_first_of_confirm_and_cancel_counts(bank: Engine, first: str, second
     }
     with Session(bank) as session, session.begin():
         steps[first](session)
-    once = _account(bank), _counts(bank)
+    once = _account(bank), counts_of(bank)
     error = AlreadyCommitted if first == "confirm" else AlreadyRolledBack
     with pytest.raises(error, match="by the producer"), Session(bank) as session, session.begin():
         steps[second](session)
-    assert (_account(bank), _counts(bank)) == once
+    assert (_account(bank), counts_of(bank)) == once
     assert _account(bank) == (DEBITED if first == "confirm" else FULL)
 
 
@@ -143,10 +133,10 @@ def test_a_confirm_that_waits_for_the_verdict_fails(bank: Engine) -> None:
             assert verdict(_orphan(half_id), session) is Resolution.ROLLBACK
             bank_a.outbox.rollback(half_id, within=session)
             confirming = pool.submit(late)
-            wait_until(lambda: _waiting(bank), "the confirm waits for the reservation")
+            wait_until(lambda: waits(bank), "the confirm waits for the reservation")
         with pytest.raises(AlreadyRolledBack):
             confirming.result()
-    assert (_account(bank), _counts(bank)) == (FULL, (0, 0, 1))
+    assert (_account(bank), counts_of(bank)) == (FULL, (0, 0, 1))
     assert _reservation(bank, half_id) == ("abandoned", None)
 
 
@@ -220,18 +210,3 @@ def _resolution(bank: Engine, half_id: UUID) -> str | None:
         query = text("SELECT resolution FROM outbox.op_message WHERE half_id = :id")
         resolution: str | None = connection.scalar(query, {"id": half_id})
         return resolution
-
-
-def _counts(bank: Engine) -> tuple[int, ...]:
-    """Return the numbers of transfers, of ledger entries, and of half messages."""
-    with bank.connect() as connection:
-        tables = (Transfer.__table__, LedgerEntry.__table__, text("outbox.half_message"))
-        return tuple(connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables)
-
-
-def _waiting(bank: Engine) -> bool:
-    with bank.connect() as connection:
-        waiting = text(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        return bool(connection.scalar(waiting))

@@ -140,6 +140,7 @@ class Tables:
 
         The server, asked to wait, looks ten times a second.
         """
-        ended = self.rows(f"SELECT pid FROM pg_stat_activity WHERE {OTHERS} AND ({condition}) AND pg_terminate_backend(pid)")
+        ended = f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})"
+        pids = [pid for pid, _ in self.rows(ended)]
         there = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (:pids)"
-        wait_until(lambda: self.value(there, pids=ended) == 0, "the connections have ended")
+        wait_until(lambda: self.value(there, pids=pids) == 0, "the connections have ended")

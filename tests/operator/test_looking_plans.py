@@ -121,11 +121,16 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(inner)
 
 
-@pytest.mark.parametrize("statement", [each for each in STATEMENTS if each is not None])
-def test_plans(connection: Connection, statement: Statement) -> None:
+def test_plans(connection: Connection) -> None:
     """No table is read from end to end, and none is joined to all of another."""
-    for node in plan_of(connection, statement):
-        assert node["Node Type"] not in {"Seq Scan", "Merge Join", "Hash Join"}, node
+    wrong = [
+        (statement.sql, node)
+        for statement in STATEMENTS
+        if statement is not None
+        for node in plan_of(connection, statement)
+        if node["Node Type"] in {"Seq Scan", "Merge Join", "Hash Join"}
+    ]
+    assert wrong == []
 
 
 def matched(wanted: MessageFilter, edge: UUID | None) -> Statement:

@@ -19,7 +19,8 @@ from outbox.reconcile.record import settled
 from tests.kit.databases import clones
 from tests.reconcile.books import Books
 from tests.reconcile.following import Watched, followed
-from tests.reconcile.town import Town, empty
+from tests.reconcile.repairing import Night
+from tests.reconcile.town import Town
 
 
 @pytest.fixture
@@ -80,17 +81,8 @@ def books(_books: Books) -> Books:
     return _books
 
 
-@pytest.fixture(scope="session")
-def _one_town(server: ServerLike, template: str) -> Iterator[Town]:
-    with (
-        clones(server, template, "town_producer", "town_consumer") as (producer, consumer),
-        Town(producer, consumer, Settings()) as town,
-    ):
-        yield town
-
-
 @pytest.fixture
-def emptied_town(_one_town: Town) -> Town:
-    """A producer and a consumer that many tests share, with empty tables: cloning databases costs a second."""
-    empty(_one_town)
-    return _one_town
+def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
+    """Producer and consumer in two databases."""
+    with Night(new_engine(), new_engine(), settings) as night:
+        yield night

@@ -9,6 +9,7 @@ import pytest
 
 from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState
 from tests.reconcile.following import Watched
+from tests.reconcile.test_settled import failure, park
 from tests.reconcile.town import HOUR, IN_SYNC, Fate, Town, fate, ids_at
 
 Follow = Callable[..., Watched]
@@ -134,18 +135,6 @@ def overdue(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
     (one,) = town.plant([fate(state=ProducerState.SCHEDULED, status=NONE, due_in=HOUR)], ids=[after(ids[15])])
     town.at_producer("UPDATE {s}.scheduled_message SET deliver_at = now() - interval '1 hour'")
     return {one: Outcome.UNDISPATCHED}
-
-
-def failure(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
-    """Have an inbox row fail."""
-    town.set_inbox(InboxState.FAILED, ids[15])
-    return {ids[15]: Outcome.FAILED}
-
-
-def park(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:
-    """Park an inbox row."""
-    town.set_inbox(InboxState.PARKED, ids[15])
-    return {ids[15]: Outcome.PARKED}
 
 
 def wait(town: Town, ids: list[UUID]) -> dict[UUID, Outcome]:

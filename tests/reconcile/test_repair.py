@@ -27,13 +27,6 @@ HUNDREDS = 120
 GONE = "refused: the group has no offset at or beyond it: it would come to it later, and never handle it"
 
 
-@pytest.fixture
-def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
-    """Producer and consumer in two databases."""
-    with Night(new_engine(), new_engine(), settings) as night:
-        yield night
-
-
 @pytest.fixture(params=["one database", "two databases"])
 def any_night(request: pytest.FixtureRequest, new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
     """Producer and consumer in one database, then in two."""

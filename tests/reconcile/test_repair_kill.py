@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import make_url, text
 
-from outbox import Settings
 from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Job, Outcome, Repair
 from outbox.reconcile.rows import Finding
@@ -23,13 +22,6 @@ from tests.reconcile.repairing import Night
 pytestmark = pytest.mark.slow
 
 NAME = "outbox-repair"
-
-
-@pytest.fixture
-def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
-    """Producer and consumer in two databases."""
-    with Night(new_engine(), new_engine(), settings) as night:
-        yield night
 
 
 @pytest.fixture

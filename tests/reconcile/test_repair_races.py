@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, Settings
+from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message.model import Counts
@@ -30,13 +30,6 @@ from tests.kit import wait_until
 from tests.reconcile.repairing import Night
 
 GATE = 4711
-
-
-@pytest.fixture
-def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
-    """Producer and consumer in two databases."""
-    with Night(new_engine(), new_engine(), settings) as night:
-        yield night
 
 
 @pytest.fixture

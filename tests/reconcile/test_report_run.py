@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from sqlalchemy import Engine
 
-from outbox import Settings
 from outbox.reconcile.job import EngineName
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.report import as_json
@@ -32,13 +28,6 @@ AMOUNTS = Measure(
     consumer="SELECT 'all' AS book, 1.25 * count(*) AS amount FROM ledger",
     in_flight={"book": "book", "amount": "amount"},
 )
-
-
-@pytest.fixture
-def night(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Night]:
-    """Producer and consumer in two databases."""
-    with Night(new_engine(), new_engine(), settings) as night:
-        yield night
 
 
 def test_every_form_tells_of_the_same_run(night: Night, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from outbox.reconcile.judge import Rules
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import PostgresSide, snapshots_of
 from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds, url_of
+from tests.unit.test_secrets_shown import said
 
 #: Part of every password, and letters that no way of quoting changes.
 MARK = "S3cr3t"
@@ -61,19 +61,6 @@ def role(town: Town) -> Iterator[Role]:
 def as_role(engine: Engine, name: str, password: str) -> str:
     """Return the URL of a database for a role."""
     return engine.url.set(username=name, password=password).render_as_string(hide_password=False)
-
-
-def said(error: BaseException) -> str:
-    """Return all that an exception says, with all that is behind it, shown by tracebacks or not."""
-    seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is not None and each not in seen:
-            seen.append(each)
-            waiting += [each.__cause__, each.__context__]
-    texts = [text for each in seen for text in (str(each), repr(each), str(vars(each)), str(each.args))]
-    return "\n".join([*texts, *traceback.format_exception(error)])
 
 
 @pytest.mark.parametrize("password", PASSWORDS)

@@ -34,15 +34,6 @@ def bench(new_bench: Callable[..., Bench]) -> Bench:
     return new_bench()
 
 
-@pytest.fixture
-def heard() -> Iterator[list[TelemetryEvent]]:
-    """The events that a hook gets."""
-    got: list[TelemetryEvent] = []
-    remove = add_hook(got.append)
-    yield got
-    remove()
-
-
 def of(heard: list[TelemetryEvent], *kinds: type[TelemetryEvent]) -> list[TelemetryEvent]:
     """Return the events of some kinds."""
     return [event for event in heard if isinstance(event, kinds)]

@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from outbox import Message, Outbox, Settings
+from outbox import Message, Outbox, Settings, embedded
+from outbox.database import migration
 from outbox.worker import Worker
 from tests.kit import Tables, open_observer, send_each
 
@@ -80,3 +81,19 @@ def new_bench(new_database: Callable[[], str]) -> Iterator[Callable[..., Bench]]
 def bench(new_bench: Callable[..., Bench]) -> Bench:
     """A bench with the default settings."""
     return new_bench()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[embedded.Server]:
+    """A server that no other test depends on."""
+    with embedded.Server(durable=False) as server:
+        yield server
+
+
+@pytest.fixture
+def own_url(own_server: embedded.Server) -> Iterator[str]:
+    """The URL of a migrated database on it."""
+    own_server.create_database("bank")
+    migration.upgrade(own_server.url("bank"))
+    yield own_server.url("bank")
+    own_server.drop_database("bank")

@@ -73,7 +73,7 @@ class WorkerFleet:
 
 
 @contextmanager
-def fleet(bench: Bench, processes: int = 4, options: Sequence[str] = (), **environment: str) -> Iterator[WorkerFleet]:
+def fleet(bench: Bench, processes: int = 2, options: Sequence[str] = (), **environment: str) -> Iterator[WorkerFleet]:
     """Run workers for a bench, once all have started; whatever is left of them at the end is killed."""
     with started_fleet(bench, processes, options, **environment) as running:
         running.wait_for("process.started", processes)
@@ -82,7 +82,7 @@ def fleet(bench: Bench, processes: int = 4, options: Sequence[str] = (), **envir
 
 @contextmanager
 def started_fleet(
-    bench: Bench, processes: int = 4, options: Sequence[str] = (), **environment: str
+    bench: Bench, processes: int = 2, options: Sequence[str] = (), **environment: str
 ) -> Iterator[WorkerFleet]:
     """Run workers for a bench, which may never start.
 

@@ -16,7 +16,6 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Orphan, Outbox, Resolution, Settings, embedded
-from outbox.database import migration
 from outbox.errors import AlreadyRolledBack
 from outbox.worker import Worker
 from tests.kit import python, read_until, wait_until
@@ -322,22 +321,6 @@ def test_killed_while_a_checker_hangs(bench: Bench) -> None:
 
 
 # --- outages -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[embedded.Server]:
-    """A server that no other test depends on."""
-    with embedded.Server(durable=False) as server:
-        yield server
-
-
-@pytest.fixture
-def own_url(own_server: embedded.Server) -> Iterator[str]:
-    """The URL of a migrated database on it."""
-    own_server.create_database("bank")
-    migration.upgrade(own_server.url("bank"))
-    yield own_server.url("bank")
-    own_server.drop_database("bank")
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

@@ -12,26 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import embedded
-from outbox.database import migration
 from outbox.worker import Worker
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[embedded.Server]:
-    """A server that no other test depends on."""
-    with embedded.Server(durable=False) as server:
-        yield server
-
-
-@pytest.fixture
-def own_url(own_server: embedded.Server) -> Iterator[str]:
-    """The URL of a migrated database on it."""
-    own_server.create_database("bank")
-    migration.upgrade(own_server.url("bank"))
-    yield own_server.url("bank")
-    own_server.drop_database("bank")
 
 
 @contextmanager
