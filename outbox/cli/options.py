@@ -108,6 +108,12 @@ class DecidedOptions:
     reason: str = option("", "Why; recorded in the audit.")
     actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
     yes: bool = option(False, "Don't ask.")
+    output: Output = option(Output.TABLE, FORM_HELP)
+
+    @property
+    def in_json(self) -> bool:
+        """Is stdout to be read by a program?"""
+        return self.output is Output.JSON
 
     @property
     def by(self) -> Actor:
@@ -120,7 +126,6 @@ class ActorOptions(DecidedOptions):
     """The actor and the reason of an act, and how sure the operator is."""
 
     dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
-    output: Output = option(Output.TABLE, FORM_HELP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,8 @@ def options_of(kind: type, *hidden: str, prefixed: Container[str] = ()) -> Optio
 def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
     """Return the annotation and the default of the option of a field; of most types it is a text, read later."""
     text, is_mapping = shape.option.help, get_origin(shape.hint) is Mapping
+    if shape.option.file:
+        return Annotated[typer.FileText | None, typer.Option(name, metavar="FILE", help=f"{text} - reads stdin.")], None
     many = shape.many or is_mapping
     if shape.item is bool:
         if shape.default is True:

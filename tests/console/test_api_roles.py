@@ -37,6 +37,8 @@ VALUES = {
     "bulk_job_id": ID,
     "group": GROUP,
     "topic": "nothing",
+    "schedule": "nothing",
+    "command": ID,
     "act": "pause",
     "session": "6564f1a2.1267",
     "fingerprint": "0123456789abcdef",

@@ -41,7 +41,7 @@ from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.job import Access, Job, Pair, Window
-from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection, give_back, take
+from outbox.reconcile.record.orders import ReconciliationOrders, give_back, take
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
@@ -496,8 +496,7 @@ def _take_orders(town: Town, job: Job) -> None:
     assert isinstance(reconciler, JobReconciler)
     owned = ReconciliationOrders(Databases.open({"consumer": town.owned["consumer"]}, town.settings))
     run = owned.runs(RunFilter(), model.PageRequest()).items[0].id
-    selection = RepairSelection(run, kind="parked", repair="retry")
-    ordered = [owned.repair(selection, by="ada", why="why").id for _ in range(2)]
+    ordered = [owned.repair(run, kind="parked", repair="retry", by="ada", why="why").id for _ in range(2)]
     Operator.open({"consumer": town.owned["consumer"]}, town.settings).cancel(ordered[1], by="ada")
     with town.at["consumer"].connect() as connection:
         execute_module.execute(

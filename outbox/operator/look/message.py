@@ -19,7 +19,7 @@ from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
 from outbox.message.masking import Body, Redactor
-from outbox.operator.acts import ACTS, EDIT, Act
+from outbox.operator.acts import ACTS, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.changes import check_audited, message_states, record_of
@@ -39,6 +39,7 @@ from outbox.operator.model import (
     MessageRecord,
     MessageView,
 )
+from outbox.operator.whole_acts import EDIT
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
