@@ -22,15 +22,15 @@ import typer
 
 import outbox
 from outbox import asgi, cli, errors, testing
+from outbox.acts.messages import Act, Noun, acts_for
+from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import Act, Noun, acts_for
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
-from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.reader import shape_of
 from outbox.settings import Settings
 from outbox.telemetry import events

@@ -1,4 +1,4 @@
-"""The commands of acts that ask for more than a yes: made of the rows of `outbox.operator.whole_acts`."""
+"""The commands of acts that ask for more than a yes: made of the rows of `outbox.acts.whole_acts`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from outbox.acts.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.cli import options
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Failure
 from outbox.cli.options import ActorOptions, DecidedOptions, OptionGroup, gathered, help_of, read_options
 from outbox.cli.output import facts_table, print_as, rows_table, say
-from outbox.operator.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import shape_of
 
 #: What opens the databases that options name, for the methods of an act.

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from outbox.acts.changes import LONGEST, Actor, checked_actor, record_of
+from outbox.acts.whole_acts import ANSWER, LONGEST_RESULT
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, FlowNotFound, InvalidMessage, InvalidRequest
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
 from outbox.message.model import HalfMessage, uuid7
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.model import LONGEST, Actor, Page, PageRequest
-from outbox.operator.whole_acts import ANSWER, LONGEST_RESULT
+from outbox.operator.model import Page, PageRequest
 from outbox.producer.sql import write_halves
 from outbox.reader import option
 

@@ -25,6 +25,7 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
+from outbox.message.masking import MASKED, Redactor
 from outbox.settings import Settings
 from outbox.text import without_addresses
 
@@ -240,15 +241,16 @@ def _shown_texts(value: Any) -> Any:
 
 
 class OverDatabases:
-    """Be the base of an operator's views and acts over the registered databases.
+    """Be the base of an operator's views and acts over the registered databases, whose ``redactor`` shows bodies.
 
     Without ``addresses``, nothing shown says where databases are: only their names are.
     """
 
     addresses: bool = True
 
-    def __init__(self, databases: Databases) -> None:
+    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
         self.databases = databases
+        self.redactor: Redactor = redactor or MASKED
 
     def shown(self, value: T) -> T:
         """Return a value as it may be shown."""

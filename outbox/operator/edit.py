@@ -9,6 +9,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.acts.changes import Actor, Target, apply, checked_actor, lock, record_of, requested, unless_locked
+from outbox.acts.messages import ACTS, STATES
+from outbox.acts.whole_acts import EDIT, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import execute, lock_key
 from outbox.database.sql import take_lock
@@ -16,11 +19,7 @@ from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, Invalid
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
 from outbox.message.model import HalfMessage, Status, uuid7
-from outbox.operator.acts import ACTS, STATES
-from outbox.operator.changes import apply, checked_actor, lock, record_of, requested, unless_locked
 from outbox.operator.look.message import MessageFacts, MessageViews, gather
-from outbox.operator.model import Actor, Target
-from outbox.operator.whole_acts import EDIT, ORIGINALS
 from outbox.producer.sql import write_halves
 
 if TYPE_CHECKING:

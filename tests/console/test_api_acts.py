@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.messages import ACTS, Act
 from outbox.dispatch.once import dispatch_lock
-from outbox.operator.acts import ACTS, Act
 from tests.console.web import GROUP, Http, Shop
 
 WHY = {"reason": "ticket 4711"}

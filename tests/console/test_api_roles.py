@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from outbox.acts.messages import ACTS
 from outbox.console.context import CONTENT_SECURITY_POLICY
-from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Http, Shop
 
 SAFE = {"GET", "HEAD", "OPTIONS"}

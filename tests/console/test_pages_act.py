@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.messages import ACTS, Act
 from outbox.dispatch.once import dispatch_lock
-from outbox.operator.acts import ACTS, Act
 from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop

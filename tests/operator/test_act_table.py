@@ -17,16 +17,17 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 import outbox
+from outbox.acts import whole_acts as rows
+from outbox.acts.changes import Target
+from outbox.acts.messages import ACTS, STATES, Act, act_named, acts_for
+from outbox.acts.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from outbox.cli import app
 from outbox.console.api import whole_acts
 from outbox.console.context import Role
 from outbox.console.pages import whole_acts as pages
 from outbox.errors import InvalidRequest
-from outbox.operator import whole_acts as rows
-from outbox.operator.acts import ACTS, STATES, Act, act_named, acts_for
-from outbox.operator.model import Selector, Target
+from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from tests.operator.acting import ANN, Desk
 
 #: The names by which rows can be imported.
@@ -96,7 +97,7 @@ def _by_name(tree: ast.AST) -> Iterator[str]:
     """Yield the acts that a module imports, or takes out of a table, by name."""
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module="outbox.operator.acts" | "outbox.operator.whole_acts"):
+            case ast.ImportFrom(module="outbox.acts.messages" | "outbox.acts.whole_acts"):
                 yield from (each.name for each in node.names if each.name in DECLARED)
             case ast.Subscript(ast.Name("ACTS" | "WHOLE_ACTS"), ast.Constant(str(name))):
                 yield name

@@ -9,11 +9,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from outbox.acts.changes import Actor
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
-from outbox.operator.model import Actor, BulkItem, BulkJob, PageRequest
+from outbox.operator.model import BulkItem, BulkJob, PageRequest
 from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import typer
 
+from outbox.acts.changes import Actor
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
@@ -78,7 +79,7 @@ def show_message(
         output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
 
-def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
+def _revealing(actor: str | None, *, body: bool, reveal: bool) -> Actor | None:
     """Return the actor to reveal a body to; None if it is masked."""
     if reveal and not body:
         raise Failure("--reveal goes with --body")
@@ -288,7 +289,7 @@ def export_messages(
         say(f"{output.print_stream(rows, names, form)} messages")
 
 
-def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> dict[str, Any]:
+def _contents(operator: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
     try:
         view = operator.message(message_id, reveal=by)
     except MessageNotFound:

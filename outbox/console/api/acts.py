@@ -1,4 +1,4 @@
-"""Endpoints of acts: on one message, made of the rows of `outbox.operator.acts.ACTS`, and on many, as bulk jobs."""
+"""Endpoints of acts: on one message, made of the rows of `outbox.acts.messages.ACTS`, and on many, as bulk jobs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Response
 
+from outbox.acts.changes import Target
+from outbox.acts.messages import ACTS, Act, Declaration
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
 from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
-from outbox.operator.acts import ACTS, Act, Declaration
-from outbox.operator.model import BulkJob, Preview, Selector, Target
+from outbox.operator.model import BulkJob, Preview, Selector
 from outbox.reader import option
 
 router: APIRouter = APIRouter(prefix=API, responses=problems(404, 409, 415))

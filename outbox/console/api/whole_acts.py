@@ -1,4 +1,4 @@
-"""Endpoints of acts that ask for more than a yes, and of what each would do: made of `outbox.operator.whole_acts`."""
+"""Endpoints of acts that ask for more than a yes, and of what each would do: made of `outbox.acts.whole_acts`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
+from outbox.acts.whole_acts import PARTS, WHOLE_ACTS, WholeAct, returned, with_fields
 from outbox.console.api.acts import ActSentence, ReasonBody, declared
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
-from outbox.operator.whole_acts import PARTS, WHOLE_ACTS, WholeAct, returned, with_fields
 from outbox.reader import shape_of
 
 router: APIRouter = APIRouter(prefix=API, responses=problems())

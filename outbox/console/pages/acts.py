@@ -12,6 +12,8 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
+from outbox.acts.changes import Actor, Target
+from outbox.acts.messages import ACTS, Act, act_named
 from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
@@ -21,9 +23,8 @@ from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.health.workers import HandlerRow
-from outbox.operator.model import Actor, MessageView, Selector, Target
+from outbox.operator.model import MessageView, Selector
 from outbox.operator.operator import Operator
 from outbox.reader import option
 

@@ -13,17 +13,18 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
+from outbox.acts.changes import MessageStatus
+from outbox.acts.messages import Act
+from outbox.acts.whole_acts import AUDITED
 from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import Act
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.look.paging import listed
 from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, Page, PageRequest
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import AUDITED
 from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
@@ -219,7 +220,7 @@ def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", statuses=[*model.MessageStatus, *model.MessageFate], periods=PERIODS)
+_add_list("messages", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)

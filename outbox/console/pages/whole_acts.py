@@ -1,6 +1,6 @@
 """The page before an act that asks for more than a yes, and the groups, with the topics that are paused.
 
-The page is made of the act's row (`outbox.operator.whole_acts`). Where a preview depends on what is asked for, that is
+The page is made of the act's row (`outbox.acts.whole_acts`). Where a preview depends on what is asked for, that is
 asked first; then the page shows what the act would do, and asks for the rest.
 """
 
@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Response
 
+from outbox.acts.whole_acts import DATABASE_FIELDS, PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of, with_fields
 from outbox.console.api.lists import of_each
 from outbox.console.api.whole_acts import needs_of, part_of
 from outbox.console.context import requires
@@ -22,7 +23,6 @@ from outbox.console.problems import as_problem
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, TopicNotFound
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import DATABASE_FIELDS, PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of, with_fields
 from outbox.reader import FieldShape, option, shape_of
 
 router: APIRouter = APIRouter(include_in_schema=False)

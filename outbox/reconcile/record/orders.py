@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from outbox.acts.changes import MAX_ITEMS, Actor, checked_actor, record_of
+from outbox.acts.whole_acts import RECONCILE, REPAIR
 from outbox.database.execute import Row, Statement, Template, execute, query, statement
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.bulk.sql import Settled, settle
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
-from outbox.operator.model import MAX_IDS, MAX_ITEMS, Actor, BulkJob
-from outbox.operator.whole_acts import RECONCILE, REPAIR
+from outbox.operator.model import MAX_IDS, BulkJob
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted

@@ -1,6 +1,6 @@
 """The acts that ask for more than a yes: on a group, a topic, a lock, dead letters, a reconciliation, a saga; an edit.
 
-As of the acts on messages (`outbox.operator.acts`), everything follows from a row: commands, endpoints, the pages that
+As of the acts on messages (`outbox.acts.messages`), everything follows from a row: commands, endpoints, the pages that
 ask, the audit's word, the permission, the documentation. A row names what is asked for as a dataclass, and is carried
 out by the operator's method of its name. To add an act, add a row and that method.
 """
@@ -15,13 +15,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 from uuid import UUID
 
+from outbox.acts.changes import LONGEST, MAX_ITEMS
+from outbox.acts.messages import ACTS, Declaration
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
-from outbox.operator.acts import ACTS, Declaration
-from outbox.operator.model import LONGEST, MAX_ITEMS
 from outbox.reader import option, shape_of
 
 if TYPE_CHECKING:
-    from outbox.operator.model import Actor
+    from outbox.acts.changes import Actor
 
 
 class TargetPart(NamedTuple):

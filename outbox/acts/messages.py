@@ -2,9 +2,9 @@
 
 Everything about an act follows from its row: the command, the HTTP endpoint, the button and the question of the page,
 the word in the audit, the permission, the refusal, the page of the documentation. To add an act, add a row: of an act
-on messages to `ACTS`, of one on anything else to `outbox.operator.whole_acts.WHOLE_ACTS`.
+on messages to `ACTS`, of one on anything else to `outbox.acts.whole_acts.WHOLE_ACTS`.
 
-A state is a word that the database finds (`outbox.operator.changes`): a status of a message or of an inbox row, or a
+A state is a word that the database finds (`outbox.acts.changes`): a status of a message or of an inbox row, or a
 finer one.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outbox.acts import changes
+from outbox.acts.changes import Change, MessageStatus, Target
 from outbox.errors import InvalidRequest
-from outbox.operator import changes
-from outbox.operator.changes import Change
-from outbox.operator.model import MessageStatus, Target
 
 #: The things that acts apply to: a producer's message, an undecided half message, a message in the inbox of a group.
 Noun = Literal["message", "half", "inbox"]
@@ -91,7 +90,7 @@ class Declaration:
 class Act(Declaration):
     """One act on messages.
 
-    ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
+    ``change`` does it, in a transaction (`outbox.acts.changes.apply`). ``from_states`` are those in which it can be
     done, ``mends`` the act to do instead in each other state.
 
     ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
