@@ -24,10 +24,7 @@ Opened = Callable[[Any], AbstractContextManager[Any]]
 
 
 def add_acts(
-    app: typer.Typer,
-    noun: str,
-    where: type = DatabasesOptions,
-    part: Opened = lambda databases: databases.opened(),
+    app: typer.Typer, noun: str, where: type = DatabasesOptions, part: Opened = lambda where: where.opened()
 ) -> None:
     """Add a command for each act on what a group of commands is about.
 

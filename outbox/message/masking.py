@@ -502,10 +502,6 @@ class Redactor:
         return is_masked or (token[0] == '"' and self._holds(json.loads(token)))
 
 
-#: Masks what is secret by its name.
-MASKED = Redactor()
-
-
 def _decoded(content_type: str, raw: bytes, codecs: Codecs | None) -> str | None:
     """Return what a codec reads, as JSON; None where none does, or can."""
     try:

@@ -25,7 +25,7 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
-from outbox.message.masking import MASKED, Redactor
+from outbox.message.masking import Redactor
 from outbox.settings import Settings
 from outbox.text import without_addresses
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
+#: Shows bodies unless another one is chosen: it masks what is secret by its name.
+MASKED = Redactor()
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0

@@ -36,12 +36,12 @@ from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import MASKED, Redactor, SecretNames
+from outbox.message.masking import Redactor, SecretNames
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.control import GroupControls
-from outbox.operator.databases import PATIENCE, Database, Databases
+from outbox.operator.databases import MASKED, PATIENCE, Database, Databases
 from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql

@@ -19,6 +19,8 @@ from outbox.acts.whole_acts import AUDITED
 from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View
 from outbox.errors import BulkJobNotFound, DatabaseUnreached, InvalidRequest
+from outbox.flow.saga import SagaStatus
+from outbox.flow.views import FlowFilter
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import MOST_ROWS
@@ -241,6 +243,19 @@ def dead(view: View, tab: str = "open") -> Response:
     )
     groups.sort(key=lambda group: -group.count.value)
     return view.page("dead.html", groups=groups[:MOST_GROUPS], where=where, limit=MOST_GROUPS, unreached=unreached)
+
+
+@router.get("/sagas")
+def flows(view: View) -> Response:
+    """Show the flows of sagas."""
+    found = Listing(view, FlowFilter, view.context.sagas.flows, tabs={"overdue", "open"})
+    return view.page("sagas.html", found.status, list=found, statuses=list(SagaStatus))
+
+
+@router.get("/sagas/{flow_id}")
+def flow(view: View, flow_id: UUID) -> Response:
+    """Show a flow with its commands."""
+    return view.page("saga.html", view=view.context.sagas.flow(flow_id))
 
 
 @router.get("/audit")
