@@ -207,7 +207,8 @@ def _ask(
     if asked.answered or (asked.complete and not act.preview):
         part = getattr(view.context, act.of)
         try:
-            looked_at = frozenset({*asked.taken, *(act.taken(part, act.current) if act.current else ())})
+            given = {each.name for each in asked.shapes if each.name in asked.texts}
+            looked_at = frozenset({*given, *asked.taken, *(act.taken(part, act.current) if act.current else ())})
             values = asdict(read(with_fields(form_of(act), act.name, looked_at), pairs)) | {"by": view.context.actor}
             preview = act.look(part, act.preview, values) if act.preview else None
             # What was typed isn't read anew, and recorded.
