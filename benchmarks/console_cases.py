@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from benchmarks.console_fill import CONVERSATIONS
+from outbox.acts.changes import MessageStatus, Target
 from outbox.message.model import Status
 from outbox.operator.model import (
     AuditFilter,
@@ -20,11 +21,9 @@ from outbox.operator.model import (
     InboxFilter,
     MessageFate,
     MessageFilter,
-    MessageStatus,
     PageRequest,
     ScheduledFilter,
     Selector,
-    Target,
 )
 from outbox.operator.operator import Operator
 

@@ -22,16 +22,15 @@ import typer
 
 import outbox
 from outbox import asgi, cli, errors, testing
+from outbox.acts.messages import Act, Noun, acts_for
+from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.app import Outbox
 from outbox.cli.exits import Code, as_failure
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
-from outbox.operator.acts import EDIT, Act, Declaration, Noun, acts_for
-from outbox.operator.edit import ORIGINALS
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
-from outbox.operator.whole_acts import DECLARATIONS, WHOLE_ACTS, WholeAct
 from outbox.reader import shape_of
 from outbox.settings import Settings
 from outbox.telemetry import events
@@ -334,23 +333,23 @@ def acts() -> Iterator[str]:
     for noun, title in nouns.items():
         yield f"## {title}\n"
         yield from _table(("Act", "What it does", "From the states", "Role", "Options"), map(_act, acts_for(noun)))
-    wholes = {"To a group": "group", "To a topic": "topics", "To a lock": "lock", "To dead letters": "dead"}
-    sections: dict[str, list[Declaration]] = {}
+    wholes = {
+        "To a group": "group",
+        "To a topic": "topics",
+        "To a lock": "lock",
+        "To dead letters": "dead",
+        "A copy with another body": "messages",
+        "To a reconciliation": "reconcile",
+        "To a saga": "sagas",
+    }
     for title, word in wholes.items():
-        sections[title] = [each for each in WHOLE_ACTS.values() if each.noun == word]
-    sections["A copy with another body"] = [EDIT]
-    sections["To a reconciliation, or a saga"] = [
-        each for each in DECLARATIONS if not isinstance(each, Act | WholeAct) and each is not EDIT
-    ]
-    for title, declarations in sections.items():
         yield f"## {title}\n"
-        yield from _table(("Act", "What it does", "Role", "Options"), map(_declared, declarations))
+        declared = (each for each in WHOLE_ACTS.values() if each.noun == word)
+        yield from _table(("Act", "What it does", "Role", "Options"), map(_declared, declared))
 
 
-def _declared(act: Declaration) -> tuple[object, ...]:
-    options = f"`original`: {', '.join(ORIGINALS)}; `acknowledge_delivered`; `again`" if act is EDIT else ""
-    if isinstance(act, WholeAct):
-        options = "; ".join(f"`{each.name}`" for each in shape_of(act.fields))
+def _declared(act: WholeAct) -> tuple[object, ...]:
+    options = "; ".join(f"`{each.name}`" for each in shape_of(act.fields))
     reason = "needs a reason" if act.needs_reason else ""
     what = _escaped(f"{act.summary}. {act.details}")
     return f"`{act.name}`", what, act.role, "; ".join(filter(None, (reason, options)))

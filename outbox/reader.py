@@ -52,7 +52,8 @@ class Option:
 
     ``least`` and ``most`` are inclusive bounds of a number, or of the length of a text; ``above`` and ``below`` leave
     the bound itself out. A ``secret`` value is shown nowhere. ``parse`` makes the value of what is written, and raises
-    ValueError with what it must be. ``page`` is the page of the guide that explains the field.
+    ValueError with what it must be. ``page`` is the page of the guide that explains the field. A command reads what a
+    ``file`` has.
     """
 
     help: str = ""
@@ -65,6 +66,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     metavar: str = ""
     page: str = ""
+    file: bool = False
 
 
 def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **more: Any) -> Any:  # noqa: A002 - what it is called in every library of options

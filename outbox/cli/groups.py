@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import typer
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.changes import Target
+from outbox.acts.messages import ACTS, Act
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
 from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_filter
 from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
 from outbox.errors import DatabaseUnreached
-from outbox.operator.acts import ACTS, Act
 from outbox.operator.look.paging import every
 from outbox.operator.model import (
     MAX_IDS,
@@ -39,7 +40,6 @@ from outbox.operator.model import (
     PageRequest,
     Preview,
     Selector,
-    Target,
 )
 from outbox.reader import option, shape_of
 from outbox.text import counted

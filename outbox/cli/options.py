@@ -19,14 +19,14 @@ from uuid import UUID
 
 import typer
 
+from outbox.acts.changes import Actor
 from outbox.cli.exits import Failure
 from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
-from outbox.operator.model import Actor
 from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.operator.acts import Declaration
+    from outbox.acts.messages import Declaration
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
@@ -108,6 +108,12 @@ class DecidedOptions:
     reason: str = option("", "Why; recorded in the audit.")
     actor: str | None = option(None, ACTOR_HELP, metavar="NAME")
     yes: bool = option(False, "Don't ask.")
+    output: Output = option(Output.TABLE, FORM_HELP)
+
+    @property
+    def in_json(self) -> bool:
+        """Is stdout to be read by a program?"""
+        return self.output is Output.JSON
 
     @property
     def by(self) -> Actor:
@@ -120,7 +126,6 @@ class ActorOptions(DecidedOptions):
     """The actor and the reason of an act, and how sure the operator is."""
 
     dry_run: bool = option(False, "Only show what would be done: how many, which not and why, a sample.")
-    output: Output = option(Output.TABLE, FORM_HELP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,8 @@ def options_of(kind: type, *hidden: str) -> OptionGroup:
 def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
     """Return the annotation and the default of the option of a field; of most types it is a text, read later."""
     text, is_mapping = shape.option.help, get_origin(shape.hint) is Mapping
+    if shape.option.file:
+        return Annotated[typer.FileText | None, typer.Option(name, metavar="FILE", help=f"{text} - reads stdin.")], None
     many = shape.many or is_mapping
     if shape.item is bool:
         if shape.default is True:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outbox.cli.database import DatabasesOptions
-from outbox.cli.groups import EXAMPLE_ID, CommandGroup, add_list
-from outbox.cli.options import ActorOption, YesOption, as_id, cli_actor, command, confirm, gathered, help_of
-from outbox.cli.output import Output, OutputOption, RowShape, facts_table, first_line, print_as, rows_table, say
-from outbox.flow.saga import CommandAnswer
+from outbox.cli.groups import CommandGroup, add_list
+from outbox.cli.options import as_id, command
+from outbox.cli.output import Output, OutputOption, RowShape, facts_table, first_line, print_as, rows_table
+from outbox.cli.whole_acts import add_acts
 from outbox.flow.views import FlowFilter, FlowRow, Sagas
-from outbox.operator.acts import ANSWER
 
 if TYPE_CHECKING:
     from outbox.operator.model import Page, PageRequest
@@ -81,23 +81,10 @@ def show_saga(
         print_as(output, view, facts_table("Saga", facts), shown)
 
 
-@gathered
-def answer_command(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the command's message, as of outbox sagas show.")],
-    answer: Annotated[CommandAnswer, typer.Argument(help="What the participant did.")],
-    databases: DatabasesOptions,
-    result: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The participant's reply, where later steps need that.")
-    ] = None,
-    reason: Annotated[str, typer.Option(help="Why; recorded in the audit.")] = "",
-    actor: ActorOption = None,
-    yes: YesOption = False,
-) -> None:
-    """Answer a command."""
-    message_id, by = as_id(id_), cli_actor(actor)
+@contextmanager
+def _sagas(databases: DatabasesOptions) -> Iterator[Sagas]:
     with databases.opened() as operator:
-        confirm(f"{ANSWER.consequence} Go on?", f"nothing was done ({ANSWER.name})", yes=yes)
-        say(Sagas(operator.databases).answer(message_id, answer, by=by, why=reason, result=result))
+        yield Sagas(operator.databases)
 
 
-sagas_app.command(ANSWER.name, help=help_of(ANSWER, f"sagas answer {EXAMPLE_ID} done"))(answer_command)
+add_acts(sagas_app, "sagas", part=_sagas)

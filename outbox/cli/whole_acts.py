@@ -1,54 +1,74 @@
-"""The commands of acts on what isn't a message: made of the rows of `outbox.operator.whole_acts`."""
+"""The commands of acts that ask for more than a yes: made of the rows of `outbox.acts.whole_acts`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, asdict, fields
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from outbox.acts.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.cli import options
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Failure
 from outbox.cli.options import ActorOptions, DecidedOptions, OptionGroup, gathered, help_of, read_options
 from outbox.cli.output import facts_table, print_as, rows_table, say
-from outbox.operator.whole_acts import WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.reader import shape_of
 
+#: What opens the databases that options name, for the methods of an act.
+Opened = Callable[[Any], AbstractContextManager[Any]]
 
-def add_acts(app: typer.Typer, noun: str) -> None:
-    """Add a command for each act on what a group of commands is about."""
+
+def add_acts(
+    app: typer.Typer, noun: str, where: type = DatabasesOptions, part: Opened = lambda where: where.opened()
+) -> None:
+    """Add a command for each act on what a group of commands is about.
+
+    ``where`` are the options that name databases, ``part`` opens them and yields what has the methods of the acts.
+    """
     for act in WHOLE_ACTS.values():
         if act.noun == noun:
-            app.command(act.word, help=help_of(act, f"{noun} {act.word} {act.example}"))(_command_of(act))
+            app.command(act.word, help=help_of(act, f"{noun} {act.word} {act.example}"))(_command_of(act, where, part))
 
 
-def _command_of(act: WholeAct) -> Callable[..., None]:
-    def after_preview(*, choice: Any, acting: ActorOptions, databases: DatabasesOptions) -> None:
+def _command_of(act: WholeAct, where: type, opened: Opened) -> Callable[..., None]:
+    def after_preview(*, choice: Any, acting: ActorOptions, databases: Any) -> None:
         values = _values(act, choice, databases)
         refusal = f"{act.named(values)} was left as it is"
         if not acting.dry_run:
             options.need_terminal(refusal, yes=acting.yes)
             _need_reason(act, acting)
-        with databases.opened() as operator:
-            preview = act.look(operator, act.preview, values)
-            print_as(acting.output, preview, *_tables(act, values, preview))
+        with opened(databases) as part:
+            preview = act.look(part, act.preview, values)
+            if acting.dry_run or not acting.in_json:
+                print_as(acting.output, preview, *_tables(act, values, preview))
             if not acting.dry_run:
                 _ask(act, values, refusal, acting)
-                say(act.perform(operator, act.with_databases(values, preview), by=acting.by, why=acting.reason))
+                _do(act, part, act.pinned(values, preview), acting)
 
-    def at_once(*, choice: Any, acting: DecidedOptions, databases: DatabasesOptions) -> None:
+    def at_once(*, choice: Any, acting: DecidedOptions, databases: Any) -> None:
         values = _values(act, choice, databases)
         _need_reason(act, acting)
-        with databases.opened() as operator:
+        with opened(databases) as part:
             if act.asks:
                 _ask(act, values, f"nothing was done ({act.name})", acting)
-            say(act.perform(operator, values, by=acting.by, why=acting.reason))
+            _do(act, part, values, acting)
 
-    return gathered(after_preview if act.preview else at_once, choice=_options_of(act))
+    command = after_preview if act.preview else at_once
+    command.__annotations__["databases"] = where
+    return gathered(command, choice=_options_of(act))
+
+
+def _do(act: WholeAct, part: Any, values: Mapping[str, Any], acting: DecidedOptions) -> None:
+    done = act.perform(part, values, by=acting.by, why=acting.reason)
+    found = {"outcome": done} if isinstance(done, str) else asdict(done)
+    if acting.in_json or "outcome" not in found:
+        print_as(acting.output, found, facts_table(act.button, found))
+    say(found.get("outcome", act.happened))
 
 
 def _need_reason(act: WholeAct, acting: DecidedOptions) -> None:
@@ -63,7 +83,7 @@ def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOpt
 
 def _options_of(act: WholeAct) -> OptionGroup:
     """Return the parameters of the command: the first part of the target and some fields as arguments."""
-    found = dict(options.options_of(form_of(act), "database"))
+    found = dict(options.options_of(form_of(act), "database", *({*PINNED} - {"source"} if act.preview else ())))
     shapes = {shape.name: shape for shape in shape_of(form_of(act))}
     first = act.names[0]
     arguments = {
@@ -76,13 +96,15 @@ def _options_of(act: WholeAct) -> OptionGroup:
     return arguments | found
 
 
-def _values(act: WholeAct, choice: dict[str, Any], databases: DatabasesOptions) -> dict[str, Any]:
-    form, values = form_of(act), read_options(form_of(act), choice)
-    for shape in shape_of(form):
+def _values(act: WholeAct, choice: dict[str, Any], databases: Any) -> dict[str, Any]:
+    form, shapes = form_of(act), shape_of(form_of(act))
+    files = {shape.name: choice[shape.name].read() for shape in shapes if shape.option.file and shape.name in choice}
+    values = read_options(form, choice | files)
+    for shape in shapes:
         if shape.default is MISSING and shape.name not in values:
             raise Failure(f"give --{shape.name}: {shape.option.help}")
     values = asdict(form(**values))
-    return values | {"database": databases.only} if "database" in values else values
+    return values | {"database": getattr(databases, "only", None)} if "database" in values else values
 
 
 def _tables(act: WholeAct, values: dict[str, Any], preview: Any) -> list[Table]:

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, document, lists, probes, reconciliations, sagas, whole_acts
+from outbox.console.api import acts, document, lists, probes, reconciliations, whole_acts
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -61,7 +61,6 @@ _API = (
     acts.router,
     reconciliations.router,
     reconciliations.exports,
-    sagas.router,
     whole_acts.router,
     probes.document,
 )

@@ -35,6 +35,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
+from outbox.acts.whole_acts import LOG_OUT
 from outbox.console.context import (
     SAFE_METHODS,
     VIEW,
@@ -51,7 +52,6 @@ from outbox.database.execute import Template, execute
 from outbox.database.sql import audit
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.databases import Database, is_away, read_each
-from outbox.operator.whole_acts import LOG_OUT
 from outbox.telemetry.hooks import emit
 
 E = TypeVar("E", bound=Callable[..., Any])

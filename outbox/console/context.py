@@ -28,16 +28,16 @@ from fastapi.params import Depends as Dependency
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outbox.acts.changes import Actor
+from outbox.acts.messages import ACTS
+from outbox.acts.whole_acts import DECLARATIONS
 from outbox.console.connections import OperatorSource
 from outbox.console.events import RequestDone, RequestFacts, RequestUnavailable
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
-from outbox.operator.acts import ACTS
 from outbox.operator.databases import CALLER, Caller
-from outbox.operator.model import Actor
 from outbox.operator.operator import MaskedOperator, Operator
-from outbox.operator.whole_acts import DECLARATIONS
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
 from outbox.text import summary_of

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.acts.changes import Target
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING, to_entry
 from outbox.database.at_commit import at_commit
@@ -31,7 +32,6 @@ from outbox.dead_letter import sql
 from outbox.message.answer import FUNCTION
 from outbox.message.content import Codecs, check_topic
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
-from outbox.operator.model import Target
 from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
 from outbox.telemetry.hooks import Announcing, emit, observed
 

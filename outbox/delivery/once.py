@@ -56,6 +56,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from outbox.acts.changes import ActRequest, Target, apply
+from outbox.acts.messages import ACTS
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import NewRunner
@@ -69,9 +71,6 @@ from outbox.delivery.known_group import CALLBACK_OF, CallbackKind, DeliveryCallb
 from outbox.delivery.parked import compensate_parked
 from outbox.delivery.sql import NewDelivery
 from outbox.message.model import Counts, DeliveryStatus, Status
-from outbox.operator.acts import ACTS
-from outbox.operator.changes import ActRequest, apply
-from outbox.operator.model import Target
 from outbox.settings import Settings
 from outbox.telemetry.events import (
     CallbackReturned,

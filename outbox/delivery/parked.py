@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outbox.acts.changes import Actor
 from outbox.compensate.compensation import Compensation
 from outbox.database.execute import execute
 from outbox.database.sql import plan_by_index
 from outbox.delivery import sql
 from outbox.errors import ActRefused, SelectorChanged
 from outbox.operator.databases import Database, Databases
-from outbox.operator.model import MAX_IDS, Actor
+from outbox.operator.model import MAX_IDS
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from outbox.telemetry.events import CompensationsHeld

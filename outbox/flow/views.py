@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from outbox.acts.changes import LONGEST, Actor, checked_actor, record_of
+from outbox.acts.whole_acts import ANSWER, LONGEST_RESULT
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.flow import sql
 from outbox.flow.saga import CommandAnswer, CommandKind, SagaCommand, SagaStatus, answer_topic, deadline_topic
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER, REFUSAL_HEADER, Codecs
 from outbox.message.model import HalfMessage, uuid7
-from outbox.operator.acts import ANSWER
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, OverDatabases
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.model import LONGEST, Actor, Page, PageRequest
+from outbox.operator.model import Page, PageRequest
 from outbox.producer.sql import write_halves
 from outbox.reader import option
 
@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 #: How many flows one search looks at.
 WINDOW = 2_000
-#: The longest result that an operator gives.
-LONGEST_RESULT = 20_000
 #: The longest reason that stands in an answer.
 _LONGEST_REFUSAL = 500
 
@@ -99,6 +97,30 @@ class FlowView:
     commands: list[FlowCommand]
 
 
+@dataclass(frozen=True, slots=True)
+class CommandPreview:
+    """The command that an operator is about to answer."""
+
+    flow: UUID
+    saga: str
+    step: str
+    kind: CommandKind
+    answer: CommandAnswer | None
+
+    @property
+    def refusal(self) -> str:
+        """Why it can't be answered; empty if it can."""
+        return _why_not(self.kind, self.answer, CommandAnswer.DONE) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer that was given, in a sentence, and the flow that goes on with it."""
+
+    outcome: str
+    flow: UUID
+
+
 _NEWEST: SortOrder[FlowRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 
 
@@ -150,10 +172,26 @@ class Sagas(OverDatabases):
 
         return self._first(f"flow {flow_id}", read)
 
+    def command(self, command: UUID) -> CommandPreview:
+        """Return the command of a message, as an answer for its participant meets it.
+
+        Raises:
+            NotFound, DatabaseUnreached: as `answer`.
+        """
+
+        def read(database: Database) -> CommandPreview | None:
+            with database.reading() as connection:
+                (rows,) = execute(connection, sql.commanded(database.schema, command=command))
+            for flow, saga, step, kind, answered in rows:
+                return CommandPreview(flow, saga, step, CommandKind(kind), answered and CommandAnswer(answered))
+            return None
+
+        return self._first(f"command {command}", read)
+
     def answer(
-        self, message_id: UUID, answer: CommandAnswer | str, *, by: str | Actor, why: str, result: str | None = None
-    ) -> str:
-        """Answer the command of a message for its participant, which doesn't; return a sentence.
+        self, command: UUID, answer: CommandAnswer | str, *, by: str | Actor, why: str, result: str | None = None
+    ) -> Answered:
+        """Answer the command of a message for its participant, which doesn't.
 
         ``done`` with what it should have replied as ``result`` (JSON in a text), for steps that need it; or
         ``refused``. To undo can't be refused. The saga takes it like a participant's: the first one counts, but a step
@@ -168,26 +206,27 @@ class Sagas(OverDatabases):
         chosen, body = _checked_answer(answer, result)
         actor = checked_actor(ANSWER, by, why)
 
-        def write(database: Database) -> str | None:
+        def write(database: Database) -> Answered | None:
             with database.acting() as connection:
-                (rows,) = execute(connection, sql.commanded(database.schema, command=message_id))
+                (rows,) = execute(connection, sql.commanded(database.schema, command=command))
                 if not rows:
                     return None
                 flow_id, saga, step, kind, answered = rows[0]
                 if (why_not := _why_not(kind, answered, chosen)) is not None:
-                    raise ActRefused(f"command {message_id} can't be answered with {chosen.value}: {why_not}")
-                headers = {CONVERSATION_HEADER: str(flow_id), CORRELATION_HEADER: str(message_id)}
+                    raise ActRefused(f"command {command} can't be answered with {chosen.value}: {why_not}")
+                headers = {CONVERSATION_HEADER: str(flow_id), CORRELATION_HEADER: str(command)}
                 if chosen is CommandAnswer.REFUSED:
                     headers[REFUSAL_HEADER] = f"{why.strip()} (says {actor.name})"[:_LONGEST_REFUSAL]
                 named = saga, answer_topic(saga), str(flow_id), None
                 half = HalfMessage(uuid7(), *named, headers, "application/json", body)
                 done = {"saga": saga, "flow": str(flow_id), "step": step, "answer": chosen.value}
                 schema = database.schema
-                record = record_of(schema, ANSWER.name, actor, why, message_id, done)
+                record = record_of(schema, ANSWER.name, actor, why, command, done)
                 execute(connection, write_halves(schema, [(half, None)]), record)
-            return f"the {kind} of step {step}, message {message_id}, is answered: {chosen.value}"
+            outcome = f"the {kind} of step {step}, message {command}, is answered: {chosen.value}"
+            return Answered(outcome, flow_id)
 
-        return self._first(f"command {message_id}", write)
+        return self._first(f"command {command}", write)
 
     def _first(self, what: str, find: Callable[[Database], T | None]) -> T:
         missing = (

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outbox.acts.changes import Actor, checked_actor, record_of
+from outbox.acts.messages import Declaration
+from outbox.acts.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidHandler, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
-from outbox.operator.acts import Declaration
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.sql import GROUP_STATE
 from outbox.operator.health.workers import GroupState
-from outbox.operator.model import Actor
-from outbox.operator.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -25,6 +25,7 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
+from outbox.message.masking import Redactor
 from outbox.settings import Settings
 from outbox.text import without_addresses
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
+#: Shows bodies unless another one is chosen: it masks what is secret by its name.
+MASKED = Redactor()
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0
@@ -240,15 +243,16 @@ def _shown_texts(value: Any) -> Any:
 
 
 class OverDatabases:
-    """Be the base of an operator's views and acts over the registered databases.
+    """Be the base of an operator's views and acts over the registered databases, whose ``redactor`` shows bodies.
 
     Without ``addresses``, nothing shown says where databases are: only their names are.
     """
 
     addresses: bool = True
 
-    def __init__(self, databases: Databases) -> None:
+    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
         self.databases = databases
+        self.redactor: Redactor = redactor or MASKED
 
     def shown(self, value: T) -> T:
         """Return a value as it may be shown."""

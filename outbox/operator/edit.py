@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.acts.changes import Actor, Target, apply, checked_actor, lock, record_of, requested, unless_locked
+from outbox.acts.messages import ACTS, STATES
+from outbox.acts.whole_acts import EDIT, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import execute, lock_key
 from outbox.database.sql import take_lock
@@ -16,10 +19,7 @@ from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, Invalid
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
 from outbox.message.model import HalfMessage, Status, uuid7
-from outbox.operator.acts import ACTS, EDIT, STATES
-from outbox.operator.changes import apply, checked_actor, lock, record_of, requested, unless_locked
 from outbox.operator.look.message import MessageFacts, MessageViews, gather
-from outbox.operator.model import Actor, Target
 from outbox.producer.sql import write_halves
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database
 
-#: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
-#: it won't need it, and none other may still come to it. ``leave``: nothing, so that both may take effect.
-Original = Literal["quarantine", "discard", "leave"]
-ORIGINALS: tuple[str, ...] = get_args(Original)
 #: The states of a message at its producer in which it can be edited.
 EDIT_STATES = frozenset({"dispatched"})
 
@@ -41,6 +37,32 @@ class Copy:
 
     id: UUID
     outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditPreview:
+    """Tell what is known of a message before it is edited: its state in each group, and the copies that it has."""
+
+    topic: str | None
+    key: str | None
+    status: str | None
+    next: str
+    groups: list[tuple[str, str]]
+    delivered: list[str]
+    copies: list[UUID]
+    version: str
+
+    @property
+    def refusal(self) -> str:
+        """Why it can't be edited; empty if it can."""
+        return "" if self.status in EDIT_STATES else f"it can't be edited: {self.next}"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyText:
+    """A body that is to be edited, as it is."""
+
+    body: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,25 @@ class _Edit:
 
 class Edits(MessageViews):
     """Send a message again with another body, where it can't succeed as it is."""
+
+    def preview_edit(self, message_id: UUID) -> EditPreview:
+        """Return what an edit of a message meets; writes nothing. For errors see `message`."""
+        view = self.message(message_id)
+        half: Mapping[str, Any] = view.half or {}
+        groups = [(row.group, "discarded" if row.discarded_at else row.status) for row in view.inbox]
+        delivered = sorted(row.group for row in view.inbox if row.status == Status.CONSUMED)
+        known = half.get("topic"), half.get("key"), view.status, view.next
+        return EditPreview(*known, groups, delivered, view.copies, view.version)
+
+    def body_to_edit(self, message_id: UUID, *, by: Actor) -> BodyText:
+        """Return a body unmasked, which is audited; raise InvalidRequest if it is too large to show, or no text."""
+        body = self.message(message_id, reveal=by).body
+        if body is None or body.text is None or body.truncated:
+            raise InvalidRequest(
+                f"the body of message {message_id} is too large, or no text: edit it with `outbox messages edit`",
+                "message_id",
+            )
+        return BodyText(body.text)
 
     def edit(
         self,

@@ -22,21 +22,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outbox.acts.changes import Actor, checked_actor, record_of, unless_locked
+from outbox.acts.messages import Declaration
+from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
 from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
-from outbox.operator.acts import Declaration
-from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.workers import merged, source_of, workers_in
-from outbox.operator.model import Actor
-from outbox.operator.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, database_address
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
+from outbox.acts.changes import LONGEST, MessageStatus, Target
 from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.reader import Seconds, option
@@ -23,45 +23,12 @@ T = TypeVar("T")
 COUNT_LIMIT = 10_000
 #: Pages have numbers as far as these rows go; beyond them a list goes on by tokens.
 NUMBERED_ROWS = 10_000
-#: The most messages of one bulk job.
-MAX_ITEMS = 100_000
 #: A preview of a bulk job looks at so many messages, and says "more than" beyond.
 PREVIEWED = 2_000
 #: The most messages that can be named one by one.
 MAX_IDS = 1_000
 MAX_PAGE = 500
-#: The longest text that is searched for; no stored text that it could equal is longer.
-LONGEST = 1_000
 _CENTURY = 100 * 366 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Name the actor of an act, and its interface: ``origin`` has ``via`` (console, cli), ``ip``, ``request_id``."""
-
-    name: str
-    origin: Mapping[str, str] = field(default_factory=dict)
-
-
-def as_actor(by: str | Actor) -> Actor:
-    """Return the actor; a name alone is that of a Python program's caller."""
-    return by if isinstance(by, Actor) else Actor(by)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One message to act on; ``group`` for acts on an inbox. Its text is its name in a sentence."""
-
-    message_id: UUID
-    group: str | None = None
-
-    def __str__(self) -> str:
-        return f"message {self.message_id}" + (f" of group {self.group}" if self.group else "")
-
-    @property
-    def audited(self) -> str:
-        """Return its name in the audit."""
-        return f"{self.group}/{self.message_id}" if self.group else str(self.message_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +70,6 @@ class Page(Generic[T]):
 
 
 # --- messages of producers -------------------------------------------------------------------------------
-
-
-class MessageStatus(enum.StrEnum):
-    """How far a message has come on the producer's side."""
-
-    UNDECIDED = "undecided"
-    ROLLED_BACK = "rolled_back"
-    COMMITTED = "committed"
-    DISPATCHED = "dispatched"
-    SCHEDULED = "scheduled"
-    RECALLED = "recalled"
-
-    @property
-    def committed(self) -> bool:
-        """Was its local transaction committed?"""
-        return self not in {MessageStatus.UNDECIDED, MessageStatus.ROLLED_BACK}
-
-    @property
-    def to_come(self) -> bool:
-        """Is it yet to come into its queue, by itself?"""
-        return self in {MessageStatus.COMMITTED, MessageStatus.SCHEDULED}
 
 
 class MessageFate(enum.StrEnum):

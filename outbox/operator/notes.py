@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from outbox.acts.changes import LONGEST, Actor, checked_actor, record_of
+from outbox.acts.whole_acts import NOTE
 from outbox.database.execute import Template, execute
 from outbox.errors import InvalidRequest, NotFound
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.lists import Lists, fingerprint_of
-from outbox.operator.model import LONGEST, Actor, DeadGroup
-from outbox.operator.whole_acts import NOTE
+from outbox.operator.model import DeadGroup
 from outbox.text import storable
 
 _WRITE = Template("""

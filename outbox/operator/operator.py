@@ -13,6 +13,20 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
+from outbox.acts.changes import (
+    Actor,
+    ActRequest,
+    Target,
+    apply,
+    as_actor,
+    inbox_states,
+    lock,
+    message_states,
+    requested,
+    try_fence,
+    unless_locked,
+)
+from outbox.acts.messages import ACTS, Act, act_named
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.once import question_of
@@ -25,27 +39,16 @@ from outbox.message.content import NO_CODECS, Codecs
 from outbox.message.masking import Redactor, SecretNames
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
-from outbox.operator.acts import ACTS, Act, act_named
 from outbox.operator.bulk.jobs import BulkJobs
-from outbox.operator.changes import (
-    ActRequest,
-    apply,
-    inbox_states,
-    lock,
-    message_states,
-    requested,
-    try_fence,
-    unless_locked,
-)
 from outbox.operator.control import GroupControls
-from outbox.operator.databases import PATIENCE, Database, Databases
+from outbox.operator.databases import MASKED, PATIENCE, Database, Databases
 from outbox.operator.edit import Edits
 from outbox.operator.health.locks import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
-from outbox.operator.model import Actor, BulkJob, Selector, Target, as_actor
+from outbox.operator.model import BulkJob, Selector
 from outbox.operator.notes import Notes
 from outbox.operator.topics import Topics
 
@@ -79,6 +82,17 @@ class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, Gro
         sqlalchemy.exc.DBAPIError: a database can't be reached, or a statement took too long.
     """
 
+    def __init__(
+        self,
+        databases: Databases,
+        redactor: Redactor | None = None,
+        codecs: Codecs = NO_CODECS,
+        topics: Mapping[str, Topic[Any]] | None = None,
+    ) -> None:
+        super().__init__(databases, redactor)
+        self.codecs = codecs
+        self.topics = topics or {}
+
     @classmethod
     def open(
         cls,
@@ -107,7 +121,7 @@ class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, Gro
         version: str | None = None,
         database: str | None = None,
     ) -> str:
-        """Do an act of `outbox.operator.acts.ACTS` to one message, or to several of one database, all or none.
+        """Do an act of `outbox.acts.messages.ACTS` to one message, or to several of one database, all or none.
 
         ``version`` is that of the `MessageView` which the actor saw (with one target); None doesn't compare. It is
         compared before: what changes after that is caught by the state in which the act can be done.
@@ -277,9 +291,9 @@ class OutboxOperator(Operator):
         codecs: Codecs,
         topics: Mapping[str, Topic[Any]],
     ) -> None:
-        self.redactor: Redactor = Redactor()
-        self.codecs: Codecs = codecs
-        self.topics: Mapping[str, Topic[Any]] = topics
+        self.redactor = MASKED
+        self.codecs = codecs
+        self.topics = topics
         self._engine = engine
         self._settings = settings
         self._checkers = checkers

@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outbox.acts.changes import checked_actor, record_of, unless_locked
+from outbox.acts.messages import Declaration
+from outbox.acts.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import take_lock
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
 from outbox.message.content import check_topic
 from outbox.operator import groups_sql as sql
-from outbox.operator.acts import Declaration
-from outbox.operator.changes import checked_actor, record_of, unless_locked
 from outbox.operator.databases import Query
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
 from outbox.operator.model import COUNT_LIMIT
-from outbox.operator.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.text import counted
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.acts.changes import Actor
     from outbox.operator.databases import Database
-    from outbox.operator.model import Actor
 
 
 @dataclass(frozen=True, slots=True)

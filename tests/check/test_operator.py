@@ -15,6 +15,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Answer, Counts, Orphan, Outbox, Resolution
+from outbox.acts.changes import ActRequest, Target, apply
+from outbox.acts.messages import ACTS as TABLE
 from outbox.check import sql as check_sql
 from outbox.database.decision import decide
 from outbox.database.execute import execute
@@ -29,10 +31,8 @@ from outbox.errors import (
 )
 from outbox.message.model import Decision
 from outbox.operator import operator as operator_module
-from outbox.operator.acts import ACTS as TABLE
 from outbox.operator.bulk.run import bulk_once
-from outbox.operator.changes import ActRequest, apply
-from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Selector, Target
+from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Selector
 from outbox.worker.connections import Runners, WorkerDatabase
 from tests.check.support import SHORT, Bench
 

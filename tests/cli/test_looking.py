@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings
+from outbox.acts.changes import MessageStatus
 from outbox.cli import groups
 from outbox.cli.exits import Code
 from outbox.consumer.consumer import Consumer
@@ -24,7 +25,6 @@ from outbox.database import migration
 from outbox.dispatch.once import dispatch_once
 from outbox.operator.health import stats
 from outbox.operator.look import lists_sql
-from outbox.operator.model import MessageStatus
 from outbox.testing import drain
 from tests.cli.conftest import Cli
 

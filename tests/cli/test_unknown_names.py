@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox
+from outbox.acts.messages import ACTS
+from outbox.acts.whole_acts import DECLARATIONS
 from outbox.cli.exits import Code
 from outbox.errors import NotFound
-from outbox.operator.acts import ACTS
-from outbox.operator.whole_acts import DECLARATIONS
 from tests.cli.conftest import Cli
 
 WHY = ("--reason", "a test", "--yes")

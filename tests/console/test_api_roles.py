@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from outbox.acts.messages import ACTS
 from outbox.console.context import CONTENT_SECURITY_POLICY
-from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Http, Shop
 
 SAFE = {"GET", "HEAD", "OPTIONS"}
@@ -37,6 +37,8 @@ VALUES = {
     "bulk_job_id": ID,
     "group": GROUP,
     "topic": "nothing",
+    "schedule": "nothing",
+    "command": ID,
     "act": "pause",
     "session": "6564f1a2.1267",
     "fingerprint": "0123456789abcdef",

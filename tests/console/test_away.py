@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
+from outbox.acts.messages import ACTS
 from outbox.embedded import ServerLike
-from outbox.operator.acts import ACTS
 from tests.console.reading import Page
 from tests.console.test_api_roles import ask as ask_for
 from tests.console.test_api_roles import routes

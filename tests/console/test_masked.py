@@ -148,7 +148,7 @@ def till(server: ServerLike, template: str, ask: Asker) -> Iterator[Till]:
         mended = BODY | {"payment": {"cardNumber": MENDED, "api.key": MENDED}, "customer": 8}
         edited = admin.post(f"/messages/{by_tag['park']}/edit", {"body": json.dumps(mended), **WHY})
         assert edited.status_code in {200, 201}, edited.text
-        till.messages.append(UUID(edited.json()["copy_id"]))
+        till.messages.append(UUID(edited.json()["id"]))
         drain(outbox)
         with engine.begin() as connection:
             connection.execute(
@@ -192,7 +192,7 @@ def paths(till: Till, http: Http) -> Iterator[str]:
     values: dict[str, list[Any]] = {
         "message_id": till.messages, "run_id": till.runs, "bulk_job_id": till.jobs, "fingerprint": fingerprints,
         "group": [GROUP], "topic": [TOPIC], "flow_id": till.messages[:1], "name": ["x.css"], "rest": ["x"],
-        "action": ["retry"], "session": ["6564f1a2.1267"], "act": ["pause"],
+        "action": ["retry"], "session": ["6564f1a2.1267"], "command": till.messages[:1], "act": ["pause"],
     }  # fmt: skip
     for context in iter_route_contexts(http.app.routes):
         if "GET" not in (context.methods or ()):

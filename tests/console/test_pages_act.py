@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.messages import ACTS, Act
 from outbox.dispatch.once import dispatch_lock
-from outbox.operator.acts import ACTS, Act
 from outbox.testing import bulk, check
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Shop
@@ -259,15 +259,15 @@ def test_the_holder_of_a_lock_is_ended(visitor: Visitor, shop: Shop) -> None:
 def test_a_copy_with_another_body_is_sent(visitor: Visitor, shop: Shop) -> None:
     """The body is shown unmasked, on record; a wrong one is shown again; copy and original lead to each other."""
     (message,) = shop.parked(15, trouble="no such street")
-    asked = visitor.send(visitor.go(f"messages/{message}").form("/edit"))
+    asked = visitor.send(visitor.go(f"messages/{message}").form("/edit/ask"))
     assert len(on_record(visitor, message, "reveal")) == 1
     assert '"no such street"' in asked.text
     assert "is quarantined in every group" in asked.text
-    again = visitor.send(asked.form("/edit/send"), body='{"number": <15>', reason=WHY)
+    again = visitor.send(asked.form("/edit"), body='{"number": <15>', reason=WHY)
     assert again.status == 422
-    assert "the body isn't JSON" in again.text
+    assert "The body isn't JSON" in again.text
     assert '{"number": <15>' in again.text
-    page = visitor.send(again.form("/edit/send"), body='{"number": 15, "street": "Main"}', reason=WHY)
+    page = visitor.send(again.form("/edit"), body='{"number": 15, "street": "Main"}', reason=WHY)
     assert "Sent: this is the copy" in page.text
     assert page.has_link(str(message)[-8:])
     copy = UUID(visitor.at.partition("?")[0].rpartition("/")[2])
@@ -278,7 +278,7 @@ def test_a_copy_with_another_body_is_sent(visitor: Visitor, shop: Shop) -> None:
     (row,) = on_record(visitor, message, "edit")
     assert WHY in row
     assert "Main" in row
-    asked = visitor.send(original.form("/edit"))
+    asked = visitor.send(original.form("/edit/ask"))
     assert "It has a copy already:" in asked.text
 
 
@@ -288,11 +288,11 @@ def test_who_may_not_edit_is_not_asked(visitor: Visitor, shop: Shop) -> None:
     for role in ("operator", "viewer"):
         other = visitor.as_role(role)
         assert not [form for form in other.go(f"messages/{message}").forms if "/edit" in form.action]
-        for path in ("edit", "edit/send"):
-            assert other.http.ask("POST", f"/messages/{message}/{path}").status_code == 403
+        for path in ("edit", "edit/ask"):
+            assert other.http.ask("POST", f"/acts/{path}", data={"message_id": str(message)}).status_code == 403
         assert other.http.post(f"/messages/{message}/edit", {"body": "{}", "reason": WHY}).status_code == 403
-    for path in ("edit", "edit/send"):
-        assert visitor.http.ask("GET", f"/messages/{message}/{path}").status_code in {404, 405}
+    for path in ("edit", "edit/ask"):
+        assert visitor.http.ask("GET", f"/acts/{path}", params={"message_id": str(message)}).status_code in {404, 405}
     assert status(shop, message) == "parked"
     assert not on_record(visitor, message, "reveal")
 

@@ -8,9 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from outbox.acts.changes import MessageStatus
 from outbox.console.pages.lists import PERIODS, pairs_of, read
 from outbox.errors import InvalidRequest
-from outbox.operator.model import HalfFilter, InboxFilter, MessageFilter, MessageStatus
+from outbox.operator.model import HalfFilter, InboxFilter, MessageFilter
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http
 

@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from outbox.acts.changes import Actor, Target
 from outbox.embedded import ServerLike
-from outbox.operator.model import Actor, Selector, Target
+from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
 from tests.console.reading import Visitor

@@ -14,8 +14,9 @@ from sqlalchemy import text as sql_text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park, outcomes
+from outbox.acts.changes import Target
 from outbox.console import create_console_router
-from outbox.operator.model import Selector, Target
+from outbox.operator.model import Selector
 from outbox.testing import bulk
 from tests.console.reading import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer

@@ -16,6 +16,7 @@ from tests.console.web import GROUP, TOPIC, Http, Shop, console_of
 from tests.operator.health import report
 
 RUNS, ORDERS = "/reconciliations/runs", "/reconciliations/orders"
+ORDER = "/reconciliations/schedules/nightly/order"
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +59,18 @@ def result_of(http: Http, run: UUID, message: UUID) -> str | None:
 def test_a_viewer_orders_nothing(acting: Http, found: Reconciled) -> None:
     """Neither by the API nor by a page, which doesn't offer it either."""
     viewer = acting.as_role("viewer")
-    assert viewer.post(ORDERS, {"schedule": "nightly"}).status_code == 403
+    assert viewer.post(ORDER).status_code == 403
     assert viewer.post(f"{RUNS}/{found.run}/repair", {"reason": "why"}).status_code == 403
-    assert viewer.post(f"{RUNS}/{found.run}/repair/preview").status_code == 403
+    assert viewer.get(f"{RUNS}/{found.run}/repair").status_code == 403
     visitor = Visitor(viewer)
-    for path in ("order?schedule=nightly", f"{found.run}/repair"):
-        assert visitor.go(f"reconciliations/{path}").status == 403
+    for path in ("reconcile?schedule=nightly", f"repair?run_id={found.run}"):
+        assert visitor.go(f"acts/{path}").status == 403
     for path in ("", f"/{found.run}", f"/{found.run}/findings/{found.missing}"):
         page = visitor.go(f"reconciliations{path}")
         assert not [href for href, _ in page.links if "repair" in href or "order" in href]
-    for path in ("order", f"{found.run}/repair"):
-        answer = viewer.ask("POST", f"/reconciliations/{path}", data={"schedule": "nightly", "reason": "why"},
-                            headers={"Sec-Fetch-Site": "same-origin"})  # fmt: skip
+    for name in ("reconcile", "repair"):
+        data = {"schedule": "nightly", "run_id": str(found.run), "reason": "why"}
+        answer = viewer.ask("POST", f"/acts/{name}", data=data, headers={"Sec-Fetch-Site": "same-origin"})
         assert answer.status_code == 403
     assert acting.get(ORDERS).json()["items"] == []
     assert result_of(acting, found.run, found.missing) is None
@@ -77,12 +78,15 @@ def test_a_viewer_orders_nothing(acting: Http, found: Reconciled) -> None:
 
 def test_another_site_orders_nothing(acting: Http, found: Reconciled) -> None:
     """A form of another site is refused, whoever is logged in; a link orders nothing."""
-    forms = {"order": {"schedule": "nightly"}, f"{found.run}/repair": {"reason": "why", "kind": "missing"}}
+    forms = {
+        "reconcile": {"schedule": "nightly"},
+        "repair": {"run_id": str(found.run), "reason": "w", "kind": "missing"},
+    }
     for path, data in forms.items():
         for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
-            answer = acting.ask("POST", f"/reconciliations/{path}", data=data, headers=headers)
+            answer = acting.ask("POST", f"/acts/{path}", data=data, headers=headers)
             assert answer.status_code == 403
-        assert acting.ask("GET", f"/reconciliations/{path}", params=data).status_code == 200
+        assert acting.ask("GET", f"/acts/{path}", params=data).status_code == 200
     assert acting.get(ORDERS).json()["items"] == []
     assert str(found.run) not in str(acting.get("/bulk-jobs").json()["items"])
 
@@ -90,7 +94,7 @@ def test_another_site_orders_nothing(acting: Http, found: Reconciled) -> None:
 def test_a_console_that_only_reads_orders_nothing(ask: object, shop: Shop, found: Reconciled) -> None:
     """Not even for its admin."""
     reading: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
-    assert reading.post(ORDERS, {"schedule": "nightly"}).status_code == 403
+    assert reading.post(ORDER).status_code == 403
     assert reading.post(f"{RUNS}/{found.run}/repair", {"reason": "why"}).status_code == 403
 
 
@@ -101,14 +105,14 @@ def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     well_made(page)
     page = visitor.go(page.link("Dry run…"))
     well_made(page)
-    assert "Nothing is repaired" in page.text
-    page = visitor.send(page.form("/order"), reason="to see")
+    assert "Nothing is repaired in a dry run" in page.text
+    page = visitor.send(page.form("/reconcile"), reason="to see")
     assert "Ordered: a worker takes it up" in page.text
     assert "a dry run ordered by otto" in page.text
     assert "Dry run…" not in page.text
     (order,) = acting.get(ORDERS).json()["items"]
     assert (order["schedule"], order["dry_run"], order["requested_by"]) == ("nightly", True, "otto")
-    assert acting.post(ORDERS, {"schedule": "nightly"}).status_code == 409
+    assert acting.post(ORDER).status_code == 409
     work(shop, reconciler)
     newest = acting.get(f"{RUNS}?page_size=1").json()["items"][0]
     assert (newest["ordered_by"], newest["applied"], newest["schedule"]) == ("otto", False, None)
@@ -120,10 +124,10 @@ def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
 
 def test_run_now_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     """With what the order says; what no worker has is refused, and says what there is."""
-    answer = acting.post(ORDERS, {"schedule": "nightly", "topic": TOPIC, "group": GROUP, "reason": "now"})
+    answer = acting.post(ORDER, {"topic": TOPIC, "group": GROUP, "reason": "now"})
     assert (answer.status_code, answer.json()["dry_run"]) == (202, False)
     work(shop, reconciler)
-    refused = acting.post(ORDERS, {"schedule": "weekly"})
+    refused = acting.post(ORDER.replace("nightly", "weekly"))
     assert refused.status_code == 409
     assert "there is nightly" in refused.json()["detail"]
 
@@ -140,8 +144,8 @@ def test_a_repair_on_the_pages(acting: Http, shop: Shop, reconciler: JobReconcil
     page = visitor.go(f"reconciliations/{found.run}")
     well_made(page)
     page = visitor.go(page.link("Repair all by the policy…"))
-    assert "Repair 1 finding?" in page.text
-    assert "1: the policy of the run only reports them" in page.text
+    assert f"Repair what run {found.run} has found?" in page.text
+    assert "repair 1 message of group" in page.text
     page = ordered(visitor, page)
     assert "A worker with the role reconcile takes it up." in page.text
     repaired(shop, reconciler)
@@ -171,7 +175,7 @@ def test_one_finding_is_repaired(acting: Http, shop: Shop, reconciler: JobReconc
 def test_a_repair_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler, found: Reconciled) -> None:
     """Previewed, ordered once however often it is sent, with what was shown."""
     path, operator = f"{RUNS}/{found.run}/repair", acting.as_role("operator")
-    preview = operator.post(f"{path}/preview", {"kind": "missing"}).json()
+    preview = operator.get(f"{path}?kind=missing").json()
     assert (preview["number"], preview["choices"], len(preview["workers"])) == (1, ["resend"], 1)
     assert operator.post(path, {"kind": "missing", "reason": "why", "number": 2}).status_code == 409
     assert operator.post(path, {"kind": "missing"}).status_code == 422
@@ -191,5 +195,5 @@ def test_a_repair_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler
 def test_a_finding_that_no_worker_repairs(acting: Http, shop: Shop, found: Reconciled) -> None:
     """The question says that the repair would wait."""
     report(shop.engine, handlers=[])
-    page = Visitor(acting).go(f"reconciliations/{found.run}/repair")
-    assert "No living worker with the role reconcile" in page.text
+    page = Visitor(acting).go(f"acts/repair?run_id={found.run}")
+    assert "no living worker with the role reconcile" in page.text

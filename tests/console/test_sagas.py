@@ -59,18 +59,18 @@ def test_the_endpoints(acting: Http, world: World, doubtful: UUID) -> None:
 def test_only_an_admin_answers(acting: Http, ask: object, shop: Shop, world: World, doubtful: UUID) -> None:
     """Neither by the API nor by a page, which doesn't offer it; nor from another site, nor where all only read."""
     hotel = command_of(world, doubtful)
-    form = f"/sagas/{doubtful}/commands/{hotel}/answer"
+    form = "/acts/answer"
     reading: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
     for http in (acting.as_role("viewer"), acting.as_role("operator"), reading):
         assert http.get(f"/sagas/{doubtful}").status_code == 200
         assert http.post(f"/sagas/commands/{hotel}/answer", {"answer": "done", **WHY}).status_code == 403
-        data = {"answer": "done", **WHY}
+        data = {"command": str(hotel), "answer": "done", **WHY}
         assert http.ask("POST", form, data=data, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 403
     visitor = Visitor(acting.as_role("operator"))
     assert "Answer…" not in visitor.go(f"sagas/{doubtful}").text
-    assert visitor.go(form.lstrip("/")).status == 403
+    assert visitor.go(f"acts/answer?command={hotel}").status == 403
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
-        assert acting.ask("POST", form, data={"answer": "done", **WHY}, headers=headers).status_code == 403
+        assert acting.ask("POST", form, data=data, headers=headers).status_code == 403
     world.go()
     assert world.flow(doubtful).status == "compensating"
 
@@ -91,11 +91,11 @@ def test_the_pages(acting: Http, world: World, doubtful: UUID) -> None:
     page = visitor.go(page.link("Answer…"))
     well_made(page)
     page = visitor.send(page.form("/answer"), answer="done", result="{", reason="by phone")
-    assert (page.status, "the result isn't JSON" in page.text) == (422, True)
+    assert (page.status, "The result isn't JSON" in page.text) == (422, True)
     page = visitor.send(page.form("/answer"), answer="done", result="", reason="by phone")
     assert "Answered: the saga goes on" in page.text
     world.go()
     assert world.flow(doubtful).status == "compensated"
     page = visitor.go(f"sagas/{doubtful}")
     assert "Answer…" not in page.text
-    assert visitor.go(f"sagas/{doubtful}/commands/{hotel}/answer").status == 409
+    assert "It is answered already: done" in visitor.go(f"acts/answer?command={hotel}").text

@@ -25,9 +25,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from outbox.acts.messages import ACTS
 from outbox.console import AnyOf, Basic, Principal, create_console_app, create_console_router, hash_password
 from outbox.console.api.requests import from_body
-from outbox.operator.acts import ACTS
 from tests.console.web import API, GROUP, Asker, Http, Shop, authorizer, console_of
 from tests.kit import tries
 

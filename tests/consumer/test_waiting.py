@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message
+from outbox.acts.changes import MessageStatus
 from outbox.database.execute import execute
 from outbox.delivery import sql as delivery_sql
 from outbox.errors import ActRefused
 from outbox.message.model import Status
 from outbox.operator.health.stats import stats
-from outbox.operator.model import InboxFilter, MessageFate, MessageFilter, MessageStatus, PageRequest
+from outbox.operator.model import InboxFilter, MessageFate, MessageFilter, PageRequest
 from tests.consumer.support import Bench
 
 ALL = PageRequest(100)

@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from outbox import Message
+from outbox.acts.changes import MessageStatus
 from outbox.cli import main
 from outbox.console import AllowAll, create_console_router
-from outbox.operator.model import MessageFate, MessageFilter, MessageStatus, PageRequest, Selector
+from outbox.operator.model import MessageFate, MessageFilter, PageRequest, Selector
 from tests.delivery.support import Post, refuse
 from tests.kit import dispatch_all
 

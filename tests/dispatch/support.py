@@ -10,6 +10,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
+from outbox.acts.changes import ActRequest, Target, apply
+from outbox.acts.messages import ACTS
 from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
@@ -17,9 +19,6 @@ from outbox.dispatch import sql as dispatch_sql
 from outbox.dispatch.once import dispatch_lock, dispatch_once
 from outbox.message import content
 from outbox.message.model import Counts, number_of
-from outbox.operator.acts import ACTS
-from outbox.operator.changes import ActRequest, apply
-from outbox.operator.model import Target
 
 #: How many statements wait for a lock that somebody else holds.
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from docs import make
+from outbox.acts.whole_acts import DECLARATIONS
 from outbox.errors import ErrorKind
-from outbox.operator.whole_acts import DECLARATIONS
 from outbox.settings import Settings
 from tests.docs.page import ROOT
 

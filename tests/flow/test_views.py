@@ -79,7 +79,7 @@ def test_done_says_the_operator(world: World, sagas: Sagas) -> None:
     """The saga goes on with the result; a late answer of the participant's is one too many."""
     trip, hotel = in_doubt(world)
     said = sagas.answer(hotel, "done", by="olga", why="by phone", result='{"room": 5}')
-    assert said == f"the action of step hotel, message {hotel}, is answered: done"
+    assert said.outcome == f"the action of step hotel, message {hotel}, is answered: done"
     world.go()
     flow = world.flow(trip)
     assert (flow.status, flow.answers["hotel"]) == ("completed", {"room": 5})

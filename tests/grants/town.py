@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Breaker, Message, Outbox, Resolution, Settings
+from outbox.acts.changes import Actor, Target
 from outbox.check.asker import Asker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
@@ -36,12 +37,12 @@ from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
 from outbox.operator.health.stats import as_sample, stats
-from outbox.operator.model import Selector, Target
+from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.job import Access, Job, Pair, Window
-from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection, give_back, take
+from outbox.reconcile.record.orders import ReconciliationOrders, give_back, take
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
@@ -496,8 +497,7 @@ def _take_orders(town: Town, job: Job) -> None:
     assert isinstance(reconciler, JobReconciler)
     owned = ReconciliationOrders(Databases.open({"consumer": town.owned["consumer"]}, town.settings))
     run = owned.runs(RunFilter(), model.PageRequest()).items[0].id
-    selection = RepairSelection(run, kind="parked", repair="retry")
-    ordered = [owned.repair(selection, by="ada", why="why").id for _ in range(2)]
+    ordered = [owned.repair(run, kind="parked", repair="retry", by="ada", why="why").id for _ in range(2)]
     Operator.open({"consumer": town.owned["consumer"]}, town.settings).cancel(ordered[1], by="ada")
     with town.at["consumer"].connect() as connection:
         execute_module.execute(
@@ -556,7 +556,7 @@ def order(part: Part) -> Callable[[Town], None]:
         operator = town.operator(part)
         job = operator.start(name, Selector(targets=(target,)), by="ada", why="why")
         operator.cancel(job.id, by="ada", why="why")
-        operator.message(target.message_id, reveal=model.Actor("ada"))
+        operator.message(target.message_id, reveal=Actor("ada"))
         for group in operator.dead_groups(limit=1) if part == "consumer" else ():
             for note in ("first", "second", ""):
                 operator.note(group.fingerprint, by="ada", note=note)

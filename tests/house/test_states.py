@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import CheckConstraint
 
+from outbox.acts.changes import MessageStatus
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.delivery.known_group import CALLBACK_OF
 from outbox.flow import saga
@@ -20,7 +21,7 @@ from outbox.flow.saga import CommandAnswer, CommandKind, SagaStatus
 from outbox.flow.tcc import BranchState
 from outbox.message.model import DeliveryStatus, Resolution, Status
 from outbox.operator.health.rules import IN_ORDER
-from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate, MessageStatus
+from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate
 from outbox.reconcile.job import Outcome, ProducerState
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +39,10 @@ BY_HAND = {
     "compensate/once.py: cancelled skipped": "how an item ends without its compensation",
     "delivery/once.py: consumed expired": "a quarantine may be released: for the producer it isn't settled",
     "flow/saga.py: compensated completed": "the two ends",
-    "operator/acts.py: compensated compensating replaced rolled_back": "words of a refusal",
-    "operator/acts.py: compensated recalled rolled_back": "words of a refusal",
-    "operator/acts.py: consumed expired failed quarantined waiting": "words of a refusal",
-    "operator/acts.py: failed parked": "from which an operator retries",
+    "acts/messages.py: compensated compensating replaced rolled_back": "words of a refusal",
+    "acts/messages.py: compensated recalled rolled_back": "words of a refusal",
+    "acts/messages.py: consumed expired failed quarantined waiting": "words of a refusal",
+    "acts/messages.py: failed parked": "from which an operator retries",
     "operator/look/inbox_sql.py: failed parked": "what an index counts",
     "operator/look/lists_sql.py: compensated consumed": "fates that aren't those of one group",
     "operator/look/lists_sql.py: consumed left_out": "what all groups have, or don't want",
@@ -143,7 +144,7 @@ from outbox.message.model import Status
 sys.path.insert(0, {root!r})
 unknowing = set()
 from outbox.console.pages.view import _CHIPS
-from outbox.operator.acts import STATES
+from outbox.acts.messages import STATES
 from outbox.operator.look.message import _IN_INBOX
 for name, words in (("_CHIPS", _CHIPS), ("STATES", STATES), ("_IN_INBOX", _IN_INBOX)):
     unknowing |= {{name}} if [each for each in Status if each not in words] else set()

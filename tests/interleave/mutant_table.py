@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an operator's act locks the half's check",
-        "operator/changes.py",
+        "acts/changes.py",
         "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id FOR UPDATE",
         "WHERE half_id = ANY (%(ids)s::uuid[]) ORDER BY half_id",
         "resend,prune@settled",
@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "acts on messages: not beside a dispatch",
-        "operator/changes.py",
+        "acts/changes.py",
         "    locks = [take_lock(dispatch.dispatch_lock(schema))] if of_message else []",
         "    locks = []",
         "recall,release@due:recall,dispatch@delayed",
@@ -374,7 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "operator: an inbox row is locked while it is changed",
-        "operator/changes.py",
+        "acts/changes.py",
         "\n                        FOR UPDATE {{skip}}) l ON true",
         " /* {{skip}} */) l ON true",
         "park,retry@failed",

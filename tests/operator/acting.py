@@ -11,21 +11,12 @@ from uuid import UUID
 from sqlalchemy import Engine, create_engine, text
 
 from outbox import Outbox, Settings
+from outbox.acts.changes import Actor, Target
 from outbox.embedded import ServerLike
 from outbox.message.model import Counts, uuid7
 from outbox.operator.bulk import run
 from outbox.operator.databases import Databases, open_database
-from outbox.operator.model import (
-    Actor,
-    BulkItem,
-    BulkJob,
-    InboxFilter,
-    MessageFilter,
-    PageRequest,
-    Preview,
-    Selector,
-    Target,
-)
+from outbox.operator.model import BulkItem, BulkJob, InboxFilter, MessageFilter, PageRequest, Preview, Selector
 from outbox.operator.operator import Operator
 from tests.kit import dispatch_all
 

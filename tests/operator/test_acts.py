@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
+from outbox.acts.changes import Actor
+from outbox.acts.messages import ACTS
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest, NotFound, UnknownDatabase, VersionMismatch
 from outbox.message.model import uuid7
-from outbox.operator.acts import ACTS
-from outbox.operator.model import Actor
 from tests.operator.acting import ANN, Desk, open_desk
 
 HALF_STATES = ("undecided", "fenced", "rolled_back", "committed", "deferred", "scheduled", "dispatched", "recalled",
@@ -69,8 +69,8 @@ def desk(server: ServerLike, template: str) -> Iterator[Desk]:
 
 def state_of(desk: Desk, half_id: UUID) -> str:
     """Return the state of a half, as the statement of the acts tells it."""
+    from outbox.acts.changes import message_states
     from outbox.database.execute import execute
-    from outbox.operator.changes import message_states
 
     with desk.engine.connect() as connection:
         return str(execute(connection, message_states("outbox", [half_id]))[0][0][1])

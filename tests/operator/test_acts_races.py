@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.changes import Target
+from outbox.acts.messages import ACTS
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidRequest
-from outbox.operator.acts import ACTS
-from outbox.operator.model import Target
 from tests.kit import wait_until
 from tests.operator.acting import Desk, open_desk
 from tests.operator.test_acts import state_of

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from outbox.acts.changes import Actor, MessageStatus, Target
 from outbox.embedded import ServerLike
 from outbox.errors import (
     ActRefused,
@@ -21,17 +22,14 @@ from outbox.message.model import Status, uuid7
 from outbox.operator import model
 from outbox.operator.model import (
     MAX_IDS,
-    Actor,
     BulkJobFilter,
     BulkJobState,
     HalfFilter,
     HalfStatus,
     InboxFilter,
     MessageFilter,
-    MessageStatus,
     PageRequest,
     Selector,
-    Target,
 )
 from tests.operator.acting import ANN, KIND, Desk, open_desk
 

@@ -10,10 +10,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import create_engine, text
 
+from outbox.acts.changes import Actor, MessageStatus
 from outbox.errors import ActRefused
 from outbox.message.model import Counts, Status
 from outbox.operator.bulk import run
-from outbox.operator.model import Actor, BulkJob, InboxFilter, MessageFilter, MessageStatus
+from outbox.operator.model import BulkJob, InboxFilter, MessageFilter
 from tests.kit import wait_until
 from tests.operator.acting import ANN, Desk
 from tests.operator.test_bulk_jobs_order import PARKED

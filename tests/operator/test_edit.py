@@ -15,10 +15,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Topic
+from outbox.acts.changes import Actor
 from outbox.errors import ActRefused, InvalidRequest, NotFound, OutboxError, VersionMismatch
 from outbox.message.content import COPY_HEADER
 from outbox.operator.databases import Databases, open_database
-from outbox.operator.model import Actor, AuditFilter, PageRequest
+from outbox.operator.model import AuditFilter, PageRequest
 from outbox.operator.operator import Operator
 from outbox.testing import drain
 from tests.kit import dispatch_all

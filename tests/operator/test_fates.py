@@ -11,8 +11,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park
+from outbox.acts.changes import Target
 from outbox.operator.databases import Databases, open_database
-from outbox.operator.model import AuditFilter, BulkOutcome, FateSince, PageRequest, Selector, Target, Total
+from outbox.operator.model import AuditFilter, BulkOutcome, FateSince, PageRequest, Selector, Total
 from outbox.operator.operator import Operator
 from outbox.testing import bulk, drain
 

@@ -13,14 +13,15 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Settings
+from outbox.acts.changes import Actor
+from outbox.acts.messages import ACTS
 from outbox.embedded import ServerLike
 from outbox.errors import NotFound
 from outbox.message.model import uuid7
-from outbox.operator.acts import ACTS
 from outbox.operator.databases import Database, Databases
 from outbox.operator.look.message import _at as at
 from outbox.operator.look.message import gather
-from outbox.operator.model import Actor, MessageView
+from outbox.operator.model import MessageView
 from outbox.operator.operator import Operator
 from outbox.text import MASK
 from tests.operator.looking import born, half, id_of, insert, open_databases, put, registered, row

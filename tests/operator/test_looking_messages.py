@@ -13,12 +13,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Settings
+from outbox.acts.changes import MessageStatus
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
 from outbox.operator.look import lists_sql
 from outbox.operator.look.lists_sql import LARGEST_BODY
-from outbox.operator.model import MessageFilter, MessageRow, MessageStatus, PageRequest, Total
+from outbox.operator.model import MessageFilter, MessageRow, PageRequest, Total
 from outbox.operator.operator import Operator
 from tests.operator.looking import all_pages, born, half, id_of, open_databases, put, registered
 

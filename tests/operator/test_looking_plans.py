@@ -11,25 +11,18 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection, create_engine
 
+from outbox.acts.changes import MessageStatus
+from outbox.acts.messages import act_named
 from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
 from outbox.message.model import Status, uuid7
-from outbox.operator.acts import act_named
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import ResolvedIds, Selection, match
 from outbox.operator.databases import Database
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.paging import count_of
-from outbox.operator.model import (
-    AuditFilter,
-    HalfFilter,
-    HalfStatus,
-    MessageFilter,
-    MessageStatus,
-    ScheduledFilter,
-    Selector,
-)
+from outbox.operator.model import AuditFilter, HalfFilter, HalfStatus, MessageFilter, ScheduledFilter, Selector
 from tests.operator.looking import open_databases, registered
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)

@@ -409,7 +409,7 @@ def test_repairs_and_runs_are_ordered(sides: Town) -> None:
     assert "no living worker with the role reconcile has a reconciliation 'nightly'" in refused.err
     shown = run_cli("reconcile", "repair", run, "--dry-run", "-o", "json")
     assert (shown.json["number"], shown.json["workers"]) == (2, [])
-    assert "give a reason" in run_cli("reconcile", "repair", run, "--yes").err
+    assert "give --reason" in run_cli("reconcile", "repair", run, "--yes").err
     ordered = run_cli("reconcile", "repair", run, "--yes", "--reason", "lost", "--actor", "ada", "-o", "json")
     assert (ordered.json["total"], ordered.json["requested_by"], ordered.json["state"]) == (2, "ada", "waiting")
     assert "the repair waits for one" in ordered.err

@@ -23,7 +23,7 @@ from outbox.errors import ActRefused, InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.reconcile.config import job_of, read_mapping
 from outbox.reconcile.job import FIRST_ID, Access, InboxState, Outcome, Pair, Range, Repair, Tier, Window
-from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
+from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.write import detail_of
 from outbox.reconcile.rows import FINDING, to_findings
 from outbox.reconcile.run import reconcile
@@ -171,7 +171,7 @@ def test_a_run_is_recorded_where_a_database_is_named(two: tuple[Engine, Engine],
     (run_id,) = town.rows("SELECT id FROM outbox.reconciliation_run")
     orders = ReconciliationOrders(Databases.open({"shop": town.consumer}, town.settings))
     with pytest.raises(ActRefused, match="tables of the producer and consumer that aren't the outbox's"):
-        orders.repair(RepairSelection(run_id), by="me", why="test")
+        orders.repair(run_id, by="me", why="test")
 
 
 def test_what_heals_at_the_second_look(village: Town) -> None:

@@ -16,7 +16,7 @@ from outbox.operator.health.stats import stats
 from outbox.operator.model import PageRequest
 from outbox.reconcile.follow.follower import PassResult
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
+from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.views import RunFilter
 from outbox.worker import Worker
 from tests.kit import wait_until
@@ -153,7 +153,7 @@ def test_operators_repair_what_it_has_found(bench: Bench) -> None:
         desk.run_now("live", by="otto")
     (run,) = desk.runs(RunFilter(), PageRequest()).items
 
-    desk.repair(RepairSelection(run.id, "missing", repair="resend"), by="otto", why="lost")
+    desk.repair(run.id, kind="missing", repair="resend", by="otto", why="lost")
 
     wait_until(lambda: len(bench.effects()) == 2, "it is consumed again")
     assert bench.effects() == [sent, sent]

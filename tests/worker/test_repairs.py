@@ -9,11 +9,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from outbox.acts.changes import Actor
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
-from outbox.operator.model import Actor, BulkItem, BulkJob, PageRequest
+from outbox.operator.model import BulkItem, BulkJob, PageRequest
 from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter
@@ -157,12 +158,12 @@ def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconcile
     """Each item has its outcome, each finding its result, the audit the operator and the reason; once is enough."""
     lost(bench, 3)
     run = dry_run(bench, reconciler)
-    preview = desk(bench).preview(RepairSelection(run))
+    preview = desk(bench).preview_repair(run)
     assert (preview.number, preview.left_out, preview.workers) == (3, 0, ["w"])
     assert preview.described == "repair 3 messages of group mail, topic paid (by the policy of the run)"
     order: dict[str, Any] = {"by": OTTO, "why": "lost inbox", "number": 3, "idempotency_key": "k"}
-    job = desk(bench).repair(RepairSelection(run), **order)
-    assert desk(bench).repair(RepairSelection(run), **order).id == job.id
+    job = desk(bench).repair(run, **order)
+    assert desk(bench).repair(run, **order).id == job.id
     assert (job.state, job.total, job.pending) == ("waiting", 3, 3)
     repairer = Repairer(reconciler, threading.Event())
     assert passed(bench, repairer) == 3
@@ -177,9 +178,9 @@ def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconcile
     assert passed(bench, repairer) == 0
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
     with pytest.raises(ActRefused, match="nothing to repair"):
-        desk(bench).repair(RepairSelection(run), by=OTTO, why="again")
+        desk(bench).repair(run, by=OTTO, why="again")
     with pytest.raises(SelectorChanged, match="something else"):
-        desk(bench).repair(RepairSelection(run, kind="missing"), **order)
+        desk(bench).repair(run, kind="missing", **order)
 
 
 def test_what_has_healed_is_left_alone(bench: Bench, reconciler: JobReconciler) -> None:
@@ -187,7 +188,7 @@ def test_what_has_healed_is_left_alone(bench: Bench, reconciler: JobReconciler) 
     healed, parked = lost(bench, 2)
     run = dry_run(bench, reconciler)
     put(bench, consumed=healed, parked=parked)
-    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    job = desk(bench).repair(run, by=OTTO, why="lost")
     passed(bench, Repairer(reconciler, threading.Event()))
     outcomes = {item.message_id: (item.state, item.outcome) for item in items_of(bench, job)}
     assert outcomes == {
@@ -204,12 +205,12 @@ def test_a_repair_that_is_named(bench: Bench, reconciler: JobReconciler) -> None
     put(bench, parked=one)
     put(bench, parked=other)
     run = dry_run(bench, reconciler)
-    assert desk(bench).preview(RepairSelection(run)).left_out == 2
+    assert desk(bench).preview_repair(run).left_out == 2
     with pytest.raises(ActRefused, match="nothing to repair"):
-        desk(bench).repair(RepairSelection(run), by=OTTO, why="why")
-    chosen = RepairSelection(run, kind="parked", repair="retry", messages=(one,))
-    assert desk(bench).preview(chosen).number == 1
-    desk(bench).repair(chosen, by=OTTO, why="mended")
+        desk(bench).repair(run, by=OTTO, why="why")
+    chosen: dict[str, Any] = {"kind": "parked", "repair": "retry", "messages": (one,)}
+    assert desk(bench).preview_repair(run, **chosen).number == 1
+    desk(bench).repair(run, **chosen, by=OTTO, why="mended")
     assert passed(bench, Repairer(reconciler, threading.Event())) == 1
     assert sorted(map(str, results(bench, run))) == ["None", "done"]
     assert bench.rows("SELECT message_id FROM outbox.consumer_message WHERE status = 'failed'") == [one]
@@ -236,9 +237,9 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
     lost(bench, 2)
     run = dry_run(bench, reconciler)
     with pytest.raises(InvalidRequest, match="give a reason"):
-        desk(bench).repair(RepairSelection(run), by=OTTO, why=" ")
+        desk(bench).repair(run, by=OTTO, why=" ")
     with pytest.raises(SelectorChanged, match="now 2"):
-        desk(bench).repair(RepairSelection(run), by=OTTO, why="why", number=3)
+        desk(bench).repair(run, by=OTTO, why="why", number=3)
     assert bench.rows("SELECT id FROM outbox.bulk_job") == []
 
 
@@ -246,7 +247,7 @@ def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconcile
     """What it had claimed is done by another one, later; what it had done isn't done again."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
-    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    job = desk(bench).repair(run, by=OTTO, why="lost")
     repairer = Repairer(reconciler, threading.Event())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repairs, "_settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -264,7 +265,7 @@ def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> 
     """What is due is cancelled at once; what a worker is at is ended by it."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
-    job = desk(bench).repair(RepairSelection(run), by=OTTO, why="lost")
+    job = desk(bench).repair(run, by=OTTO, why="lost")
     with bench.observer.begin() as connection:
         claimed = {"id": job.id, "run": run, "lease": 60, "limit": 1, "rate": None}
         execute(connection, orders.claim("outbox", **claimed))
@@ -293,7 +294,7 @@ class FirstPause(threading.Event):
 def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconciler) -> None:
     """A worker pauses after each batch; another one, or the same one that begins anew, finds the budget used up."""
     lost(bench, 3)
-    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
     assert job.rate == 0.001
     stopping = FirstPause()
     assert passed(bench, Repairer(reconciler, stopping)) == 1
@@ -308,7 +309,7 @@ def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconc
 def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: JobReconciler) -> None:
     """What one has claimed and not settled yet isn't in the budget: nobody claims more meanwhile."""
     lost(bench, 2)
-    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test", rate=0.001)
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
     run = UUID(job.options["run"])
     with bench.observer.begin() as connection:
         claim = orders.claim("outbox", id=job.id, run=run, lease=60.0, limit=1, rate=0.001)
@@ -320,13 +321,13 @@ def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: JobReco
 def test_a_rate_that_is_none(bench: Bench, reconciler: JobReconciler, rate: float) -> None:
     """It is refused before anything is read."""
     with pytest.raises(InvalidRequest, match="rate"):
-        desk(bench).repair(RepairSelection(UUID(int=1)), by=OTTO, why="test", rate=rate)
+        desk(bench).repair(UUID(int=1), by=OTTO, why="test", rate=rate)
 
 
 def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: JobReconciler) -> None:
     """Nobody knows any more what it found: what is left is skipped, and says why."""
     lost(bench, 2)
-    job = desk(bench).repair(RepairSelection(dry_run(bench, reconciler)), by=OTTO, why="test")
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test")
     with bench.observer.begin() as connection:
         connection.execute(text("DELETE FROM outbox.reconciliation_finding"))
         connection.execute(text("DELETE FROM outbox.reconciliation_run"))
@@ -345,7 +346,7 @@ def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: JobReconcile
         return [(each.differences, each.left) for each in desk(bench).runs(RunFilter(), PageRequest(size=1)).items]
 
     assert shown() == [(2, 2)]
-    desk(bench).repair(RepairSelection(run), by=OTTO, why="test")
+    desk(bench).repair(run, by=OTTO, why="test")
     assert passed(bench, Repairer(reconciler, threading.Event())) == 2
     assert shown() == [(2, 0)]
 
@@ -360,6 +361,6 @@ def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: JobReconciler)
         lambda: len(bench.rows("SELECT id FROM outbox.reconciliation_run WHERE counts IS NOT NULL")) == 2, "a run"
     )
     (run, *_) = desk(bench).runs(RunFilter(), PageRequest()).items
-    job = desk(bench).repair(RepairSelection(run.id), by=OTTO, why="lost")
+    job = desk(bench).repair(run.id, by=OTTO, why="lost")
     wait_until(lambda: job_now(bench, job).finished_at, "it is repaired")
     assert job_now(bench, job).done == 1

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Outgoing, Settings
+from outbox.acts.changes import Target
 from outbox.check.once import check_fences
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import batch_sizes, by_size, driver_of
@@ -196,9 +197,7 @@ def ordered(shop: Shop) -> None:
     """Have messages ordered to be sent again."""
     ids = shop.send()
     dispatch_all(shop.engine, SETTINGS)
-    shop.app.operator.start(
-        "resend", model.Selector(targets=tuple(model.Target(id_) for id_ in ids)), by="me", why="test"
-    )
+    shop.app.operator.start("resend", model.Selector(targets=tuple(Target(id_) for id_ in ids)), by="me", why="test")
 
 
 Act = Callable[[Shop, Connection], int]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Failure
@@ -22,7 +23,6 @@ from outbox.cli.options import (
 )
 from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, say
 from outbox.operator import model
-from outbox.operator.acts import ACTS
 
 # --- bulk jobs -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from uuid import UUID
 
 import typer
 
+from outbox.acts.changes import Actor
+from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions
 from outbox.cli.exits import Failure
@@ -25,7 +27,6 @@ from outbox.cli.output import Output, RowShape, say
 from outbox.database import migration
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
-from outbox.operator.acts import ACTS
 
 
 def _next_check(row: model.HalfRow) -> str:
@@ -104,7 +105,7 @@ def check_half(
         output.print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
 
 
-def _check_by_app(app: str, half_id: UUID, by: model.Actor, why: str) -> Answer:
+def _check_by_app(app: str, half_id: UUID, by: Actor, why: str) -> Answer:
     """Check a half by its fence or by the application's checker, in the application's database."""
     from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - needed by this command alone
     from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415 - needed by this command alone

@@ -6,29 +6,25 @@ import base64
 import dataclasses
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
+from outbox.acts.changes import Actor
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
 from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, all_rows, commands_of
-from outbox.cli.options import (
-    ActorOption,
-    ActorOptions,
-    CodecsOption,
-    as_id,
-    cli_actor,
-    command,
-    gathered,
-)
+from outbox.cli.options import ActorOption, CodecsOption, as_id, cli_actor, command, gathered
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
+from outbox.cli.whole_acts import add_acts
 from outbox.errors import NotFound
 from outbox.message.masking import Body
 from outbox.operator import model
-from outbox.operator.acts import EDIT
+from outbox.reader import option
 from outbox.text import MASK
 
 if TYPE_CHECKING:
@@ -83,7 +79,7 @@ def show_message(
         output.print_as(form, document | {"body": shown} if body else document, *_tables_of(view, shown))
 
 
-def _revealing(actor: str | None, *, body: bool, reveal: bool) -> model.Actor | None:
+def _revealing(actor: str | None, *, body: bool, reveal: bool) -> Actor | None:
     """Return the actor to reveal a body to; None if it is masked."""
     if reveal and not body:
         raise Failure("--reveal goes with --body")
@@ -293,7 +289,7 @@ def export_messages(
         say(f"{output.print_stream(rows, names, form)} messages")
 
 
-def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> dict[str, Any]:
+def _contents(operator: Operator, message_id: UUID, by: Actor | None) -> dict[str, Any]:
     try:
         view = operator.message(message_id, reveal=by)
     except NotFound:
@@ -312,49 +308,16 @@ def _contents(operator: Operator, message_id: UUID, by: model.Actor | None) -> d
     }
 
 
-@gathered
-def edit_message(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
-    databases: DatabasesOptions,
-    acting: ActorOptions,
-    body: Annotated[
-        typer.FileText, typer.Option("--body", metavar="FILE", help="The whole new body; - reads it from stdin.")
-    ],
-    original: Annotated[
-        str, typer.Option(metavar="WHAT", help="What becomes of the original: quarantine, discard or leave.")
-    ] = "quarantine",
-    acknowledge_delivered: Annotated[
-        bool, typer.Option("--acknowledge-delivered", help="Also where a group has consumed the original.")
-    ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also where the message has a copy already.")] = False,
-    app: CodecsOption = None,
-) -> None:
-    """Send a copy with another body."""
-    message_id, actor = as_id(id_), cli_actor(acting.actor)
-    refusal, declared = f"message {message_id} was not edited", processes.declared_by(app)
-    if not acting.dry_run:
-        options.need_terminal(refusal, yes=acting.yes)
-    new = body.read()
-    with databases.opened(codecs=declared.codecs, topics=declared.topics) as operator:
-        view = operator.message(message_id)
-        say(f"message {message_id} of topic {(view.half or {}).get('topic')}: {view.next}")
-        if acting.dry_run:
-            return
-        options.confirm(f"{EDIT.consequence} {EDIT.button}?", refusal, yes=acting.yes)
-        copy = operator.edit(
-            message_id,
-            new,
-            by=actor,
-            why=acting.reason,
-            original=original,
-            acknowledge_delivered=acknowledge_delivered,
-            again=again,
-            version=view.version,
-        )
-    say(copy.outcome)
-    if acting.output is Output.JSON:
-        output.print_json(copy)
+@dataclass(frozen=True, slots=True)
+class EditOptions(DatabasesOptions):
+    """Where a message is edited, and the application that knows what its body may be."""
+
+    app: str | None = option(None, "Your Outbox, whose codecs read the bodies.", metavar="MODULE:OBJECT")
 
 
-_EDIT_EXAMPLE = f'\b\nExample:\n  outbox messages edit {groups.EXAMPLE_ID} --body mended.json --reason "{EDIT.why}"'
-messages_app.command(EDIT.name, help=f"{EDIT.summary}.\n\n{EDIT.details}\n\n{_EDIT_EXAMPLE}")(edit_message)
+def _with_codecs(where: EditOptions) -> AbstractContextManager[Operator]:
+    declared = processes.declared_by(where.app)
+    return where.opened(codecs=declared.codecs, topics=declared.topics)
+
+
+add_acts(messages_app, "messages", EditOptions, _with_codecs)

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -25,9 +25,10 @@ from sqlalchemy import URL
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
 from outbox.cli.exits import Code, Failure, as_failure, needing
-from outbox.cli.options import ActorOption, LimitOption, command, gathered, options_of, read_options
+from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
+from outbox.cli.whole_acts import add_acts
 from outbox.errors import pip_install
 from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
@@ -539,66 +540,4 @@ def _when(row: Schedule) -> str:
     return f"every {output.age(row.every)}" if row.every is not None else row.cron or ""
 
 
-@command(app, "order")
-def order_run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The reconciliation, see `outbox reconcile schedules`.")],
-    where: RecordOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare, and repair nothing.")] = False,
-    reason: Annotated[str, typer.Option(help="Why; recorded in the audit.")] = "",
-    actor: ActorOption = None,
-    form: OutputOption = Output.TABLE,
-) -> None:
-    """Have a worker run a reconciliation now, as it is declared there, ahead of its timetable.
-
-    \b
-    Example:
-      outbox reconcile order nightly --dry-run --reason "the consumer's database was restored"
-    """
-    order = where.opened().run_now(name, by=options.cli_actor(actor), why=reason, dry_run=dry_run)
-    facts = dataclasses.asdict(order)
-    output.print_as(form, order, output.facts_table("order", facts))
-    say("ordered: a worker takes it up within seconds; see `outbox reconcile runs`")
-
-
-@command(app, "repair")
-def repair(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, see `outbox reconcile runs`.")],
-    where: RecordOptions,
-    acting: options.ActorOptions,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only findings of this kind.")] = None,
-    repair: Annotated[
-        str | None,
-        typer.Option("--repair", metavar="REPAIR", help="How, with a kind; by default the policy of the run says so."),
-    ] = None,
-    message: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only of this message; again for more.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, metavar="N", help="At most so many a second. Default: no limit.")
-    ] = None,
-) -> None:
-    """Order a bulk job that repairs what a run has found; a worker that has the reconciliation carries it out.
-
-    Both sides of each message are read once more: what has healed is left alone, and what is of another kind by now.
-
-    \b
-    Examples:
-      outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --reason "the group lost its inbox"
-      outbox reconcile repair 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --kind parked --repair retry --reason mended
-    """
-    from outbox.reconcile.record.orders import RepairSelection  # noqa: PLC0415 - needed by this command alone
-
-    ids = tuple(options.as_id(each, "message") for each in message or ()) or None
-    runs, selection = where.opened(), RepairSelection(options.as_id(run, "RUN"), kind, ids, repair)
-    preview = runs.preview(selection)
-    say(preview.described)
-    if acting.dry_run:
-        output.print_json(preview) if acting.output is Output.JSON else say(f"{preview.left_out:,} are left out")
-        return
-    if not preview.workers:
-        say("note: no living worker has this reconciliation; the repair waits for one")
-    options.confirm(f"Repair {preview.number:,}?", "nothing was ordered", yes=acting.yes)
-    by = options.cli_actor(acting.actor)
-    job = runs.repair(selection, by=by, why=acting.reason, number=preview.number, rate=rate)
-    output.print_as(acting.output, job, output.facts_table("bulk job", dataclasses.asdict(job)))
-    say(f"ordered: see `outbox bulk show {job.id}`")
+add_acts(app, "reconcile", RecordOptions, lambda where: nullcontext(where.opened()))

@@ -1,4 +1,4 @@
-"""Endpoints of acts: on one message, made of the rows of `outbox.operator.acts.ACTS`, and on many, as bulk jobs."""
+"""Endpoints of acts: on one message, made of the rows of `outbox.acts.messages.ACTS`, and on many, as bulk jobs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from outbox.console.api import requests
+from outbox.acts.changes import Target
+from outbox.acts.messages import ACTS, Act, Declaration
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
+from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, Act, Declaration
-from outbox.operator.edit import ORIGINALS
-from outbox.operator.model import BulkJob, Preview, Selector, Target
+from outbox.operator.model import BulkJob, Preview, Selector
 from outbox.reader import option
 
 router: APIRouter = APIRouter(prefix=API, responses=problems(404, 409, 415))
@@ -92,14 +91,6 @@ def _start(
 # --- acts on one message -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Acted:
-    """What came of an act, in a sentence, and the message as it is now."""
-
-    outcome: str
-    message: model.MessageView
-
-
 def _target(message_id: UUID) -> Target:
     return Target(message_id)
 
@@ -136,9 +127,7 @@ def _add_act(act: Act) -> None:
     target_of: Any = Depends(_in_group if act.noun == "inbox" else _target)
     body_of = _body_of(act, DatabaseBody, ReasonBody)
 
-    def do(
-        context: Context, response: Response, version: IfMatch, target: Target = target_of, body: Any = body_of
-    ) -> Acted:
+    def do(context: Context, version: IfMatch, target: Target = target_of, body: Any = body_of) -> ActSentence:
         outcome = context.operator.act(
             act.name,
             target,
@@ -148,9 +137,7 @@ def _add_act(act: Act) -> None:
             version=version,
             database=body.database,
         )
-        view = context.operator.message(target.message_id)
-        response.headers["ETag"] = requests.etag(view.version)
-        return Acted(outcome, view)
+        return ActSentence(outcome)
 
     _add(act, do)
 
@@ -178,50 +165,6 @@ def _add_job(act: Act) -> None:
 
 for _row in ACTS.values():
     (_add_job if _row.as_job else _add_act)(_row)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditBody(ReasonBody):
-    """The new body of a message, and what becomes of its original."""
-
-    body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000)
-    original: str = option("quarantine", f"What becomes of the original: {', '.join(ORIGINALS)}.", most=100)
-    acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
-    again: bool = option(False, "Also where the message has a copy already.")
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """The copy that was sent, in a sentence and by its id, and the original as it is now."""
-
-    outcome: str
-    copy_id: UUID
-    message: model.MessageView
-
-
-@router.post(
-    "/messages/{message_id}/edit",
-    status_code=201,
-    tags=["acts on message"],
-    # Which paths differ, and that none does, tells of masked values.
-    **declared(EDIT, 412, needs=(EDIT.permission, REVEAL)),
-)
-def edit(
-    context: Context, response: Response, message_id: UUID, version: IfMatch, body: EditBody = from_body(EditBody)
-) -> Edited:
-    """Send a copy with another body."""
-    copy = context.operator.edit(
-        message_id,
-        body.body,
-        by=context.actor,
-        why=body.reason,
-        original=body.original,
-        acknowledge_delivered=body.acknowledge_delivered,
-        again=body.again,
-        version=version,
-    )
-    response.headers["Location"] = context.url("api", "v1", "messages", copy.id)
-    return Edited(copy.outcome, copy.id, context.operator.message(message_id))
 
 
 # --- bulk jobs ---------------------------------------------------------------------------------------------

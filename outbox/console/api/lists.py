@@ -1,4 +1,4 @@
-"""Endpoints that list, show and export: messages, bodies, inboxes, halves, bulk jobs, audit, workers, overview."""
+"""Endpoints that list, show and export: messages, bodies, inboxes, halves, bulk jobs, sagas, audit, overview."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
 from outbox.errors import DatabaseUnreached, NotFound, OutboxError
+from outbox.flow.views import FlowFilter, FlowRow, FlowView
 from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
@@ -401,3 +402,15 @@ _FOUND = "Return the messages that match, without their bodies, the newest first
 _add_export("messages", "ndjson", f"{_FOUND}: one JSON object a line.")
 _add_export("messages", "csv", f"{_FOUND}, as CSV.")
 _add_export("audit", "csv", "Return what operators did, the newest first, as CSV.")
+
+
+@router.get("/sagas", tags=["sagas"])
+def flows(context: Context, query: Listed[FlowFilter] = from_query(FlowFilter, PageQuery)) -> model.Page[FlowRow]:
+    """Return the flows of sagas that match, the newest first."""
+    return context.sagas.flows(*query)
+
+
+@router.get("/sagas/{flow_id}", responses=problems(404), tags=["sagas"])
+def flow(context: Context, flow_id: UUID) -> FlowView:
+    """Return a flow, and the commands that it has sent."""
+    return context.sagas.flow(flow_id)

@@ -1,23 +1,19 @@
-"""Endpoints of reconciliations: runs, findings, both sides of one, timetables; to order a run, and a repair."""
+"""Endpoints of reconciliations: runs, findings, both sides of one, timetables, the runs that are ordered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from outbox.console.api.acts import ReasonBody, declared
 from outbox.console.api.lists import EXPORT_TYPES, ExportQuery, export_answers, streamed
-from outbox.console.api.requests import IdempotencyKey, Listed, PageQuery, from_body, from_query, problems
-from outbox.console.context import API, Context, requires
-from outbox.operator.acts import RECONCILE, REPAIR
+from outbox.console.api.requests import Listed, PageQuery, from_query, problems
+from outbox.console.context import API, Context
 from outbox.operator.look.paging import every_page, listed
-from outbox.operator.model import LONGEST, MAX_ITEMS, BulkJob, Page, PageRequest
-from outbox.reader import option
-from outbox.reconcile.record.orders import RepairPreview, RepairSelection, RunOrder
+from outbox.operator.model import Page, PageRequest
+from outbox.reconcile.record.orders import RunOrder
 from outbox.reconcile.record.views import (
     FindingFilter,
     FindingRow,
@@ -88,81 +84,8 @@ def schedules(context: Context, page: PageRequest = from_query(PageQuery)) -> Pa
     return listed(rows, page, lambda row: (row.name, row.database, row.pairs[:1]), context.operator.databases.away)
 
 
-# --- orders ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunBody(ReasonBody):
-    """An order that a worker runs a reconciliation now."""
-
-    schedule: str = option(help="The name of the reconciliation.", most=LONGEST)
-    dry_run: bool = option(False, "Compare, and repair nothing.")
-    database: str | None = option(None, "The consumer's database, where several have one of this name.", most=LONGEST)
-    topic: str | None = option(None, "The topic of its first pair, where there are several of this name.", most=LONGEST)
-    group: str | None = option(None, "The group of its first pair, where there are several of this name.", most=LONGEST)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionBody:
-    """Which findings of a run are repaired, and how."""
-
-    kind: str | None = option(None, "Only those of this kind.", most=LONGEST)
-    messages: tuple[UUID, ...] | None = option(None, "Only those of these messages.")
-    repair: str | None = option(None, "The repair, which needs the kind; else that of the run's policy.", most=LONGEST)
-
-    def selection(self, run_id: UUID) -> RepairSelection:
-        """Return the selection of a run's findings."""
-        return RepairSelection(run_id, self.kind, self.messages, self.repair)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepairBody(SelectionBody, ReasonBody):
-    """An order of a repair."""
-
-    number: int | None = option(None, "How many the preview would repair; if it is another number: 409.", least=0,
-                                most=MAX_ITEMS)  # fmt: skip
-    rate: float | None = option(None, "The most messages a second.", above=0, most=1e6)
-
-
 @router.get("/orders")
 def orders(context: Context, page: PageRequest = from_query(PageQuery)) -> Page[RunOrder]:
     """Return a page of the runs that are ordered, and that no worker has taken yet."""
     rows = context.reconciliations.orders()
     return listed(rows, page, lambda row: (row.schedule, row.topic, row.group), context.operator.databases.away)
-
-
-@router.post("/orders", status_code=202, **declared(RECONCILE, 409, 415))
-def order_run(context: Context, body: RunBody = from_body(RunBody)) -> RunOrder:
-    """Order that a worker runs a reconciliation."""
-    return context.reconciliations.run_now(
-        body.schedule,
-        by=context.actor,
-        why=body.reason,
-        dry_run=body.dry_run,
-        database=body.database,
-        topic=body.topic,
-        group=body.group,
-    )
-
-
-@router.post("/runs/{run_id}/repair/preview", dependencies=[requires(REPAIR.permission)], responses=problems(404, 415))
-def preview_repair(context: Context, run_id: UUID, body: SelectionBody = from_body(SelectionBody)) -> RepairPreview:
-    """Return what a repair of a run's findings would do; writes nothing."""
-    return context.reconciliations.preview(body.selection(run_id))
-
-
-@router.post("/runs/{run_id}/repair", status_code=202, **declared(REPAIR, 404, 409, 415))
-def repair(
-    context: Context, response: Response, run_id: UUID, key: IdempotencyKey, body: RepairBody = from_body(RepairBody)
-) -> BulkJob:
-    """Order a bulk job that repairs what a run has found."""
-    job = context.reconciliations.repair(
-        body.selection(run_id),
-        by=context.actor,
-        why=body.reason,
-        number=body.number,
-        rate=body.rate,
-        idempotency_key=key,
-    )
-    response.headers["Location"] = context.url("api", "v1", "bulk-jobs", job.id)
-    return job

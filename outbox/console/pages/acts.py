@@ -12,6 +12,8 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
+from outbox.acts.changes import Actor, Target
+from outbox.acts.messages import ACTS, Act, act_named
 from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
@@ -21,9 +23,8 @@ from outbox.console.pages.view import PageView, View
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import ACTS, EDIT, Act, act_named
 from outbox.operator.health.workers import HandlerRow
-from outbox.operator.model import Actor, MessageView, Selector, Target
+from outbox.operator.model import MessageView, Selector
 from outbox.operator.operator import Operator
 from outbox.reader import option
 
@@ -207,63 +208,6 @@ def _refused(message: MessageView, act: Act, group: str | None) -> str | None:
     if group is not None and groups and group not in groups:
         return f"it can be done for {', '.join(groups)}, but not for group {group!r}"
     return None
-
-
-# --- a copy with another body -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EditForm:
-    """Take the form with a new body."""
-
-    body: str = option("", most=900_000)
-    reason: str = option("", most=4000)
-    version: str | None = option(None)
-    original: str = option("quarantine")
-    acknowledge_delivered: bool = option(False)
-    again: bool = option(False)
-
-
-# Not a link, as of a reveal: the editor sees the body unmasked, which is recorded.
-@router.post("/messages/{message_id}/edit", dependencies=[requires(EDIT.permission), requires(REVEAL)])
-def write_copy(view: View, message_id: UUID) -> Response:
-    """Show the form with the body of a message, unmasked."""
-    found = view.operator.message(message_id, reveal=view.context.actor)
-    body = found.body
-    if body is None or body.text is None or body.truncated:
-        raise InvalidRequest(
-            f"the body of message {message_id} is too large, or no text: edit it with `outbox messages edit`", "body"
-        )
-    return _edit_page(view, found, EditForm(body.text, version=found.version))
-
-
-@router.post("/messages/{message_id}/edit/send", dependencies=[requires(EDIT.permission), requires(REVEAL)])
-def send_copy(view: View, message_id: UUID, pairs: FormPairs) -> Response:
-    """Send the copy."""
-    form = read(EditForm, pairs)
-    try:
-        copy = view.operator.edit(
-            message_id,
-            form.body,
-            by=view.context.actor,
-            why=form.reason,
-            original=form.original,
-            acknowledge_delivered=form.acknowledge_delivered,
-            again=form.again,
-            version=form.version,
-        )
-    except InvalidRequest as error:
-        if error.field != "body":
-            raise
-        return _edit_page(view, view.operator.message(message_id), form, fault=str(error))
-    return view.done(EDIT.name, "messages", copy.id)
-
-
-def _edit_page(view: PageView, found: MessageView, form: EditForm, *, fault: str | None = None) -> Response:
-    delivered = sorted(row.group for row in found.inbox if row.status == "consumed")
-    return view.page(
-        "edit.html", 422 if fault else 200, view=found, act=EDIT, form=form, delivered=delivered, fault=fault
-    )
 
 
 # --- many messages -----------------------------------------------------------------------------------------

@@ -13,17 +13,20 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
+from outbox.acts.changes import MessageStatus
+from outbox.acts.messages import Act
+from outbox.acts.whole_acts import AUDITED
 from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View
 from outbox.errors import DatabaseUnreached, InvalidRequest, NotFound
+from outbox.flow.saga import SagaStatus
+from outbox.flow.views import FlowFilter
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import Act
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.look.paging import listed
 from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, Page, PageRequest
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import AUDITED
 from outbox.reader import Reader, grouped, option, shape_of
 
 T = TypeVar("T")
@@ -219,7 +222,7 @@ def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", statuses=[*model.MessageStatus, *model.MessageFate], periods=PERIODS)
+_add_list("messages", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)
@@ -240,6 +243,19 @@ def dead(view: View, tab: str = "open") -> Response:
     )
     groups.sort(key=lambda group: -group.count.value)
     return view.page("dead.html", groups=groups[:MOST_GROUPS], where=where, limit=MOST_GROUPS, unreached=unreached)
+
+
+@router.get("/sagas")
+def flows(view: View) -> Response:
+    """Show the flows of sagas."""
+    found = Listing(view, FlowFilter, view.context.sagas.flows, tabs={"overdue", "open"})
+    return view.page("sagas.html", found.status, list=found, statuses=list(SagaStatus))
+
+
+@router.get("/sagas/{flow_id}")
+def flow(view: View, flow_id: UUID) -> Response:
+    """Show a flow with its commands."""
+    return view.page("saga.html", view=view.context.sagas.flow(flow_id))
 
 
 @router.get("/audit")

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fastapi import APIRouter, Response
 
 from outbox.console.api.lists import of_each
-from outbox.console.context import requires
-from outbox.console.pages.lists import FormPairs, Listing, pairs_of, read
+from outbox.console.pages.lists import Listing
 from outbox.console.pages.view import PageView, View
 from outbox.errors import NotFound
-from outbox.operator.acts import RECONCILE, REPAIR
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.model import MessageView
 from outbox.operator.operator import Operator
-from outbox.reader import option
-from outbox.reconcile.job import Repair
-from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection, RunOrder
+from outbox.reconcile.record.orders import ReconciliationOrders, RunOrder
 from outbox.reconcile.record.views import MOST_LEFT, FindingFilter, FindingView, RunFilter, RunState, Schedule
 
 router: APIRouter = APIRouter(prefix="/reconciliations", include_in_schema=False)
@@ -40,10 +36,6 @@ _NAMES = {
     "changed_at": "Changed",
     "effects": "Rows in the business table",
 }
-
-
-#: What each repair does to a message.
-_DOES = {each.value: each.does for each in Repair}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,71 +66,6 @@ def runs(view: View) -> Response:
     shown = {"schedules": schedules, "most": MOST_ROWS, "unreached": unreached}
     shown |= {"states": list(RunState), "most_left": MOST_LEFT}
     return view.page("reconciliations.html", found.status, list=found, **shown)
-
-
-@dataclass(frozen=True, slots=True)
-class RunForm:
-    """Which reconciliation is to be run."""
-
-    schedule: str = option()
-    dry_run: bool = option(False)
-    database: str | None = option(None)
-    topic: str | None = option(None)
-    group: str | None = option(None)
-    reason: str = option("", most=4000)
-
-
-@router.get("/order", dependencies=[requires(RECONCILE.permission)])
-def confirm_run(view: View) -> Response:
-    """Show what a run would do, with the form that orders it."""
-    form = read(RunForm, pairs_of(view.request.url.query))
-    return view.page("order_run.html", form=form, act=RECONCILE)
-
-
-@router.post("/order", dependencies=[requires(RECONCILE.permission)])
-def order_run(view: View, pairs: FormPairs) -> Response:
-    """Order the run."""
-    form = read(RunForm, pairs)
-    where = {"database": form.database, "topic": form.topic, "group": form.group}
-    reconciliations = view.context.reconciliations
-    reconciliations.run_now(form.schedule, by=view.context.actor, why=form.reason, dry_run=form.dry_run, **where)
-    return view.done(RECONCILE.name, "reconciliations")
-
-
-@dataclass(frozen=True, slots=True)
-class RepairForm:
-    """Which findings of a run are to be repaired, and how."""
-
-    kind: str | None = option(None)
-    message: tuple[UUID, ...] = option(())
-    repair: str | None = option(None)
-    number: int | None = option(None)
-    rate: float | None = option(None)
-    key: str | None = option(None)
-    reason: str = option("", most=4000)
-
-    def selection(self, run_id: UUID) -> RepairSelection:
-        """Return the selection."""
-        return RepairSelection(run_id, self.kind, self.message or None, self.repair)
-
-
-@router.get("/{run_id}/repair", dependencies=[requires(REPAIR.permission)])
-def confirm_repair(view: View, run_id: UUID) -> Response:
-    """Show what a repair would do, with the form that orders it."""
-    form = read(RepairForm, pairs_of(view.request.url.query))
-    preview = view.context.reconciliations.preview(form.selection(run_id))
-    return view.page("repair.html", preview=preview, form=form, act=REPAIR, key=uuid4().hex, does=_DOES)
-
-
-@router.post("/{run_id}/repair", dependencies=[requires(REPAIR.permission)])
-def repair(view: View, run_id: UUID, pairs: FormPairs) -> Response:
-    """Order the repair, and lead to its bulk job."""
-    form = read(RepairForm, pairs)
-    order = view.context.reconciliations.repair
-    key = form.key and f"{view.context.principal.id}:{form.key}"
-    options: dict[str, Any] = {"number": form.number, "rate": form.rate, "idempotency_key": key}
-    job = order(form.selection(run_id), by=view.context.actor, why=form.reason, **options)
-    return view.done(REPAIR.name, "bulk-jobs", job.id)
 
 
 @router.get("/{run_id}")

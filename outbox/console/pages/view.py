@@ -20,15 +20,15 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from sqlalchemy.exc import SQLAlchemyError
 
+from outbox.acts.messages import ACTS, acts_for
+from outbox.acts.whole_acts import DECLARATIONS, whole_acts_of
 from outbox.console.api.lists import of_each
 from outbox.console.context import RequestContext, context_of
 from outbox.console.events import BadgesMissing
 from outbox.console.problems import Problem
 from outbox.errors import OutboxError
-from outbox.operator.acts import ACTS, acts_for
 from outbox.operator.model import MAX_PAGE, HalfFilter, HalfStatus, PageRequest, Total
 from outbox.operator.operator import Operator
-from outbox.operator.whole_acts import DECLARATIONS, whole_acts_of
 from outbox.telemetry.hooks import emit
 from outbox.text import duration, key_text, plain, summary_of
 

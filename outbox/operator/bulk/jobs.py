@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.acts.changes import MAX_ITEMS, Actor, Target, as_actor, check_audited, inbox_columns, record_of, requested
+from outbox.acts.messages import STATES, Act, act_named
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
@@ -24,10 +26,8 @@ from outbox.errors import (
 )
 from outbox.message.model import uuid7
 from outbox.operator import model
-from outbox.operator.acts import STATES, Act, act_named
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.changes import check_audited, inbox_columns, record_of, requested
 from outbox.operator.databases import CALLER, Databases, OverDatabases
 from outbox.operator.look import inbox_sql, lists_sql, paging
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
@@ -102,7 +102,7 @@ class BulkJobs(OverDatabases):
         name: str,
         selector: model.Selector,
         *,
-        by: str | model.Actor,
+        by: str | Actor,
         why: str,
         token: str | None = None,
         database: str | None = None,
@@ -123,7 +123,7 @@ class BulkJobs(OverDatabases):
             BulkJobTooLarge: it matches more than 100,000 messages, or names more than 1,000.
             InvalidRequest, NotFound: as of the preview; a filter without a token, a rate or key that isn't one.
         """
-        request = requested(act_named(name), model.as_actor(by), why, options or {})
+        request = requested(act_named(name), as_actor(by), why, options or {})
         selection = Selection(request.act, selector, request.options)
         check_order(rate, idempotency_key)
         new = sql.NewBulkJob(uuid7(), request, _selector_json(selector), rate, idempotency_key)
@@ -222,7 +222,7 @@ class BulkJobs(OverDatabases):
         acted = [ActedMessage(item.action, item.message_id, item.group, item.topic, item.changed_at) for item in items]
         return fates(self.databases, database, acted)
 
-    def cancel(self, bulk_job_id: UUID, *, by: str | model.Actor, why: str = "") -> model.BulkJob:
+    def cancel(self, bulk_job_id: UUID, *, by: str | Actor, why: str = "") -> model.BulkJob:
         """Cancel the open items of a bulk job; the others stay done.
 
         A worker withdraws a compensation that has begun.
@@ -232,7 +232,7 @@ class BulkJobs(OverDatabases):
             ActRefused: it has finished, or was cancelled before.
             InvalidRequest: an actor without a name, or a reason that can't be stored.
         """
-        actor = model.as_actor(by)
+        actor = as_actor(by)
         check_audited(actor, why)
         database = self.databases[self.bulk_job(bulk_job_id).database]
         schema = database.schema
@@ -253,20 +253,18 @@ class BulkJobs(OverDatabases):
         """Write the bulk job, its items and its audit row in one transaction, if the preview still holds."""
         act, states, schema = selection.act, selection.states, chosen.schema
         edge = shown["edge"] if shown else None
-        resolved = resolve(self.databases, chosen, selection, edge, most=model.MAX_ITEMS)
+        resolved = resolve(self.databases, chosen, selection, edge, most=MAX_ITEMS)
         whys = {state: act.refusal(state) for state in STATES.keys() - states}
         with chosen.acting() as connection:
-            matched = match(connection, chosen, selection, resolved, edge, most=model.MAX_ITEMS)
+            matched = match(connection, chosen, selection, resolved, edge, most=MAX_ITEMS)
             order = sql.start(schema, matched, new, sorted(states), whys, all_of_them=selection.by_name)
             *_, rows = execute(connection, plan_by_index(), PLAN_FOR_VALUES, order)
             to_be, written = rows[0][-2:] if rows else (0, 0)
             if to_be > written and new.key is not None and query(connection, schema, sql.BY_KEY, key=new.key):
                 raise _KeyTaken
-            found = selection.summary_of([row[:-2] for row in rows], resolved.edge, most=model.MAX_ITEMS)
+            found = selection.summary_of([row[:-2] for row in rows], resolved.edge, most=MAX_ITEMS)
             if found.more:
-                raise BulkJobTooLarge(
-                    f"more than {model.MAX_ITEMS} messages are matched; narrow the filter, such as by time"
-                )
+                raise BulkJobTooLarge(f"more than {MAX_ITEMS} messages are matched; narrow the filter, such as by time")
             # Of more than a preview counts, it has shown what there was, and not which.
             if shown is not None and shown["digest"] is not None and found.digest != shown["digest"]:
                 raise SelectorChanged(
@@ -389,7 +387,7 @@ class Selection:
         # The greatest id of some says nothing of the others.
         own = max((row[9 if self.selector.inbox is not None or more else 8] for row in rows), default=None)
         counts = [
-            StateCount(state, count, hashed, group, topic, kind, list(map(model.Target, ids, groups)))
+            StateCount(state, count, hashed, group, topic, kind, list(map(Target, ids, groups)))
             for state, count, hashed, group, topic, kind, ids, groups, *_ in rows
         ]
         return Summary(counts, self.states, own if edge is None else edge, most if more else None)
@@ -428,7 +426,7 @@ class StateCount:
     group: str | None
     topic: str | None
     kind: str | None
-    sample: list[model.Target]
+    sample: list[Target]
 
 
 class Summary:

@@ -14,14 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from outbox.acts.changes import BUSY, ActOutcome, ActRequest, Target, apply
+from outbox.acts.messages import ACTS
 from outbox.database.execute import CONTENDED, CUT_OFF, Row, by_size, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
 from outbox.message.model import Counts
-from outbox.operator.acts import ACTS
 from outbox.operator.bulk import sql
-from outbox.operator.changes import BUSY, ActOutcome, ActRequest, apply
-from outbox.operator.model import Target
 from outbox.telemetry.events import BulkItemFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, summary_of

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from outbox.acts.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest, MessageStatus
 from outbox.database.execute import Statement, statement
 from outbox.database.sql import BULK_COUNTS
-from outbox.operator.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import GROUPS
-from outbox.operator.model import MessageStatus
 from outbox.text import sql_list
 
 # --- the matches of a bulk job ---------------------------------------------------------------------------

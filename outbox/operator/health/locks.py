@@ -14,15 +14,14 @@ from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.acts.changes import Actor, checked_actor, record_of
+from outbox.acts.whole_acts import END
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.once import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
-from outbox.operator.model import Actor
-from outbox.operator.whole_acts import END
 
 #: The name of the lock that a session holds while it appends messages.
 DISPATCH = "dispatch"

@@ -18,14 +18,14 @@ from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from outbox.acts.changes import LONGEST, message_states
+from outbox.acts.messages import ACTS
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
 from outbox.message.masking import Redactor, SecretNames, has_at, names_in
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.acts import ACTS
-from outbox.operator.changes import message_states
 from outbox.operator.databases import CALLER, OverDatabases, is_away
 from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
@@ -210,10 +210,8 @@ def check_messages(criteria: model.MessageFilter) -> model.MessageFilter:
     """Return a filter of messages, or raise InvalidRequest if it isn't one."""
     criteria = checked(criteria)
     for name, pair in (("header", criteria.header), ("body", criteria.body)):
-        if any(storable(text) != text or len(text) > model.LONGEST for text in pair or ()):
-            raise InvalidRequest(
-                f"{name} has more than {model.LONGEST} characters, or one that no stored text has", name
-            )
+        if any(storable(text) != text or len(text) > LONGEST for text in pair or ()):
+            raise InvalidRequest(f"{name} has more than {LONGEST} characters, or one that no stored text has", name)
     if criteria.body is not None:
         try:
             deepest = len(names_in(criteria.body[0]))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from outbox.acts.changes import MessageStatus
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import message_status
@@ -20,14 +21,7 @@ from outbox.message.content import ENCODING_HEADER
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.message_sql import HALF_STATUS, LAST_CHECK
 from outbox.operator.look.paging import count_of, fitting
-from outbox.operator.model import (
-    AuditFilter,
-    HalfFilter,
-    MessageFate,
-    MessageFilter,
-    MessageStatus,
-    ScheduledFilter,
-)
+from outbox.operator.model import AuditFilter, HalfFilter, MessageFate, MessageFilter, ScheduledFilter
 from outbox.text import sql_list
 
 # --- messages --------------------------------------------------------------------------------------------

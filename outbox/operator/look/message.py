@@ -13,32 +13,24 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.acts.changes import Actor, check_audited, message_states, record_of
+from outbox.acts.messages import ACTS, Act
+from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
-from outbox.message.content import COPY_HEADER, ENCODING_HEADER, NO_CODECS, Codecs
+from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
 from outbox.message.masking import Body, Redactor
-from outbox.operator.acts import ACTS, EDIT, Act
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
-from outbox.operator.changes import check_audited, message_states, record_of
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, lists_sql, message_sql
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
 from outbox.operator.look.lists_sql import LARGEST_BODY
 from outbox.operator.look.message_sql import PRODUCER_SIDE
-from outbox.operator.model import (
-    ActFates,
-    Actor,
-    AuditFilter,
-    Event,
-    FailedAttempt,
-    InboxRow,
-    MessageRecord,
-    MessageView,
-)
+from outbox.operator.model import ActFates, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -56,7 +48,7 @@ _UNSEEN = (OperationalError, InterfaceError, PoolTimeout)
 class MessageFacts(MessageRecord):
     """Hold the rows of one message in all databases; ``home`` is the producer's database that has it.
 
-    ``state`` is its state there (`outbox.operator.acts`), ``workers`` how many live there. ``handlers`` are those that
+    ``state`` is its state there (`outbox.acts.messages`), ``workers`` how many live there. ``handlers`` are those that
     living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
     databases that couldn't be read, and why. A body of more than ``largest`` bytes isn't opened: then ``raw`` is what
     is stored of it; None: the limit is that of messages.
@@ -415,22 +407,13 @@ def _by_operators(found: MessageFacts) -> Iterator[Event]:
 
 
 class MessageViews(OverDatabases):
-    """Show one message to an operator; ``redactor`` decides how bodies are shown, ``codecs`` read them.
+    """Show one message to an operator; ``codecs`` read bodies.
 
     ``topics`` say what bodies may be, as far as this process knows them.
     """
 
-    def __init__(
-        self,
-        databases: Databases,
-        redactor: Redactor | None = None,
-        codecs: Codecs = NO_CODECS,
-        topics: Mapping[str, Topic[Any]] | None = None,
-    ) -> None:
-        super().__init__(databases)
-        self.redactor: Redactor = redactor or Redactor()
-        self.codecs: Codecs = codecs
-        self.topics: Mapping[str, Topic[Any]] = topics or {}
+    codecs: Codecs
+    topics: Mapping[str, Topic[Any]]
 
     def message(self, message_id: UUID, *, reveal: Actor | None = None, why: str = "") -> MessageView:
         """Return all that is known of a message; ``reveal`` has its body unmasked, which is audited first.

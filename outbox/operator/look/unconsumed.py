@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from outbox.acts.changes import MessageStatus
 from outbox.database.execute import Row, execute
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status
@@ -27,7 +28,7 @@ from outbox.operator.look import inbox_sql, lists_sql
 from outbox.operator.look.inbox_sql import FIRST_ID, LAST_ID, InboxQuery
 from outbox.operator.look.lists_sql import UnreadQueue
 from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
-from outbox.operator.model import MessageFilter, MessageRow, MessageStatus, Page, PageRequest
+from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
 from outbox.text import database_address
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from outbox.acts.changes import MAX_ITEMS, Actor, checked_actor, record_of
+from outbox.acts.whole_acts import RECONCILE, REPAIR
 from outbox.database.execute import Row, Statement, Template, execute, query, statement
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
-from outbox.operator.acts import RECONCILE, REPAIR
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.bulk.sql import Settled, settle
-from outbox.operator.changes import checked_actor, record_of
 from outbox.operator.databases import Database
-from outbox.operator.model import MAX_IDS, MAX_ITEMS, Actor, BulkJob
+from outbox.operator.model import MAX_IDS, BulkJob
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _SAMPLE = 5
+_WAITS = "no living worker with the role reconcile has a reconciliation of this topic and group"
 _OUTCOMES = {kind.label: kind for kind in KINDS}
 
 
@@ -86,17 +87,23 @@ class RepairPreview:
     """What a repair would do: how many findings it would try, and some of their messages.
 
     ``left_out`` are those of the selection that the policy only reports. ``choices`` are the repairs of the kind.
-    ``workers`` are those that have the reconciliation: none, and the repair waits for one.
+    ``workers`` are those that have the reconciliation: none, and the repair waits for one, as the ``note`` says.
     """
 
-    run: Run
-    selection: RepairSelection
+    described: str
+    database: str
     number: int
     left_out: int
     sample: list[UUID]
-    described: str
+    how: str
     choices: list[str]
     workers: list[str]
+    note: str
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing can be repaired; empty if something can."""
+        return "" if self.number else "there is nothing to repair"
 
 
 # --- statements ------------------------------------------------------------------------------------------------------
@@ -258,36 +265,34 @@ class ReconciliationOrders(Reconciliations):
             execute(connection, record_of(home.schema, RECONCILE.name, actor, why, schedule, recorded))
         return RunOrder(home.name, order_id, schedule, *first, dry_run, actor.name, why.strip(), rows[0][0])
 
-    def preview(self, selection: RepairSelection) -> RepairPreview:
-        """Return what a repair of findings would do; writes nothing.
+    def preview_repair(
+        self, run_id: UUID, kind: str | None = None, messages: tuple[UUID, ...] | None = None, repair: str | None = None
+    ) -> RepairPreview:
+        """Return what a repair of findings would do (see `RepairSelection`); writes nothing.
 
         Raises:
             NotFound: no registered database has the run.
         """
-        database, run = self._find(selection.run)
+        selection = RepairSelection(run_id, kind, messages, repair)
+        database, found = self._find(run_id)
         with database.reading() as connection:
             ((number, left_out, sample),) = query(connection, database.schema, _PREVIEW, **_values(selection))
-        workers = [] if database.name in self.databases.away else self._workers(database, run)
-        return RepairPreview(
-            run,
-            selection,
-            number,
-            left_out,
-            sample or [],
-            described(run, selection, number),
-            selection.choices,
-            workers,
-        )
+        workers = [] if database.name in self.databases.away else self._workers(database, found)
+        what = described(found, selection, number)
+        how = "" if repair is None else f"{repair} {Repair(repair).does}"
+        note = "" if workers else f"{_WAITS}; it is carried out as soon as there is one"
+        return RepairPreview(what, database.name, number, left_out, sample or [], how, selection.choices, workers, note)
 
     def repair(
-        self, selection: RepairSelection, *, by: str | Actor, why: str, number: int | None = None,
+        self, run_id: UUID, *, by: str | Actor, why: str, kind: str | None = None,
+        messages: tuple[UUID, ...] | None = None, repair: str | None = None, number: int | None = None,
         rate: float | None = None, idempotency_key: str | None = None,
     ) -> BulkJob:  # fmt: skip
         """Order a bulk job that repairs what a run has found, and is neither repaired nor healed; return it.
 
         A worker that has the reconciliation looks at each message again: it leaves what has healed, and what is of
-        another kind now. ``number`` is that of the preview, ``rate`` is messages a second at most. The same
-        ``idempotency_key`` returns the bulk job that was ordered with it before.
+        another kind now. For the selection see `RepairSelection`. ``number`` is that of the preview, ``rate``
+        is messages a second at most. The same ``idempotency_key`` returns the bulk job that was ordered with it before.
 
         Raises:
             ActRefused: the run hasn't ended, or has compared tables that aren't ours, or there is nothing to repair.
@@ -297,27 +302,28 @@ class ReconciliationOrders(Reconciliations):
         """
         actor = checked_actor(REPAIR, by, why)
         check_order(rate, idempotency_key)
-        database, run = self._find(selection.run)
+        selection = RepairSelection(run_id, kind, messages, repair)
+        database, found = self._find(run_id)
         # What follows the log has found it already, though it goes on.
-        if run.finished_at is None and not (run.plan or {}).get("follows"):
-            raise ActRefused(f"run {run.id} hasn't ended: what it finds can be repaired then")
-        if foreign := (run.plan or {}).get("foreign"):
+        if found.finished_at is None and not (found.plan or {}).get("follows"):
+            raise ActRefused(f"run {run_id} hasn't ended: what it finds can be repaired then")
+        if foreign := (found.plan or {}).get("foreign"):
             raise ActRefused(
-                f"run {run.id} has compared tables of the {' and '.join(foreign)} that aren't the outbox's: no worker "
+                f"run {run_id} has compared tables of the {' and '.join(foreign)} that aren't the outbox's: no worker "
                 "can repair what it found; its report says what to do by hand"
             )
-        job_id, options = uuid7(), {"run": str(run.id), **({"repair": selection.repair} if selection.repair else {})}
-        selector: dict[str, Any] = {"run": str(run.id), "kind": selection.kind, "repair": selection.repair}
+        job_id, options = uuid7(), {"run": str(run_id), **({"repair": selection.repair} if selection.repair else {})}
+        selector: dict[str, Any] = {"run": str(run_id), "kind": selection.kind, "repair": selection.repair}
         selector |= {"messages": None if selection.messages is None else sorted(map(str, selection.messages))}
-        values = _values(selection) | {"id": job_id, "actor": actor.name, "reason": why.strip(), "topic": run.topic}
-        values |= {"group": run.group, "options": _json(options), "selector": _json(selector), "key": idempotency_key}
+        values = _values(selection) | {"id": job_id, "actor": actor.name, "reason": why.strip(), "topic": found.topic}
+        values |= {"group": found.group, "options": _json(options), "selector": _json(selector), "key": idempotency_key}
         values |= {"rate": rate}
         with database.acting() as connection:
             if earlier := _earlier(connection, database, idempotency_key, (actor.name, rate, selector)):
                 job_id = earlier
             else:
-                self._start(connection, database, run, selection, values | {"origin": _json(actor.origin)}, number)
-                recorded = {"did": "start", "action": REPAIR.name, "run": str(run.id)}
+                self._start(connection, database, found, selection, values | {"origin": _json(actor.origin)}, number)
+                recorded = {"did": "start", "action": REPAIR.name, "run": str(run_id)}
                 execute(connection, record_of(database.schema, "bulk", actor, why, job_id, recorded))
         return BulkJobs(self.databases).bulk_job(job_id)
 

@@ -14,13 +14,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.acts.changes import LONGEST
 from outbox.database.execute import execute
 from outbox.errors import DatabaseUnreached, InvalidRequest, InvalidSettings, NotFound
-from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
-from outbox.operator.model import LONGEST, Page, PageRequest
+from outbox.operator.model import Page, PageRequest
 from outbox.reader import option
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
 from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, compared, last_scheduled
@@ -295,10 +295,6 @@ class Reconciliations(OverDatabases):
         UnknownDatabase: no database of the name that a filter names.
         sqlalchemy.exc.DBAPIError: a database can't be reached, or a statement took too long.
     """
-
-    def __init__(self, databases: Databases, redactor: Redactor | None = None) -> None:
-        super().__init__(databases)
-        self.redactor: Redactor = redactor or Redactor()
 
     def runs(self, criteria: RunFilter, page: PageRequest) -> Page[Run]:
         """Return a page of the runs that fit, the newest first."""

@@ -9,10 +9,11 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from outbox import Resolution, testing
+from outbox.acts.changes import Actor, Target
 from outbox.database.execute import execute
 from outbox.flow import sql
 from outbox.message.model import Status, uuid7
-from outbox.operator.model import Actor, InboxFilter, PageRequest, Selector, Target
+from outbox.operator.model import InboxFilter, PageRequest, Selector
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.run import reconcile

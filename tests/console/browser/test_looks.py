@@ -54,15 +54,15 @@ PAGES = [
     "sagas",
     "sagas?overdue=yes",
     "sagas/{flow}",
-    "sagas/{flow}/commands/{doubtful}/answer",
+    "acts/answer?command={doubtful}",
     "reconciliations",
     "reconciliations?topic=nothing",
     "reconciliations/{run}",
     "reconciliations/{run}?kind=parked&left=yes",
     "reconciliations/{run}/findings/{hostile}",
-    "reconciliations/{run}/repair?kind=parked&repair=retry",
-    "reconciliations/{run}/repair",
-    "reconciliations/order?schedule=nightly&dry_run=yes",
+    "acts/repair?run_id={run}&kind=parked&repair=retry",
+    "acts/repair?run_id={run}",
+    "acts/reconcile?schedule=nightly&dry_run=yes",
     "groups",
     "handlers",
     "audit",
@@ -233,5 +233,5 @@ def test_the_form_with_a_body(visit: Visit, museum: Museum, found: dict[str, dic
     page = visit(museum.console, reduced_motion="reduce")
     page.goto(f"messages/{museum.parked}")
     page.get_by_role("button", name="Edit and resend…").click()
-    expect(page.get_by_role("form", name="Edit and resend a copy?")).to_be_visible()
+    expect(page.get_by_role("form", name=f"Edit and resend message {museum.parked}?")).to_be_visible()
     _judge(page, found, "edit")

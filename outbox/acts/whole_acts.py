@@ -1,6 +1,6 @@
-"""The acts on what isn't a message: a group, a topic, a session that holds a lock, a group of dead letters.
+"""The acts that ask for more than a yes: on a group, a topic, a lock, dead letters, a reconciliation, a saga; an edit.
 
-As of the acts on messages (`outbox.operator.acts`), everything follows from a row: commands, endpoints, the pages that
+As of the acts on messages (`outbox.acts.messages`), everything follows from a row: commands, endpoints, the pages that
 ask, the audit's word, the permission, the documentation. A row names what is asked for as a dataclass, and is carried
 out by the operator's method of its name. To add an act, add a row and that method.
 """
@@ -10,41 +10,64 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
+from uuid import UUID
 
+from outbox.acts.changes import LONGEST, MAX_ITEMS
+from outbox.acts.messages import ACTS, Declaration
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
-from outbox.operator.acts import ACTS, SPECIAL, Declaration
-from outbox.operator.model import LONGEST
-from outbox.reader import option
+from outbox.reader import option, shape_of
 
 if TYPE_CHECKING:
-    from outbox.operator.model import Actor
-    from outbox.operator.operator import Operator
+    from outbox.acts.changes import Actor
 
-#: The parts of targets, as paths and commands name them: what each is, and what it must be like.
-PARTS: Mapping[str, tuple[str, str, int]] = {
-    "group": ("The group, as `outbox group list` names it.", GROUP_PATTERN, MAX_GROUP),
-    "topic": ("The topic.", TOPIC_PATTERN, MAX_TOPIC),
-    "session": ("The session, as `outbox lock list` names it.", r"^[0-9a-f]+\.[0-9a-f]+$", 64),
-    "fingerprint": ("The group of dead letters, as `outbox dead groups` names it.", r"^[0-9a-f]{1,64}$", 64),
+
+class TargetPart(NamedTuple):
+    """A part of a target, as paths and commands name it: what it is, and what it must be like."""
+
+    help: str
+    most: int | None = None
+    pattern: str | None = None
+    kind: type = UUID
+
+
+#: The parts of targets.
+PARTS: Mapping[str, TargetPart] = {
+    "group": TargetPart("The group, as `outbox group list` names it.", MAX_GROUP, GROUP_PATTERN, str),
+    "topic": TargetPart("The topic.", MAX_TOPIC, TOPIC_PATTERN, str),
+    "session": TargetPart("The session, as `outbox lock list` names it.", 64, r"^[0-9a-f]+\.[0-9a-f]+$", str),
+    "fingerprint": TargetPart(
+        "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str
+    ),
+    "schedule": TargetPart("The reconciliation, as `outbox reconcile schedules` names it.", LONGEST, None, str),
+    "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
+    "message_id": TargetPart("The message."),
+    "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
 }
 
 #: The fields that name where an act is done, and where its producer is.
 DATABASE_FIELDS: tuple[str, ...] = ("database", "source")
+#: The fields that are as a preview has them: the act is done where it was shown, and to what was shown.
+PINNED: tuple[str, ...] = (*DATABASE_FIELDS, "version", "number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAct(Declaration):
-    """One act on something that isn't a message.
+    """One act that asks for more than a yes.
 
     ``noun`` is the group of commands, ``word`` the command in it, ``example`` what is typed after both. ``path`` is the
     address below that of the API, and names the parts of the target; ``target`` names it in a sentence. ``fields`` is
     the dataclass of what is asked for beside these and the reason; a command takes those of ``positional`` as
-    arguments. ``preview`` is the operator's method that tells what the act would do, ``current`` the one that tells
-    how it is now, to be changed: each takes what it has parameters for. ``page`` is the page that lists the targets;
-    there the act is ``offered`` for a row, or beside the list for None. ``asks``: a command asks before it acts.
+    arguments, and on the pages only a link gives those that are ``linked``. ``form`` is the template of the fields.
+
+    ``of`` is the part of a `RequestContext` whose method does the act: the one called ``method``, else as the act is.
+    ``preview`` is its method that tells what the act would do, ``current`` the one that tells how it is now, to be
+    changed: each takes what it has parameters for. A ``secret`` form shows what is recorded, so that no link leads to
+    it, and needs the permission to reveal. ``page`` is the page that lists the targets; there the act is ``offered``
+    for a row, or beside the list for None. ``leads`` is where its result is, by the result's fields; ``status`` is the
+    endpoint's answer. ``asks``: a command asks before it acts.
     """
 
     noun: str
@@ -54,10 +77,17 @@ class WholeAct(Declaration):
     fields: Any
     example: str
     page: str
+    of: Literal["operator", "reconciliations", "sagas"] = "operator"
+    method: str = ""
     positional: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
+    form: str = ""
     preview: str = ""
     current: str = ""
+    secret: bool = False
     offered: Callable[[Any], bool] = lambda row: row is not None
+    leads: str = ""
+    status: int = 200
     asks: bool = True
 
     @property
@@ -70,36 +100,65 @@ class WholeAct(Declaration):
         return self.target.format(**values)
 
     def to_type(self, values: Mapping[str, Any]) -> str:
-        """Return what an operator types before the act where it can't be taken back; empty where it can."""
-        return str(values[self.names[0]]) if self.grave else ""
+        """Return what an operator types before the act where it can't be taken back; empty for others, and for ids."""
+        return str(values[self.names[0]]) if self.grave and PARTS[self.names[0]].kind is str else ""
 
-    def taken(self, operator: Operator | type[Operator], method: str) -> list[str]:
-        """Return which values a method of the operator (``preview`` or ``current``) takes."""
-        return [name for name in inspect.signature(getattr(operator, method)).parameters if name != "self"]
+    def taken(self, part: Any, method: str) -> list[str]:
+        """Return which values a method of the operator's ``part`` (``preview`` or ``current``) takes."""
+        return [name for name in inspect.signature(getattr(part, method)).parameters if name != "self"]
 
-    def look(self, operator: Operator, method: str, values: Mapping[str, Any]) -> Any:
+    def look(self, part: Any, method: str, values: Mapping[str, Any]) -> Any:
         """Return what that method tells of the target."""
-        return getattr(operator, method)(**{name: values[name] for name in self.taken(operator, method)})
+        return getattr(part, method)(**{name: values[name] for name in self.taken(part, method)})
 
-    def with_databases(self, values: dict[str, Any], preview: Any) -> dict[str, Any]:
-        """Return the values with the databases that a preview was made of: the act is done where it was shown."""
-        return values | {name: getattr(preview, name, values[name]) for name in values.keys() & {*DATABASE_FIELDS}}
+    def pinned(self, values: dict[str, Any], preview: Any) -> dict[str, Any]:
+        """Return the values with those that are as a preview has them: what is done is what was shown."""
+        return values | {name: getattr(preview, name, values[name]) for name in values.keys() & {*PINNED}}
 
-    def perform(self, operator: Operator, values: Mapping[str, Any], *, by: str | Actor, why: str) -> str:
-        """Do the act, and return the sentence about it; see the operator's method for the errors."""
-        return str(getattr(operator, self.name)(**values, by=by, why=why))
+    def perform(self, part: Any, values: Mapping[str, Any], *, by: str | Actor, why: str) -> Any:
+        """Do the act; return a sentence about it, or what it has made; see the operator's method for the errors."""
+        return getattr(part, self.method or self.name)(**values, by=by, why=why)
+
+    def at(self, address: str, *known: Any) -> list[str]:
+        """Return the parts of an address (``page``, ``leads``), as far as values or fields of these are known."""
+        values: dict[str, Any] = {}
+        for each in known:
+            values |= each if isinstance(each, Mapping) else _fields_of(each)
+        found = [part for part in address.split("/") if not part.startswith("{") or part[1:-1] in values]
+        return [part.format_map(values) for part in found]
+
+
+def returned(method: Any) -> Any:
+    """Return the type of what a method returns; a text where it tells in a sentence."""
+    return method.__globals__.get(method.__annotations__["return"], str)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)} if is_dataclass(value) else {}
 
 
 @cache
 def form_of(act: WholeAct) -> Any:
     """Return the dataclass of all that an act is told: the parts of its target, and its fields."""
-    parts = [(name, str, option(help=PARTS[name][0], most=PARTS[name][2])) for name in act.names]
+    parts = [(name, PARTS[name].kind, option(help=PARTS[name].help, most=PARTS[name].most)) for name in act.names]
     return make_dataclass(act.name, parts, bases=(act.fields,), frozen=True, kw_only=True)
+
+
+@cache
+def with_fields(kind: Any, name: str, names: frozenset[str], *bases: type, about: str = "") -> Any:
+    """Return a dataclass of this name that has those fields of another one which have these names."""
+    hints = get_type_hints(kind, include_extras=True)
+    known = [
+        (each.name, hints[each.name], field(default=each.default, metadata={"option": each.option}))
+        for each in shape_of(kind)
+        if each.name in names
+    ]
+    return make_dataclass(name, known, bases=bases, frozen=True, kw_only=True, namespace={"__doc__": about})
 
 
 def facts_of(view: Any) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """Return what a preview tells a person: its facts by their names, and its rows (dataclasses) by theirs."""
-    values = {each.name.replace("_", " "): getattr(view, each.name) for each in fields(view)}
+    values = {name.replace("_", " "): value for name, value in _fields_of(view).items() if value != ""}
     rows = {name: value for name, value in values.items() if isinstance(value, list) and any(map(is_dataclass, value))}
     return {name: _shown(value) for name, value in values.items() if name not in rows}, rows
 
@@ -163,6 +222,49 @@ class _PauseTopic(_In):
 class _Note:
     note: str = option("", "What the next operator should know.", most=LONGEST)
     owner: str = option("", "The person or team that looks after it.", most=LONGEST, metavar="NAME")
+
+
+#: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
+#: it won't need it, and none other may still come to it. ``leave``: nothing, so that both may take effect.
+Original = Literal["quarantine", "discard", "leave"]
+ORIGINALS: tuple[str, ...] = get_args(Original)
+#: The longest result that an operator gives.
+LONGEST_RESULT = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Edit:
+    body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000, file=True)
+    original: Original = option("quarantine", "What becomes of the original.")
+    acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
+    again: bool = option(False, "Also where the message has a copy already.")
+    version: str | None = option(None, "The version of the message that was seen.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order(_In):
+    dry_run: bool = option(False, "Compare, and repair nothing.")
+    topic: str | None = option(None, "The topic of its first pair, where there are several of this name.", most=LONGEST)
+    group: str | None = option(None, "The group of its first pair, where there are several of this name.", most=LONGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Repair:
+    kind: str | None = option(None, "Only findings of this kind.", most=LONGEST)
+    messages: tuple[UUID, ...] | None = option(None, "Only those of these messages.")
+    repair: str | None = option(None, "The repair, which needs the kind; else that of the run's policy.", most=LONGEST)
+    rate: float | None = option(None, "At most so many a second. Default: no limit.", above=0, most=1e6, metavar="N")
+    number: int | None = option(
+        None, "How many the preview would repair; another number is refused.", least=0, most=MAX_ITEMS
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    answer: Literal["done", "refused"] = option(help="What the participant did.")
+    result: str | None = option(
+        None, "The participant's reply, as JSON, where later steps need that.", most=LONGEST_RESULT, metavar="JSON"
+    )
 
 
 # --- groups, topics, sessions, dead letters --------------------------------------------------------------------------
@@ -403,17 +505,124 @@ NOTE = WholeAct(
     example='0f3a91c2d4e5b6a7 --owner payments --note "back at noon"',
 )
 
-#: Every act on what isn't a message, by its name.
+# --- reconciliations, sagas, a copy with another body ----------------------------------------------------------------
+
+RECONCILE = WholeAct(
+    name="reconcile",
+    summary="Have a worker run a reconciliation now, ahead of its timetable",
+    details="A worker with the role reconcile that has declared it takes the order, and runs it as it is declared; a "
+    "dry run compares, and repairs nothing. The timetable stays as it is.",
+    why="the consumer's database was restored",
+    consequence="A worker compares both sides now, as the reconciliation is declared: if it is declared with repairs, "
+    "what differs is repaired too. Nothing is repaired in a dry run, which shows what would be.",
+    happened="Ordered: a worker takes it up within seconds, and its run appears in the list.",
+    permission="reconciliation:run",
+    button="Run now",
+    needs_reason=False,
+    noun="reconcile",
+    word="order",
+    path="/reconciliations/schedules/{schedule:path}/order",
+    target="reconciliation {schedule}",
+    fields=_Order,
+    of="reconciliations",
+    method="run_now",
+    linked=("dry_run", "topic", "group"),
+    page="reconciliations",
+    status=202,
+    asks=False,
+    example="nightly --dry-run",
+)
+REPAIR = WholeAct(
+    name="repair",
+    summary="Repair the findings of a run of a reconciliation",
+    details="A bulk job, which a worker carries out that has the reconciliation. It reads both sides of each message "
+    "once more, and leaves a finding alone that has healed, or is of another kind by now.",
+    why="the group has lost its inbox",
+    consequence="A worker reads both sides of each message once more, and repairs those that are still as found. What "
+    "became of each is shown while it goes on, and it can be cancelled.",
+    happened="Ordered. A worker that has the reconciliation carries it out.",
+    permission="reconciliation:repair",
+    button="Repair",
+    noun="reconcile",
+    word="repair",
+    path="/reconciliations/runs/{run_id}/repair",
+    target="what run {run_id} has found",
+    fields=_Repair,
+    of="reconciliations",
+    linked=("kind", "messages", "repair"),
+    preview="preview_repair",
+    page="reconciliations/{run_id}",
+    leads="bulk-jobs/{id}",
+    status=202,
+    example="01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --kind parked --repair retry",
+)
+ANSWER = WholeAct(
+    name="answer",
+    summary="Answer a saga's command for a participant that doesn't",
+    details="For a step in doubt, once it is known what the participant did: done, with the reply that it owes "
+    "where later steps need that; or refused. The saga goes on as with an answer of the participant's: a step that is "
+    "done is undone if the saga turns back. Retry a command that its group has parked instead. Refused if there is an "
+    "answer, and for a command that undoes a step: that can't be refused.",
+    why="the hotel confirms the booking by phone",
+    consequence="You answer in place of the participant: the saga goes on as if it had answered so. If its group has "
+    "parked the message, have it tried again instead.",
+    happened="Answered: the saga goes on as soon as a worker comes to it.",
+    permission="saga:answer",
+    role="admin",
+    button="Answer",
+    grave=True,
+    noun="sagas",
+    word="answer",
+    path="/sagas/commands/{command}/answer",
+    target="command {command}",
+    fields=_Answer,
+    of="sagas",
+    positional=("answer",),
+    preview="command",
+    page="sagas/{flow}",
+    example="01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 done",
+)
+EDIT = WholeAct(
+    name="edit",
+    summary="Send a copy of a dispatched message with another body, under a new id",
+    details="For a message that can't succeed as it is. Its topic, key, tag and headers are the original's, and each "
+    "has a link to the other. The original is quarantined first, so that no group takes it any more; or discarded "
+    "where it is parked; or left as it is. Refused if a group has consumed the original, and if there is a copy "
+    "already, unless that is acknowledged.",
+    why="the account number had a typo",
+    consequence="A new message with this body goes out to all groups of the topic. What becomes of the original is up "
+    "to you: it is set aside before, so that the effect doesn't come twice.",
+    happened="Sent: this is the copy, a message with an id of its own.",
+    permission="message:edit",
+    role="admin",
+    button="Edit and resend",
+    grave=True,
+    noun="messages",
+    word="edit",
+    path="/messages/{message_id}/edit",
+    target="message {message_id}",
+    fields=_Edit,
+    form="edit.html",
+    preview="preview_edit",
+    current="body_to_edit",
+    secret=True,
+    page="messages/{message_id}",
+    leads="messages/{id}",
+    status=201,
+    example="01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 --body mended.json",
+)
+
+#: Every act that asks for more than a yes, by its name.
 WHOLE_ACTS: Mapping[str, WholeAct] = {
     each.name: each
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
-        *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, END, NOTE),
+        *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, END, NOTE, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 
-#: What every act says and demands: those on messages, and the others.
-DECLARATIONS: tuple[Declaration, ...] = (*ACTS.values(), *SPECIAL, *WHOLE_ACTS.values())
+#: What every act says and demands.
+DECLARATIONS: tuple[Declaration, ...] = (*ACTS.values(), *WHOLE_ACTS.values())
 
 #: The word under which the audit has the end of a session of the console.
 LOG_OUT = "log_out"

@@ -2,9 +2,9 @@
 
 Everything about an act follows from its row: the command, the HTTP endpoint, the button and the question of the page,
 the word in the audit, the permission, the refusal, the page of the documentation. To add an act, add a row: of an act
-on messages to `ACTS`, of one on anything else to `outbox.operator.whole_acts.WHOLE_ACTS`.
+on messages to `ACTS`, of one on anything else to `outbox.acts.whole_acts.WHOLE_ACTS`.
 
-A state is a word that the database finds (`outbox.operator.changes`): a status of a message or of an inbox row, or a
+A state is a word that the database finds (`outbox.acts.changes`): a status of a message or of an inbox row, or a
 finer one.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outbox.acts import changes
+from outbox.acts.changes import Change, MessageStatus, Target
 from outbox.errors import InvalidRequest
-from outbox.operator import changes
-from outbox.operator.changes import Change
-from outbox.operator.model import MessageStatus, Target
 
 #: The things that acts apply to: a producer's message, an undecided half message, a message in the inbox of a group.
 Noun = Literal["message", "half", "inbox"]
@@ -91,7 +90,7 @@ class Declaration:
 class Act(Declaration):
     """One act on messages.
 
-    ``change`` does it, in a transaction (`outbox.operator.changes.apply`). ``from_states`` are those in which it can be
+    ``change`` does it, in a transaction (`outbox.acts.changes.apply`). ``from_states`` are those in which it can be
     done, ``mends`` the act to do instead in each other state.
 
     ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
@@ -421,69 +420,6 @@ _TABLE = (
 
 #: Every act by its name.
 ACTS: Mapping[str, Act] = {act.name: act for act in _TABLE}
-
-#: The act that sends a message again with another body; `outbox.operator.edit` does it.
-EDIT = Declaration(
-    name="edit",
-    summary="Send a copy of a dispatched message with another body, under a new id",
-    details="For a message that can't succeed as it is. Its topic, key, tag and headers are the original's, and each "
-    "has a link to the other. The original is quarantined first, so that no group takes it any more; or discarded "
-    "where it is parked; or left as it is. Refused if a group has consumed the original, and if there is a copy "
-    "already, unless that is acknowledged.",
-    why="the account number had a typo",
-    consequence="A new message with this body goes out to all groups of the topic. What becomes of the original is up "
-    "to you: it is set aside before, so that the effect doesn't come twice.",
-    happened="Sent: this is the copy, a message with an id of its own.",
-    permission="message:edit",
-    role="admin",
-    button="Edit and resend",
-    grave=True,
-)
-
-#: The acts on reconciliations; `outbox.reconcile.record.orders` does them.
-RECONCILE = Declaration(
-    name="reconcile",
-    summary="Have a worker run a reconciliation now, ahead of its timetable",
-    details="A worker with the role reconcile that has declared it takes the order, and runs it as it is declared; a "
-    "dry run compares, and repairs nothing. The timetable stays as it is.",
-    why="the consumer's database was restored",
-    consequence="A worker compares both sides now, as the reconciliation is declared.",
-    happened="Ordered: a worker takes it up within seconds, and its run appears in the list.",
-    permission="reconciliation:run",
-    button="Run now",
-    needs_reason=False,
-)
-REPAIR = Declaration(
-    name="repair",
-    summary="Repair the findings of a run of a reconciliation",
-    details="A bulk job, which a worker carries out that has the reconciliation. It reads both sides of each message "
-    "once more, and leaves a finding alone that has healed, or is of another kind by now.",
-    why="the group has lost its inbox",
-    consequence="A worker reads both sides of each message once more, and repairs those that are still as found.",
-    happened="Ordered. A worker that has the reconciliation carries it out.",
-    permission="reconciliation:repair",
-    button="Repair",
-)
-
-#: The act on a step of a saga that is in doubt; `outbox.flow.views` does it.
-ANSWER = Declaration(
-    name="answer",
-    summary="Answer a saga's command for a participant that doesn't",
-    details="For a step in doubt, once it is known what the participant did: done, with the reply that it owes "
-    "where later steps need that; or refused. The saga goes on as with an answer of the participant's: a step that is "
-    "done is undone if the saga turns back. Retry a command that its group has parked instead. Refused if there is an "
-    "answer, and for a command that undoes a step: that can't be refused.",
-    why="the hotel confirms the booking by phone",
-    consequence="You answer in place of the participant: the saga goes on as if it had answered so.",
-    happened="Answered: the saga goes on as soon as a worker comes to it.",
-    permission="saga:answer",
-    role="admin",
-    button="Answer",
-    grave=True,
-)
-
-#: The acts that are neither: each has endpoints, pages and commands of its own.
-SPECIAL: tuple[Declaration, ...] = (EDIT, RECONCILE, REPAIR, ANSWER)
 
 
 def acts_for(noun: Noun) -> tuple[Act, ...]:

@@ -13,11 +13,13 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
@@ -30,17 +32,70 @@ from outbox.dispatch import once as dispatch
 from outbox.dispatch import sql as dispatch_sql
 from outbox.errors import InvalidRequest, OutboxError
 from outbox.message.model import Resolution
-from outbox.operator.model import Actor, Target, as_actor
 from outbox.settings import Settings
 from outbox.text import process_name, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.acts import Act, Declaration
+    from outbox.acts.messages import Act, Declaration
 
+#: The longest text that is searched for; no stored text that it could equal is longer.
+LONGEST = 1_000
+#: The most messages of one bulk job.
+MAX_ITEMS = 100_000
 _LONGEST = 4_000
 BUSY = "another transaction is working on it at this moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Name the actor of an act, and its interface: ``origin`` has ``via`` (console, cli), ``ip``, ``request_id``."""
+
+    name: str
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def as_actor(by: str | Actor) -> Actor:
+    """Return the actor; a name alone is that of a Python program's caller."""
+    return by if isinstance(by, Actor) else Actor(by)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One message to act on; ``group`` for acts on an inbox. Its text is its name in a sentence."""
+
+    message_id: UUID
+    group: str | None = None
+
+    def __str__(self) -> str:
+        return f"message {self.message_id}" + (f" of group {self.group}" if self.group else "")
+
+    @property
+    def audited(self) -> str:
+        """Return its name in the audit."""
+        return f"{self.group}/{self.message_id}" if self.group else str(self.message_id)
+
+
+class MessageStatus(enum.StrEnum):
+    """How far a message has come on the producer's side."""
+
+    UNDECIDED = "undecided"
+    ROLLED_BACK = "rolled_back"
+    COMMITTED = "committed"
+    DISPATCHED = "dispatched"
+    SCHEDULED = "scheduled"
+    RECALLED = "recalled"
+
+    @property
+    def committed(self) -> bool:
+        """Was its local transaction committed?"""
+        return self not in {MessageStatus.UNDECIDED, MessageStatus.ROLLED_BACK}
+
+    @property
+    def to_come(self) -> bool:
+        """Is it yet to come into its queue, by itself?"""
+        return self in {MessageStatus.COMMITTED, MessageStatus.SCHEDULED}
 
 
 @dataclass(frozen=True, slots=True)
