@@ -13,58 +13,38 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
+from outbox.calling.engine import CallFailed, call
 from outbox.check import sql
 from outbox.check.checker import Checker
 from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
-from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.database.session import commit
 from outbox.database.sql import limits
-from outbox.message.answer import CHECKER
-from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
+from outbox.message.model import Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
-from outbox.telemetry.hooks import Checking, emit, observed
+from outbox.telemetry.hooks import emit
 from outbox.text import SEARCHED_CHARS, error_text, summary_of, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answer:
-    """Call the checker; whatever it raises or returns becomes an answer.
-
-    ``joined`` gives the session for a checker that takes one.
-    """
-    began = time.monotonic()
+def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:
+    """Call the checker, in the transaction on a connection if it takes a session; each end of it becomes an answer."""
+    began, refusal = time.monotonic(), None
     try:
-        returned = observed(Checking(orphan), _call, checker, orphan, joined)
+        # A str that spells a resolution is refused as well: a checker that returns one may just as well return "ok".
+        resolution = call(checker, orphan, connection)
+    except CallFailed as failed:
+        resolution, refusal = Resolution.UNKNOWN, str(failed)
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
-    seconds = time.monotonic() - began
-    if joined and joined.rolled_back:
-        return Answer(Resolution.UNKNOWN, "the checker rolled its session back", seconds)
-    return _read(returned, seconds)
-
-
-def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any:
-    if joined:
-        return joined.call(checker.function, orphan)
-    token = HANDLED.set(orphan)
-    try:
-        returned = checker.function(orphan)
-        return wait_for(returned) if checker.is_async else returned
-    finally:
-        HANDLED.reset(token)
-
-
-def _read(returned: Any, seconds: float) -> Answer:
-    # A str that spells a resolution is refused as well: a checker that returns one may just as well return "ok".
-    refusal = CHECKER.refusal(returned)
-    return Answer(Resolution.UNKNOWN if refusal else returned, refusal, seconds)
+    return Answer(resolution, refusal, time.monotonic() - began)
 
 
 #: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
@@ -186,9 +166,11 @@ class Interview:
         if (orphan := self.orphan) is None:
             return Answer(Resolution.UNKNOWN, "its half message is gone")
         if self.checker.takes_session:
-            return self._in_one_transaction(connection, lambda: self._ask_with_session(connection, orphan))
+            return self._in_one_transaction(
+                connection, lambda: self._decide(connection, ask(self.checker, orphan, connection))
+            )
         # No transaction is open meanwhile: the checker may be asking another service.
-        answer = ask(self.checker, orphan, None)
+        answer = ask(self.checker, orphan, connection)
         if answer.resolution is Resolution.UNKNOWN:
             return answer
         return self._in_one_transaction(connection, lambda: self._decide(connection, answer))
@@ -212,19 +194,10 @@ class Interview:
                 transaction.rollback()
         return answer
 
-    def _ask_with_session(self, connection: Connection, orphan: Orphan) -> Answer:
-        joined = JoinedSession(connection, is_async=self.checker.is_async)
-        try:
-            answer = ask(self.checker, orphan, joined)
-            if answer.resolution is Resolution.UNKNOWN:
-                return answer
-            joined.finish()
-        finally:
-            joined.close()
-        return self._decide(connection, answer)
-
     def _decide(self, connection: Connection, answer: Answer) -> Answer:
         """Write op and answer, unless another writer decided meanwhile: then its decision is the answer."""
+        if answer.resolution is Resolution.UNKNOWN:
+            return answer
         decision = decide(connection, self.settings.schema, self.half_id, answer.resolution, "check")
         if not decision.first:
             error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"

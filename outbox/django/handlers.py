@@ -11,7 +11,7 @@ from django.db import connections
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from outbox.database.session import check_function, is_async
+from outbox.calling.function import check_function, is_async
 from outbox.django.connection import django_within
 from outbox.django.databases import declared, set_source
 from outbox.errors import InvalidHandler
@@ -23,7 +23,7 @@ class OrmFunction:
     """A checker or a compensation as the `Outbox` calls it: with a session, whose transaction Django gets."""
 
     def __init__(self, what: str, function: Callable[..., Any], using: str | None) -> None:
-        check_function(what, function, "argument")
+        check_function(what, function, ("argument",))
         if is_async(function):
             raise InvalidHandler(
                 f"{what}: {getattr(function, '__qualname__', function)} is async, and Django's ORM would leave the "
