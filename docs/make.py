@@ -24,7 +24,7 @@ import outbox
 from outbox import asgi, cli, errors, testing
 from outbox.app import Outbox
 from outbox.calling.function import CalledFunction
-from outbox.check.checker import Checker
+from outbox.check.asker import Checker
 from outbox.cli.exits import Code, as_failure
 from outbox.compensate.compensation import Compensation
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
@@ -165,6 +165,7 @@ _DECLARED: Mapping[str, tuple[type[CalledFunction], tuple[type, ...]]] = {
 def _options(kind: type[CalledFunction], types: tuple[type, ...]) -> Iterator[str]:
     """Yield the options of a called function, as its decorator takes them."""
     hints = {name: hint.__forward_arg__ for each in types for name, hint in each.__annotations__.items()}
+    hints |= {"takes_batch": "bool", "transactional": "bool"}  # they choose the decorator's type
     for each in dataclasses.fields(kind):
         if each.name in hints:
             default = f"settings.{kind.settings[each.name]}" if each.name in kind.settings else repr(each.default)

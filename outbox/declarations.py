@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from outbox.calling.function import CalledFunction, CalledFunctions
-from outbox.check.checker import Checker
+from outbox.check.asker import Checker
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
 from outbox.dead_letter.once import ParkedCallback

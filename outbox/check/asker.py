@@ -1,4 +1,4 @@
-"""Ask checkers, several at a time, and give up those that take too long.
+"""What a checker declares; and ask checkers, several at a time, and give up those that take too long.
 
 An interview is one question from its claim to its record: the verdict is written in the transaction in which it was
 found. Only a Resolution is an answer; whatever else a checker returns or raises is UNKNOWN.
@@ -10,20 +10,22 @@ import datetime as dt
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from outbox.calling.engine import CallFailed, call
+from outbox.calling.function import CalledFunction
 from outbox.check import sql
-from outbox.check.checker import Checker
 from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
 from outbox.database.session import commit
 from outbox.database.sql import limits
+from outbox.errors import InvalidHandler
+from outbox.message.answer import CHECKER, CalledKind
 from outbox.message.model import Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
@@ -32,6 +34,50 @@ from outbox.text import SEARCHED_CHARS, error_text, summary_of, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+
+_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checker(CalledFunction):
+    """The checker of a topic (RocketMQ: ``TransactionListener.checkLocalTransaction``); durations in seconds.
+
+    ``function`` takes the `Orphan`, and a session if it has a second parameter. ``immunity`` is for halves of this
+    topic that name none of their own; ``interval``, ``max_checks`` and ``timeout`` are as in `Settings`.
+
+    Raises:
+        InvalidHandler: a function that can't be called so, or a rule that can't work.
+    """
+
+    decorator: ClassVar[str] = "checker"
+    kind: ClassVar[CalledKind] = CHECKER
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("orphan", "session"), ("orphan",))
+    settings: ClassVar[Mapping[str, str]] = {
+        "immunity": "immunity",
+        "interval": "check_interval",
+        "max_checks": "max_checks",
+        "timeout": "check_timeout",
+    }
+    timeout: float
+    immunity: float
+    interval: float
+    max_checks: int
+
+    def check(self) -> None:
+        """Raise InvalidHandler if a rule can't work."""
+        if not self.interval > 0:
+            raise InvalidHandler(f"{self.what}: interval = {self.interval!r} must be greater than 0 (seconds)")
+        if type(self.max_checks) is not int or not 0 < self.max_checks <= _INT:
+            raise InvalidHandler(f"{self.what}: max_checks = {self.max_checks!r} must be an int between 1 and {_INT}")
+
+    def check_with(self, settings: Settings) -> None:
+        """Raise InvalidHandler if it may take longer than a pass."""
+        if self.timeout > settings.check_time_limit:
+            raise InvalidHandler(
+                f"{self.what}: timeout = {self.timeout!r} s is longer than a pass may take "
+                f"(check_time_limit = {settings.check_time_limit!r} s)"
+            )
 
 
 def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:

@@ -5,11 +5,10 @@ And the databases in which such a message may take effect: the producer's own, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -19,7 +18,7 @@ from outbox.compensate.sql import has_inbox
 from outbox.database.engines import address_of, check_database, connect, discard, engine_of, url_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.errors import InvalidHandler, SchemaError
-from outbox.message.answer import COMPENSATION
+from outbox.message.answer import COMPENSATION, CalledKind
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
@@ -41,9 +40,9 @@ class Compensation(CalledFunction):
         InvalidMessage: the topic isn't a name.
     """
 
-    decorator = "compensation"
-    kind = COMPENSATION
-    settings = MappingProxyType({"timeout": "compensation_timeout"})
+    decorator: ClassVar[str] = "compensation"
+    kind: ClassVar[CalledKind] = COMPENSATION
+    settings: ClassVar[Mapping[str, str]] = {"timeout": "compensation_timeout"}
     timeout: float = 30.0
     # A URL may hold a password.
     consumers: Collection[Engine | AsyncEngine | str] = field(default=(), repr=False)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol
 from uuid import UUID
 
 from outbox.calling.carrier import carrier_of
@@ -31,7 +30,7 @@ from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_l
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.answer import HANDLER, is_from_outside
+from outbox.message.answer import HANDLER, CalledKind, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_group
 from outbox.message.limits import Breaker, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
@@ -99,10 +98,10 @@ class Subscription(CalledFunction):
         InvalidHandler: a rule that can't work, or a handler that isn't callable with (message, session).
     """
 
-    decorator = "consumer"
-    kind = HANDLER
-    settings = MappingProxyType({"retry_delays": "retry_delays"})
-    mend = "; a second handler needs a group of its own"
+    decorator: ClassVar[str] = "consumer"
+    kind: ClassVar[CalledKind] = HANDLER
+    settings: ClassVar[Mapping[str, str]] = {"retry_delays": "retry_delays"}
+    mend: ClassVar[str] = "; a second handler needs a group of its own"
 
     group: str
     retry_delays: tuple[float, ...]
@@ -156,8 +155,9 @@ class Subscription(CalledFunction):
             object.__setattr__(self, name, value)
         what = self.what
         self._check_transactional(what)
-        if self.batch < 1 or self.threads < 1:
-            raise InvalidHandler(f"{what}: batch = {self.batch} and threads = {self.threads} must be at least 1")
+        for name in ("batch", "threads", "concurrency"):
+            if getattr(self, name) < 1:
+                raise InvalidHandler(f"{what}: {name} = {getattr(self, name)} must be at least 1")
         if not is_start(self.start):
             raise InvalidHandler(f"{what}: start = {self.start!r} must be {STARTS}")
         if (ordered := self.ordered or False) not in _ON_EXHAUSTED:
@@ -197,8 +197,6 @@ class Subscription(CalledFunction):
                 f"{what}: with transactional=False each message is handled by itself: give concurrency= rather than "
                 "batch=, takes_batch=, pipeline= or threads="
             )
-        if self.concurrency < 1:
-            raise InvalidHandler(f"{what}: concurrency = {self.concurrency} must be at least 1")
 
     @property
     def timeout_seconds(self) -> float:

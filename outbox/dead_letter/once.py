@@ -18,7 +18,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from outbox.calling.engine import RecordedCall
@@ -29,7 +29,7 @@ from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
-from outbox.message.answer import CALLBACK
+from outbox.message.answer import CALLBACK, CalledKind
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
 from outbox.operator.model import Target
 from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
@@ -55,9 +55,9 @@ _FIRST = UUID(int=0)
 class ParkedCallback(CalledFunction):
     """The function called when a message or a half of a topic is parked: ``function(letter, session)``."""
 
-    decorator = "on_parked"
-    kind = CALLBACK
-    forms = (("letter", "session"),)
+    decorator: ClassVar[str] = "on_parked"
+    kind: ClassVar[CalledKind] = CALLBACK
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("letter", "session"),)
 
 
 def announce_messages_once(

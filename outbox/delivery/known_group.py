@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sqlalchemy import Engine
 
@@ -14,7 +13,7 @@ from outbox.calling.function import CalledFunction
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import check_database
 from outbox.errors import InvalidHandler
-from outbox.message.answer import CALLBACK
+from outbox.message.answer import CALLBACK, CalledKind
 from outbox.message.content import check_group, check_topic
 from outbox.message.model import DeliveryStatus
 
@@ -98,9 +97,9 @@ def _check_service(what: str, url: str) -> None:
 class DeliveryCallback(CalledFunction):
     """What the producer does when it has learnt of a message's ``fate``: ``function(delivery, session)``."""
 
-    kind = CALLBACK
-    forms = (("delivery", "session"),)
-    settings = MappingProxyType({"timeout": "callback_timeout"})
+    kind: ClassVar[CalledKind] = CALLBACK
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("delivery", "session"),)
+    settings: ClassVar[Mapping[str, str]] = {"timeout": "callback_timeout"}
     fate: CallbackKind
 
     @property

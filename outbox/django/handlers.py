@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -95,25 +94,20 @@ def consumer(
     return register
 
 
-def checker(
-    topic: str, *, using: str | None = None, immunity: dt.timedelta | float | None = None, **options: Any
-) -> Callable[[F], F]:
+def checker(topic: str, *, using: str | None = None, **options: Any) -> Callable[[F], F]:
     """Register ``checker(orphan)``, which tells whether the local transaction committed; see `Outbox.checker`."""
-
-    def register(function: F) -> F:
-        orm_checker = OrmFunction(f"checker of {topic!r}", function, using)
-        declared(using).checker(topic, immunity=immunity, **options)(orm_checker)
-        return function
-
-    return register
+    return _register("checker", topic, using, options)
 
 
 def compensation(topic: str, *, using: str | None = None, **options: Any) -> Callable[[F], F]:
     """Register ``compensation(message)``, which undoes the local transaction; see `Outbox.compensation`."""
+    return _register("compensation", topic, using, options)
 
+
+def _register(decorator: str, topic: str, using: str | None, options: dict[str, Any]) -> Callable[[F], F]:
     def register(function: F) -> F:
-        undo = OrmFunction(f"compensation of {topic!r}", function, using)
-        declared(using).compensation(topic, **options)(undo)
+        called = OrmFunction(f"{decorator} of {topic!r}", function, using)
+        getattr(declared(using), decorator)(topic, **options)(called)
         return function
 
     return register

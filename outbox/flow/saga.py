@@ -42,7 +42,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -53,7 +53,7 @@ from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, execute
 from outbox.errors import InvalidHandler
 from outbox.flow import sql
-from outbox.message.answer import FUNCTION, finished
+from outbox.message.answer import FUNCTION, CalledKind, finished
 from outbox.message.content import Codecs, check_group, check_seconds
 from outbox.message.ids import derived_id
 from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions
@@ -213,16 +213,11 @@ class SagaStep:
 
 @dataclass(frozen=True, slots=True)
 class _EndFunction(CalledFunction):
-    """The function for the end of a saga, whose name stands for a topic."""
+    """What is called when a saga has ended, whose name stands for a topic."""
 
-    kind = FUNCTION
-    decorator = "saga"
-    forms = (("flow", "session"),)
-
-    @property
-    def what(self) -> str:
-        """What it is called in texts."""
-        return f"saga {self.topic!r}: the function for its end"
+    kind: ClassVar[CalledKind] = FUNCTION
+    decorator: ClassVar[str] = "function for the end"
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("flow", "session"),)
 
 
 class Saga(Generic[T]):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 from uuid import UUID
 
 from outbox.calling.engine import call_with
@@ -28,7 +28,7 @@ from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.database.execute import execute
 from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow import sql
-from outbox.message.answer import FUNCTION
+from outbox.message.answer import FUNCTION, CalledKind
 from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Branch(Generic[T]):
 class _BranchFunction(CalledFunction):
     """One of the three functions of a participant, whose name stands for a topic."""
 
-    kind = FUNCTION
-    decorator = "participant"
-    forms = (("branch", "session"),)
+    kind: ClassVar[CalledKind] = FUNCTION
+    decorator: ClassVar[str] = "participant"
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("branch", "session"),)
     state: BranchState
 
     @property

@@ -28,7 +28,7 @@ LIBRARIES = [
     "examples.bank_transfer.options",
     "examples.bank_transfer.source",
     "outbox.app",
-    "outbox.check.checker",
+    "outbox.check.asker",
 ]
 
 

@@ -419,7 +419,7 @@ def test_what_can_not_be_declared(engine: Engine, settings: Settings) -> None:
         saga.step("a", "t")
     with pytest.raises(InvalidHandler, match="step 'b': body must take"):
         saga.step("b", "t", body=lambda: 1)  # type: ignore[misc,arg-type]  # the mistake
-    with pytest.raises(InvalidHandler, match="saga 's': the function for its end is declared already"):
+    with pytest.raises(InvalidHandler, match="function for the end of 's' is declared already"):
         saga.ended(lambda flow, session: None)
     with pytest.raises(InvalidHandler, match=r"consumer of 's\.start' in group 's' is declared already"):
         Saga(outbox, "s")
