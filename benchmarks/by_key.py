@@ -56,7 +56,9 @@ def _settle_all(
             return Retry(reason="the first message of this key fails once")
         return None
 
-    subscription = Subscription(TOPIC, new_group(), handler, settings.retry_delays, BATCH, ordered=ordered or False)
+    subscription = Subscription(
+        TOPIC, handler, group=new_group(), retry_delays=settings.retry_delays, batch=BATCH, ordered=ordered or False
+    )
     consumer = Consumer(subscription, settings)
     consumer.start(connection, connection)
 

@@ -84,12 +84,12 @@ class Ours:
     def _new(self) -> Consumer:
         subscription = Subscription(
             TOPIC,
-            new_group(),
             self._handler,
-            self._settings.retry_delays,
-            self._batch,
-            self._takes_batch,
-            self._pipeline,
+            group=new_group(),
+            retry_delays=self._settings.retry_delays,
+            batch=self._batch,
+            takes_batch=self._takes_batch,
+            pipeline=self._pipeline,
         )
         consumer = Consumer(subscription, self._settings, self._over)
         consumer.start(self._connection, self._source)

@@ -25,10 +25,15 @@ from outbox import asgi, cli, errors, testing
 from outbox.acts.messages import Act, Noun, acts_for
 from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.app import Outbox
+from outbox.calling.function import CalledFunction
+from outbox.check.asker import Checker
 from outbox.cli.exits import Code, as_failure
+from outbox.compensate.compensation import Compensation
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
 from outbox.console.problems import as_problem
+from outbox.consumer.subscription import Subscription
+from outbox.message import declared
 from outbox.operator.health.rules import RULES, Thresholds
 from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
@@ -132,6 +137,8 @@ def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Ite
         skipped = sum(each.name in {"self", "cls"} for each in parameters)
         if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
             shown.insert(keyword - skipped, "*")
+    if name in _DECLARED and shown[-1].startswith("**"):
+        shown[-1:] = _options(*_DECLARED[name])
     one_line = f"{prefix}{name}({', '.join(shown)})"
     result = inspect.signature(function).return_annotation
     shown_result = str(getattr(result, "__name__", result)).replace("model.", "")
@@ -144,6 +151,25 @@ def _signature(name: str, function: Callable[..., Any], prefix: str = "") -> Ite
         yield from (f"    {each}," for each in shown)
         yield f"){arrow}"
     yield "```\n"
+
+
+#: What the decorators of an Outbox declare, and the types of their options.
+_DECLARED: Mapping[str, tuple[type[CalledFunction], tuple[type, ...]]] = {
+    "consumer": (Subscription, (declared.OutsideOptions, declared.ConsumerOptions)),
+    "checker": (Checker, (declared.CheckerOptions,)),
+    "compensation": (Compensation, (declared.CompensationOptions,)),
+}
+
+
+def _options(kind: type[CalledFunction], types: tuple[type, ...]) -> Iterator[str]:
+    """Yield the options of a called function, as its decorator takes them."""
+    hints = {name: hint.__forward_arg__ for each in types for name, hint in each.__annotations__.items()}
+    hints |= {"takes_batch": "bool", "transactional": "bool"}  # they choose the decorator's type
+    for each in dataclasses.fields(kind):
+        if each.name in hints:
+            default = f"settings.{kind.settings[each.name]}" if each.name in kind.settings else repr(each.default)
+            is_needed = each.default is dataclasses.MISSING and each.name not in kind.settings
+            yield f"{each.name}: {hints[each.name]}" + ("" if is_needed else f" = {default}")
 
 
 def _class(kind: type, *, level: int = 2, prefix: str | None = None, methods: bool = True) -> Iterator[str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from outbox.check.checker import Checker
-from outbox.compensate.compensation import Compensation, as_databases
-from outbox.consumer.subscription import Handler, Subscription, as_filter, as_header_filter
+from outbox.calling.function import CalledFunction, CalledFunctions
+from outbox.check.asker import Checker
+from outbox.compensate.compensation import Compensation
+from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
 from outbox.dead_letter.once import ParkedCallback
-from outbox.delivery.known_group import CallbackKind, DeliveryCallback, DeliveryDeclarations, KnownGroup
+from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
-from outbox.message.content import Codec, Codecs, check_group, check_seconds
-from outbox.message.limits import Breaker, rate_of
-from outbox.message.model import DeadLetter, Message, Outgoing, Start
+from outbox.message.content import Codec, Codecs, check_group
+from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.settings import Settings
@@ -35,41 +35,41 @@ if TYPE_CHECKING:
         ConsumerOptions,
         HandlerDecorator,
         HeaderFilter,
-        OnExhausted,
         OutsideHandlerDecorator,
         OutsideOptions,
         TopicOptions,
     )
 
 F = TypeVar("F", bound=Callable[..., Any])
-H = TypeVar("H", bound=Handler)
 T = TypeVar("T")
 
 
-class Declarations(DeliveryDeclarations):
+class Declarations:
     """The part of an `Outbox` that takes declarations; no database is asked for any of them."""
 
     def __init__(self, group: str, settings: Settings | None) -> None:
         self.settings: Settings = settings or Settings.from_env()
         self.group: str = check_group(group)
-        self.subscriptions: dict[tuple[str, str], Subscription] = {}
-        self.checkers: dict[str, Checker] = {}
-        self.compensations: dict[str, Compensation] = {}
         self.reconciliations: dict[str, Reconciliation] = {}
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
-        self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = {}
-        self.parked_callbacks: dict[str, ParkedCallback] = {}
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
         self.middlewares: Registry[Middleware] = Registry()
+        self._declare_in(CalledFunctions())
+
+    def _declare_in(self, functions: CalledFunctions) -> None:
+        self.functions = functions
+        self.subscriptions: dict[tuple[str, str], Subscription] = functions.of(Subscription)
+        self.checkers: dict[str, Checker] = functions.of(Checker)
+        self.compensations: dict[str, Compensation] = functions.of(Compensation)
+        self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = functions.of(DeliveryCallback)
+        self.parked_callbacks: dict[str, ParkedCallback] = functions.of(ParkedCallback)
 
     def _share_declarations(self, other: Declarations) -> None:
         """Take the declarations of another: those on either, now or later, count for both."""
-        self.subscriptions, self.checkers = other.subscriptions, other.checkers
-        self.compensations, self.reconciliations = other.compensations, other.reconciliations
+        self._declare_in(other.functions)
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
-        self.delivery_callbacks, self.parked_callbacks = other.delivery_callbacks, other.parked_callbacks
-        self.middlewares = other.middlewares
+        self.reconciliations, self.middlewares = other.reconciliations, other.middlewares
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -109,8 +109,8 @@ class Declarations(DeliveryDeclarations):
         ``key`` and ``content_type``, are those of `Topic`.
 
         Raises:
-            InvalidHandler: the topic is declared already, or has a consumer, checker or compensation that was declared
-                before it and would read plain JSON; or as `Topic`.
+            InvalidHandler: the topic is declared already, or has a function that was declared before it and would read
+                plain JSON; or as `Topic`.
             InvalidMessage: the name or the content type isn't one.
         """
         declared = topic if isinstance(topic, Topic) else Topic(topic, model, **options)
@@ -137,13 +137,12 @@ class Declarations(DeliveryDeclarations):
             return
         if earlier is not None:
             raise InvalidHandler(f"topic {topic.name!r} is declared already, as {earlier!r}")
-        models = [each.model for (name, _), each in self.subscriptions.items() if name == topic.name]
-        models += [each[topic.name].model for each in (self.checkers, self.compensations) if topic.name in each]
-        if None in models:
-            raise InvalidHandler(
-                f"topic {topic.name!r} has a consumer, checker or compensation already, which would read plain JSON: "
-                "declare the topic before them"
-            )
+        for each in self.functions:
+            if each.topic == topic.name and each.model is None:
+                raise InvalidHandler(
+                    f"topic {topic.name!r} has a {each.decorator} already, which would read plain JSON: declare the "
+                    "topic before it"
+                )
         self.topics[topic.name] = topic
 
     def _name_of(self, topic: str | Topic[Any]) -> str:
@@ -153,6 +152,18 @@ class Declarations(DeliveryDeclarations):
         """Return a topic's name and what its bodies are read as: the reader's model, or the topic with all versions."""
         name = self._name_of(topic)
         return name, self.topics.get(name) if model is None else model
+
+    def _register(
+        self, kind: type[CalledFunction], topic: str | Topic[Any], model: Any, **options: Any
+    ) -> Callable[[F], F]:
+        """Return the decorator that declares a function of a kind."""
+        name, model = self._as_read(topic, model)
+
+        def register(function: F) -> F:
+            self.functions.add(kind.declare(self.settings, name, function, model, self.codecs, **options))
+            return function
+
+        return register
 
     # --- producer -----------------------------------------------------------------------------------------
 
@@ -164,16 +175,7 @@ class Declarations(DeliveryDeclarations):
     def checker(self, topic: str, *, model: type[T], **options: Unpack[CheckerOptions]) -> CheckerDecorator[T]: ...
     @overload
     def checker(self, topic: str, *, model: Any = None, **options: Unpack[CheckerOptions]) -> CheckerDecorator[Any]: ...
-    def checker(
-        self,
-        topic: str | Topic[Any],
-        *,
-        model: Any = None,
-        immunity: dt.timedelta | float | None = None,
-        interval: dt.timedelta | float | None = None,
-        max_checks: int | None = None,
-        timeout: dt.timedelta | float | None = None,
-    ) -> Any:
+    def checker(self, topic: str | Topic[Any], *, model: Any = None, **options: Unpack[CheckerOptions]) -> Any:
         """Register the function to ask whether the local transaction of an undecided half of ``topic`` committed.
 
         ``checker(orphan)`` or ``checker(orphan, session)``, sync or async, answers a `Resolution`. An exception, a
@@ -188,18 +190,7 @@ class Declarations(DeliveryDeclarations):
             InvalidHandler: the topic has a checker already, the function can't be called so, or a rule can't work.
             InvalidMessage: the topic isn't a name, or a duration isn't one.
         """
-        topic, model = self._as_read(topic, model)
-        rules = {"immunity": immunity, "interval": interval, "max_checks": max_checks, "timeout": timeout}
-
-        def register(function: F) -> F:
-            if (earlier := self.checkers.get(topic)) is not None:
-                raise InvalidHandler(
-                    f"topic {topic!r} has a checker already: {earlier.name}; one answers for all its halves"
-                )
-            self.checkers[topic] = Checker.declare(self.settings, topic, function, model, self.codecs, rules)
-            return function
-
-        return register
+        return self._register(Checker, topic, model, **options)
 
     @overload
     def compensation(
@@ -214,14 +205,7 @@ class Declarations(DeliveryDeclarations):
         self, topic: str, *, model: Any = None, **options: Unpack[CompensationOptions]
     ) -> CallbackDecorator[Message[Any]]: ...
     def compensation(
-        self,
-        topic: str | Topic[Any],
-        *,
-        model: Any = None,
-        consumers: Collection[Engine | AsyncEngine | str] = (),
-        when: Literal["ordered", "parked"] = "ordered",
-        after: dt.timedelta | float = 0.0,
-        timeout: dt.timedelta | float | None = None,
+        self, topic: str | Topic[Any], *, model: Any = None, **options: Unpack[CompensationOptions]
     ) -> Any:
         """Register how the local transaction behind a message of ``topic`` is undone when that is ordered.
 
@@ -240,25 +224,7 @@ class Declarations(DeliveryDeclarations):
             InvalidHandler: the topic has a compensation already, or the function can't be called so.
             InvalidMessage: the topic isn't a name.
         """
-        topic, model = self._as_read(topic, model)
-
-        def register(function: F) -> F:
-            if (earlier := self.compensations.get(topic)) is not None:
-                raise InvalidHandler(f"topic {topic!r} has a compensation already: {earlier.name}; one undoes them all")
-            limit = self.settings.compensation_timeout if timeout is None else check_seconds("timeout", timeout)
-            self.compensations[topic] = Compensation(
-                topic,
-                function,
-                model,
-                as_databases(topic, consumers),
-                when,
-                check_seconds("after", after),
-                self.codecs,
-                limit,
-            )
-            return function
-
-        return register
+        return self._register(Compensation, topic, model, **options)
 
     def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
         """Register a function to call when something of ``topic`` is parked: a message in a group, or a half message.
@@ -275,19 +241,94 @@ class Declarations(DeliveryDeclarations):
             InvalidHandler: the topic has such a function already, or it can't be called so.
             InvalidMessage: the topic isn't a name.
         """
-        topic, model = self._as_read(topic, model)
-
-        def register(function: F) -> F:
-            if (earlier := self.parked_callbacks.get(topic)) is not None:
-                raise InvalidHandler(f"topic {topic!r} has an on_parked already: {earlier.name}")
-            self.parked_callbacks[topic] = ParkedCallback(topic, function, model, self.codecs)
-            return function
-
-        return register
+        return self._register(ParkedCallback, topic, model)
 
     def _immunity_of(self, topic: str) -> float:
         checker = self.checkers.get(topic)
         return self.settings.immunity if checker is None else checker.immunity
+
+    def known_group(
+        self,
+        topic: str | Topic[Any],
+        *,
+        group: str,
+        consumer: Engine | AsyncEngine | str | None = None,
+        status_url: str | None = None,
+        token: str | None = None,
+        tags: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+        headers: HeaderFilter | None = None,
+    ) -> None:
+        """Have workers ask what became of each message of ``topic`` in ``group``, and write it down (`delivery`).
+
+        Where its inbox is: in the database ``consumer`` (an engine or URL), behind the service at ``status_url`` that
+        the consumer mounts (`outbox.asgi.InboxStatusService`) and that knows ``token``, or else in this
+        Outbox's own database. ``tags``, ``keys`` and ``headers`` are the filter that the group's consumer declares: a
+        message that it leaves out isn't missed.
+
+        Raises:
+            InvalidHandler: the group is known already, or it isn't said where its inbox is.
+            InvalidMessage: the topic or the group isn't a name.
+        """
+        topic, _ = self._as_read(topic, None)
+        if (topic, group) in self.known_groups:
+            raise InvalidHandler(f"group {group!r} of topic {topic!r} is known already")
+        self.known_groups[topic, group] = KnownGroup(
+            topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys), as_header_filter(headers)
+        )
+
+    def on_delivered(
+        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
+    ) -> CallbackDecorator[Delivery[Any]]:
+        """Register what the producer does when a known group has consumed a message of ``topic``.
+
+        ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
+        also writes the delivery: once per message and group. What it raises undoes that, and it is called again in the
+        next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
+        `known_group`.
+
+        A call that takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
+        connection, and with that all that it did.
+
+        Raises:
+            InvalidHandler: the topic has such a callback already, or the function can't be called so.
+            InvalidMessage: the topic isn't a name, or ``timeout`` no length of time.
+        """
+        return self._register(DeliveryCallback, topic, model, timeout=timeout, fate="delivered")
+
+    def on_undeliverable(
+        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
+    ) -> CallbackDecorator[Delivery[Any]]:
+        """Register what the producer does when a known group has parked a message, or has lost it for good.
+
+        As `on_delivered`. An operator may yet retry a parked message, and it is delivered then: what must not happen to
+        a message that takes effect is for a `compensation`, which quarantines it first.
+        """
+        return self._register(DeliveryCallback, topic, model, timeout=timeout, fate="undeliverable")
+
+    def groups_to_confirm(self) -> list[KnownGroup]:
+        """Return the groups that are known now: those that were named, and for topics that need one, its own ones.
+
+        Raises:
+            InvalidHandler: a topic has a callback, or compensates parked messages, and no group of it is known.
+        """
+        found = dict(self.known_groups)
+        needed = [(topic, f"its on_{kind} would never be called") for topic, kind in self.delivery_callbacks]
+        needed += [
+            (topic, "nothing would be compensated when it is parked")
+            for topic, each in self.compensations.items()
+            if each.when == "parked"
+        ]
+        for topic, otherwise in needed:
+            for key, subscription in self.subscriptions.items():
+                if key[0] == topic and subscription.source is None:
+                    found.setdefault(key, KnownGroup.of(subscription))
+            if not any(key[0] == topic for key in found):
+                raise InvalidHandler(
+                    f"no group of topic {topic!r} is known, so that {otherwise}; name one by "
+                    f"outbox.known_group({topic!r}, group=..., consumer=...)"
+                )
+        return list(found.values())
 
     # --- consumer -----------------------------------------------------------------------------------------
 
@@ -327,31 +368,7 @@ class Declarations(DeliveryDeclarations):
     def consumer(
         self, topic: str, *, model: Any = None, takes_batch: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> HandlerDecorator[Message[Any]]: ...
-    def consumer(
-        self,
-        topic: str | Topic[Any],
-        *,
-        group: str,
-        source: Engine | AsyncEngine | str | None = None,
-        model: Any = None,
-        batch: int = 1,
-        takes_batch: bool = False,
-        pipeline: bool = False,
-        transactional: bool = True,
-        concurrency: int = 1,
-        timeout: dt.timedelta | float | None = None,
-        ordered: bool | Literal["key"] | None = None,
-        on_exhausted: OnExhausted = "park",
-        on_pruned: Literal["stop", "skip"] = "stop",
-        tags: Collection[str] | None = None,
-        keys: Collection[str] | None = None,
-        headers: HeaderFilter | None = None,
-        start: Start = "first",
-        threads: int = 1,
-        retry_delays: Sequence[float] | None = None,
-        rate: str | float | None = None,
-        breaker: Breaker | None = None,
-    ) -> Any:
+    def consumer(self, topic: str | Topic[Any], *, model: Any = None, **options: Any) -> Any:
         """Register a handler, ``handler(message, session)``, sync or async, as a group of a topic.
 
         The annotation of its second parameter says what it gets instead of a session: a Connection of SQLAlchemy's or a
@@ -371,43 +388,7 @@ class Declarations(DeliveryDeclarations):
                 that is annotated as something else.
             InvalidMessage: the topic or the group isn't a name.
         """
-        topic, model = self._as_read(topic, model)
-
-        def register(handler: H) -> H:
-            if (earlier := self.subscriptions.get((topic, group))) is not None:
-                raise InvalidHandler(
-                    f"group {group!r} already handles topic {topic!r} by {earlier.name}; "
-                    "a second handler needs a group of its own"
-                )
-            self.subscriptions[topic, group] = Subscription(
-                topic=topic,
-                group=group,
-                handler=handler,
-                retry_delays=self.settings.retry_delays if retry_delays is None else tuple(retry_delays),
-                batch=batch,
-                takes_batch=takes_batch,
-                pipeline=pipeline,
-                ordered=ordered,
-                on_exhausted=on_exhausted,
-                on_pruned=on_pruned,
-                tags=as_filter(tags),
-                keys=as_filter(keys),
-                headers=as_header_filter(headers),
-                start=start,
-                threads=threads,
-                transactional=transactional,
-                concurrency=concurrency,
-                timeout=timeout.total_seconds() if isinstance(timeout, dt.timedelta) else timeout,
-                rate=None if rate is None else rate_of(rate),
-                breaker=breaker,
-                source=source,
-                model=model,
-                codecs=self.codecs,
-                send_reply=self._send_reply,
-            )
-            return handler
-
-        return register
+        return self._register(Subscription, topic, model, send_reply=self._send_reply, **options)
 
     def reconciliation(
         self,

@@ -1,4 +1,4 @@
-"""Ask checkers, several at a time, and give up those that take too long.
+"""What a checker declares; and ask checkers, several at a time, and give up those that take too long.
 
 An interview is one question from its claim to its record: the verdict is written in the transaction in which it was
 found. Only a Resolution is an answer; whatever else a checker returns or raises is UNKNOWN.
@@ -10,61 +10,87 @@ import datetime as dt
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
+from outbox.calling.engine import CallFailed, call
+from outbox.calling.function import CalledFunction
 from outbox.check import sql
-from outbox.check.checker import Checker
 from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
-from outbox.database.session import JoinedSession, commit, wait_for
+from outbox.database.session import commit
 from outbox.database.sql import limits
-from outbox.message.answer import CHECKER
-from outbox.message.model import HANDLED, Answer, Counts, Orphan, Resolution, read_headers
+from outbox.errors import InvalidHandler
+from outbox.message.answer import CHECKER, CalledKind
+from outbox.message.model import Answer, Counts, Orphan, Resolution, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import HalfChecked, HalfParked
-from outbox.telemetry.hooks import Checking, emit, observed
+from outbox.telemetry.hooks import emit
 from outbox.text import SEARCHED_CHARS, error_text, summary_of, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-def ask(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Answer:
-    """Call the checker; whatever it raises or returns becomes an answer.
+_INT = 2**31 - 1
 
-    ``joined`` gives the session for a checker that takes one.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checker(CalledFunction):
+    """The checker of a topic (RocketMQ: ``TransactionListener.checkLocalTransaction``); durations in seconds.
+
+    ``function`` takes the `Orphan`, and a session if it has a second parameter. ``immunity`` is for halves of this
+    topic that name none of their own; ``interval``, ``max_checks`` and ``timeout`` are as in `Settings`.
+
+    Raises:
+        InvalidHandler: a function that can't be called so, or a rule that can't work.
     """
-    began = time.monotonic()
+
+    decorator: ClassVar[str] = "checker"
+    kind: ClassVar[CalledKind] = CHECKER
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("orphan", "session"), ("orphan",))
+    settings: ClassVar[Mapping[str, str]] = {
+        "immunity": "immunity",
+        "interval": "check_interval",
+        "max_checks": "max_checks",
+        "timeout": "check_timeout",
+    }
+    timeout: float
+    immunity: float
+    interval: float
+    max_checks: int
+
+    def check(self) -> None:
+        """Raise InvalidHandler if a rule can't work."""
+        if not self.interval > 0:
+            raise InvalidHandler(f"{self.what}: interval = {self.interval!r} must be greater than 0 (seconds)")
+        if type(self.max_checks) is not int or not 0 < self.max_checks <= _INT:
+            raise InvalidHandler(f"{self.what}: max_checks = {self.max_checks!r} must be an int between 1 and {_INT}")
+
+    def check_with(self, settings: Settings) -> None:
+        """Raise InvalidHandler if it may take longer than a pass."""
+        if self.timeout > settings.check_time_limit:
+            raise InvalidHandler(
+                f"{self.what}: timeout = {self.timeout!r} s is longer than a pass may take "
+                f"(check_time_limit = {settings.check_time_limit!r} s)"
+            )
+
+
+def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:
+    """Call the checker, in the transaction on a connection if it takes a session; each end of it becomes an answer."""
+    began, refusal = time.monotonic(), None
     try:
-        returned = observed(Checking(orphan), _call, checker, orphan, joined)
+        # A str that spells a resolution is refused as well: a checker that returns one may just as well return "ok".
+        resolution = call(checker, orphan, connection)
+    except CallFailed as failed:
+        resolution, refusal = Resolution.UNKNOWN, str(failed)
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
-    seconds = time.monotonic() - began
-    if joined and joined.rolled_back:
-        return Answer(Resolution.UNKNOWN, "the checker rolled its session back", seconds)
-    return _read(returned, seconds)
-
-
-def _call(checker: Checker, orphan: Orphan, joined: JoinedSession | None) -> Any:
-    if joined:
-        return joined.call(checker.function, orphan)
-    token = HANDLED.set(orphan)
-    try:
-        returned = checker.function(orphan)
-        return wait_for(returned) if checker.is_async else returned
-    finally:
-        HANDLED.reset(token)
-
-
-def _read(returned: Any, seconds: float) -> Answer:
-    # A str that spells a resolution is refused as well: a checker that returns one may just as well return "ok".
-    refusal = CHECKER.refusal(returned)
-    return Answer(Resolution.UNKNOWN if refusal else returned, refusal, seconds)
+    return Answer(resolution, refusal, time.monotonic() - began)
 
 
 #: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
@@ -186,9 +212,11 @@ class Interview:
         if (orphan := self.orphan) is None:
             return Answer(Resolution.UNKNOWN, "its half message is gone")
         if self.checker.takes_session:
-            return self._in_one_transaction(connection, lambda: self._ask_with_session(connection, orphan))
+            return self._in_one_transaction(
+                connection, lambda: self._decide(connection, ask(self.checker, orphan, connection))
+            )
         # No transaction is open meanwhile: the checker may be asking another service.
-        answer = ask(self.checker, orphan, None)
+        answer = ask(self.checker, orphan, connection)
         if answer.resolution is Resolution.UNKNOWN:
             return answer
         return self._in_one_transaction(connection, lambda: self._decide(connection, answer))
@@ -212,19 +240,10 @@ class Interview:
                 transaction.rollback()
         return answer
 
-    def _ask_with_session(self, connection: Connection, orphan: Orphan) -> Answer:
-        joined = JoinedSession(connection, is_async=self.checker.is_async)
-        try:
-            answer = ask(self.checker, orphan, joined)
-            if answer.resolution is Resolution.UNKNOWN:
-                return answer
-            joined.finish()
-        finally:
-            joined.close()
-        return self._decide(connection, answer)
-
     def _decide(self, connection: Connection, answer: Answer) -> Answer:
         """Write op and answer, unless another writer decided meanwhile: then its decision is the answer."""
+        if answer.resolution is Resolution.UNKNOWN:
+            return answer
         decision = decide(connection, self.settings.schema, self.half_id, answer.resolution, "check")
         if not decision.first:
             error = f"answered {answer.resolution}, but the {decision.decided_by} had decided {decision.resolution}"

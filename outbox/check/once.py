@@ -16,8 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.check import sql
-from outbox.check.asker import Asker, Interview
-from outbox.check.checker import Checker
+from outbox.check.asker import Asker, Checker, Interview
 from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution

@@ -5,21 +5,20 @@ And the databases in which such a message may take effect: the producer's own, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from outbox.calling.function import CalledFunction
 from outbox.compensate.sql import has_inbox
 from outbox.database.engines import address_of, check_database, connect, discard, engine_of, url_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
-from outbox.database.session import CalledFunction, check_function
-from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler, SchemaError
-from outbox.message.content import Codecs, check_topic
+from outbox.message.answer import COMPENSATION, CalledKind
 from outbox.text import database_address, summary_of
 
 if TYPE_CHECKING:
@@ -27,52 +26,43 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compensation(CalledFunction):
     """The compensation of a topic.
 
     ``function(message, session)``, sync or async, undoes in the session's transaction the business change that the
     message was sent with. ``consumers`` are the databases, beside the producer's own, in which groups consume the
-    topic. ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``when`` says
-    which orders it follows: operators' alone, or the policy's too, for messages that a known group has parked ``after``
-    seconds ago. ``timeout`` is how long (seconds) the function may take.
+    topic. ``when`` says which orders it follows: operators' alone, or the policy's too, for messages that a known group
+    has parked ``after`` seconds ago.
 
     Raises:
         InvalidHandler: a function that can't be called so, or consumers that are none.
         InvalidMessage: the topic isn't a name.
     """
 
-    topic: str
-    function: Callable[..., Any]
-    model: Any = None
+    decorator: ClassVar[str] = "compensation"
+    kind: ClassVar[CalledKind] = COMPENSATION
+    settings: ClassVar[Mapping[str, str]] = {"timeout": "compensation_timeout"}
+    timeout: float = 30.0
     # A URL may hold a password.
-    consumers: tuple[Engine | AsyncEngine | str, ...] = field(default=(), repr=False)
+    consumers: Collection[Engine | AsyncEngine | str] = field(default=(), repr=False)
     when: Literal["ordered", "parked"] = "ordered"
     after: float = 0.0
-    codecs: Codecs = field(default_factory=Codecs, repr=False)
-    timeout: float = 30.0
-    limit: TimeLimit = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        check_topic(self.topic)
-        what = f"compensation of {self.topic!r}"
-        check_function(f"{what}: the function", self.function, "message", "session")
+    def check(self) -> None:
+        """Raise InvalidHandler if an option can't work."""
         if self.when not in {"ordered", "parked"}:
-            raise InvalidHandler(f"{what}: when = {self.when!r} must be 'ordered' or 'parked'")
+            raise InvalidHandler(f"{self.what}: when = {self.when!r} must be 'ordered' or 'parked'")
         if self.after and self.when != "parked":
-            raise InvalidHandler(f"{what}: after says how long a message stays parked before; it needs when='parked'")
-        object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
+            raise InvalidHandler(
+                f"{self.what}: after says how long a message stays parked before; it needs when='parked'"
+            )
+        # A lone one would be read letter by letter.
+        if isinstance(self.consumers, str) or not isinstance(self.consumers, Collection):
+            raise InvalidHandler(f"{self.what}: consumers is a collection of databases; write [database]")
+        object.__setattr__(self, "consumers", tuple(self.consumers))
         for number, consumer in enumerate(self.consumers, 1):
-            check_database(f"{what}: number {number} of consumers", consumer)
-
-
-def as_databases(
-    topic: str, consumers: Collection[Engine | AsyncEngine | str]
-) -> tuple[Engine | AsyncEngine | str, ...]:
-    """Return declared databases as a tuple; a lone one is refused, as a URL would be read letter by letter."""
-    if isinstance(consumers, str) or not isinstance(consumers, Collection):
-        raise InvalidHandler(f"compensation of {topic!r}: consumers is a collection of databases; write [database]")
-    return tuple(consumers)
+            check_database(f"{self.what}: number {number} of consumers", consumer)
 
 
 T = TypeVar("T")

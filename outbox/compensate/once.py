@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outbox.calling.engine import CallRunners, hangs
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
 from outbox.compensate.run import LEASE, CompensationItem, CompensationRun, ItemTable, StaleItem
 from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
-from outbox.database.time_limit import LimitedRunners
 from outbox.message.model import Counts, Resolution
 from outbox.settings import Settings
 from outbox.telemetry.events import (
@@ -74,9 +74,9 @@ def compensate_once(
         )
     if not due:
         return Counts()
-    lease = LEASE + max(each.limit.seconds for each in compensations.values())
+    lease = LEASE + max(each.timeout for each in compensations.values())
     items, databases = ItemTable(connection, settings.schema, lease), InboxDatabases(connection, settings.schema)
-    runners = LimitedRunners(new_runner)
+    runners = CallRunners(new_runner)
     run = _CompensationPass(items, databases, settings, compensations, runners, stopping)
     counts = Counts()
     try:
@@ -99,7 +99,7 @@ class _CompensationPass:
     _databases: InboxDatabases
     _settings: Settings
     _compensations: Mapping[str, Compensation]
-    _runners: LimitedRunners
+    _runners: CallRunners
     _stopping: Callable[[], bool]
 
     def end(self) -> None:
@@ -199,16 +199,10 @@ class _CompensationPass:
             database.run(lambda each: quarantine.release(each, self._settings.schema, order, doubt=doubt))
 
     def _perform(self, run: CompensationRun, databases: list[InboxDatabase]) -> str:
-        item, compensation = run.item, run.compensation
-        if compensation.limit.exhausted:
-            raise Postponed(f"{compensation.name} hangs in every thread that it may have", UNREACHABLE)
-        error: BaseException | None
-        try:
-            thread = f"outbox-compensate-{item.topic}"
-            self._runners.run(compensation.limit, thread, run.hold, is_async=compensation.is_async)
-            error = run.error
-        except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
-            error = raised
+        item = run.item
+        if hangs(run.function):
+            raise Postponed(f"{run.function.name} hangs in every thread that it may have", UNREACHABLE)
+        error = self._runners.make(run)
         if run.done:
             emit(MessageCompensated(**_names(item)))
             return "done"
@@ -216,12 +210,12 @@ class _CompensationPass:
             return self._check_again(item, databases, str(error))
         if error is None or (self._stopping() and run.error is None):
             raise Postponed("the worker was stopped", 0)
-        if not run.called:
+        if run.argument is None:
             raise Postponed(summary_of(error).partition("\n")[0], BUSY if run.held else UNREACHABLE)
         return self._failed(run, error, lost=run.error is None)
 
     def _failed(self, run: CompensationRun, error: BaseException, *, lost: bool) -> str:
-        item, failure = run.item, summary_of(error, run.message.secrets if run.message else ())
+        item, failure = run.item, summary_of(error, run.argument.secrets if run.argument else ())
         most = self._settings.compensation_attempts
         emit(CompensationAttemptFailed(**_names(item), attempt=item.attempts, attempts=most, error=error))
         if item.attempts >= most:

@@ -6,23 +6,19 @@ One item of a compensation, and the entries about it in the producer's database:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from outbox.calling.engine import RecordedCall
 from outbox.compensate import sql
-from outbox.compensate.compensation import Compensation
 from outbox.compensate.quarantine import QuarantineOrder
 from outbox.database.execute import Row, Statement, execute
-from outbox.database.session import JoinedSession, attempt, commit
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
-from outbox.message.answer import COMPENSATION
 from outbox.message.masking import cleaned
-from outbox.message.model import Counts, Message, read_headers
+from outbox.message.model import Message, read_headers
 from outbox.settings import Settings
-from outbox.telemetry.hooks import Compensating, observed
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -135,59 +131,28 @@ PATIENCE = 10.0
 _SHOWN = 1000
 
 
-class CompensationFailed(Exception):
-    """The compensation didn't succeed; all that it did is undone."""
-
-
 class StaleItem(Exception):
     """The rows looked at before have changed; nothing was done."""
 
 
 @dataclass(slots=True, eq=False)
-class CompensationRun:
-    """One run of a compensation, on a connection of its own.
+class CompensationRun(RecordedCall[Message]):
+    """One run of a compensation.
 
-    ``consumed`` names the groups that the message took effect in, ``quarantined`` those that are quarantined. ``held``
-    tells that it was begun, ``called`` that the function was, ``done`` that all is committed, ``error`` how it
-    failed.
+    ``consumed`` names the groups that the message took effect in, ``quarantined`` those that are quarantined.
     """
 
-    compensation: Compensation
     settings: Settings
     item: CompensationItem
     consumed: list[str]
     quarantined: list[str]
-    held: bool = False
-    called: bool = False
-    done: bool = False
-    error: BaseException | None = None
-    message: Message | None = None
 
-    def hold(self, connection: Connection, _: Connection) -> Counts:
-        """Run it on a connection that isn't in a transaction.
+    def begin(self, connection: Connection) -> Message:
+        """Make the record; return the message.
 
         Raises:
-            Exception: the connection was lost: whether it committed isn't known.
+            StaleItem: the item isn't to be done any more.
         """
-        self.held = True
-        self.error = attempt(connection, self._perform)
-        return Counts()
-
-    def _perform(self, connection: Connection) -> None:
-        message = self.message = self._begin(connection)
-        joined = JoinedSession(connection, is_async=self.compensation.is_async)
-        self.called = True
-        try:
-            result = observed(Compensating(message), joined.call, self.compensation.function, message)
-            joined.accept(result, COMPENSATION, CompensationFailed)
-        finally:
-            joined.close()
-        self._end(connection, result, message.secrets)
-        commit(connection)
-        self.done = True
-
-    def _begin(self, connection: Connection) -> Message:
-        """Make the record, unless the item isn't to be done any more; return the message."""
         schema, item, half_id = self.settings.schema, self.item, self.item.message_id
         _, stands, ops, sends, made, messages = execute(
             connection,
@@ -196,7 +161,7 @@ class CompensationRun:
             sql.lock_op(schema, half_id),
             # A statement of its own, after the lock: a resend that this one waited for is seen.
             sql.sends(schema, half_id),
-            sql.compensate(schema, half_id, self.compensation.name, item.actor, item.reason),
+            sql.compensate(schema, half_id, self.function.name, item.actor, item.reason),
             sql.message(schema, half_id),
         )
         if not stands:
@@ -210,19 +175,20 @@ class CompensationRun:
         key, tag, headers, kind, body, born_at, visible_at = messages[0]
         queue, position = sends[0] if sends else (0, 0)
         headers, encoding = read_headers(headers)
-        at, as_read = (item.topic, queue, position), (self.compensation.model, self.compensation.codecs, encoding)
+        at, as_read = (item.topic, queue, position), (self.function.model, self.function.codecs, encoding)
         return Message(half_id, *at, key, tag, kind, body, born_at, visible_at, 1, item.attempts, headers, *as_read)
 
-    def _end(self, connection: Connection, result: Any, secrets: Collection[str]) -> None:
-        schema, item, result = self.settings.schema, self.item, _as_json(result)
+    def end(self, connection: Connection, argument: Message, answer: Any) -> None:
+        """Write what it returned, the end of the item, and the audit."""
+        schema, item, result = self.settings.schema, self.item, _as_json(answer)
         although = f", although {', '.join(self.consumed)} consumed it" if self.consumed else ""
-        outcome = f"compensated by {self.compensation.name}{although}"
+        outcome = f"compensated by {self.function.name}{although}"
         audited = {
             "bulk_job": item.key.bulk_job_id,
-            "function": self.compensation.name,
+            "function": self.function.name,
             "quarantined": self.quarantined,
             "consumed": self.consumed,
-            "returned": None if result is None else cleaned(json.loads(result), secrets, is_text=True),
+            "returned": None if result is None else cleaned(json.loads(result), argument.secrets, is_text=True),
         }
         done, _, _ = execute(
             connection,

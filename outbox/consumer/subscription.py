@@ -17,21 +17,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol
 from uuid import UUID
 
+from outbox.calling.carrier import carrier_of
+from outbox.calling.function import CalledFunction
 from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
 from outbox.consumer.start import STARTS, is_start
-from outbox.database.carrier import CarrierKind, DeclaredCarrier, carrier_of
 from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
-from outbox.database.session import JoinedSession, check_function, is_async
+from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.answer import HANDLER, is_from_outside
-from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
-from outbox.message.limits import Breaker
+from outbox.message.answer import HANDLER, CalledKind, is_from_outside
+from outbox.message.content import EXPIRES_HEADER, check_group
+from outbox.message.limits import Breaker, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
@@ -40,7 +41,6 @@ from outbox.text import (
     SEARCHED_CHARS,
     class_name,
     error_text,
-    function_name,
     kind_of_error,
     kind_of_text,
     message_of,
@@ -69,9 +69,9 @@ _ON_EXHAUSTED: Mapping[bool | str, Sequence[OnExhausted]] = {
 DEFAULT_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A named consumer of a topic.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription(CalledFunction):
+    """A named consumer of a topic; ``function`` is its handler.
 
     ``batch`` messages share one transaction; with ``takes_batch`` the handler gets the list itself. ``takes`` is what
     the handler gets beside it, by its declaration; with ``pipeline`` the statements of its cursors travel together.
@@ -91,17 +91,19 @@ class Subscription:
     no rollback undoes. Then ``concurrency`` handlers run at once in each worker, whatever the number of queues, and one
     that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
     ``ordered=False`` says that they need not. ``source`` is
-    the producer's database; None: the same as the consumer's. ``model`` is the type that bodies are read as,
-    ``codecs`` read those of other content types. ``send_reply`` sends what handlers reply.
+    the producer's database; None: the same as the consumer's. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
         InvalidHandler: a rule that can't work, or a handler that isn't callable with (message, session).
     """
 
-    topic: str
+    decorator: ClassVar[str] = "consumer"
+    kind: ClassVar[CalledKind] = HANDLER
+    settings: ClassVar[Mapping[str, str]] = {"retry_delays": "retry_delays"}
+    mend: ClassVar[str] = "; a second handler needs a group of its own"
+
     group: str
-    handler: Handler
     retry_delays: tuple[float, ...]
     batch: int = 1
     takes_batch: bool = False
@@ -116,27 +118,46 @@ class Subscription:
     threads: int = 1
     transactional: bool = True
     concurrency: int = 1
-    timeout: float | None = None
     rate: float | None = None
     breaker: Breaker | None = None
     source: Engine | AsyncEngine | str | None = field(default=None, repr=False)
-    model: Any = None
-    codecs: Codecs = field(default_factory=Codecs, repr=False)
     send_reply: ReplySender | None = field(default=None, repr=False)
     takes: DeclaredCarrier = field(init=False)
 
-    def __post_init__(self) -> None:
-        if self.transactional and self.ordered is None:
-            object.__setattr__(self, "ordered", False)
-        check_topic(self.topic)
+    @property
+    def what(self) -> str:
+        """What it is called in texts."""
+        return f"consumer of {self.topic!r} in group {self.group!r}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What there is one for."""
+        return self.topic, self.group
+
+    def possible(self) -> tuple[tuple[str, ...], ...]:
+        """Return what its handler must be callable with."""
+        return self.forms if self.transactional else (("message",),)
+
+    def check(self) -> None:
+        """Raise InvalidHandler if an option can't work."""
         check_group(self.group)
-        what = f"consumer of {self.topic!r} in group {self.group!r}"
-        arguments = ("message", "session") if self.transactional else ("message",)
-        check_function(f"{what}: the handler", self.handler, *arguments)
-        object.__setattr__(self, "takes", self._declared(what))
+        # As users write them, until here.
+        read = {
+            "retry_delays": tuple(self.retry_delays),
+            "ordered": False if self.transactional and self.ordered is None else self.ordered,
+            "tags": as_filter(self.tags),
+            "keys": as_filter(self.keys),
+            "headers": as_header_filter(self.headers),
+            "rate": None if self.rate is None else rate_of(self.rate),
+            "takes": self._declared(),
+        }
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
+        what = self.what
         self._check_transactional(what)
-        if self.batch < 1 or self.threads < 1:
-            raise InvalidHandler(f"{what}: batch = {self.batch} and threads = {self.threads} must be at least 1")
+        for name in ("batch", "threads", "concurrency"):
+            if getattr(self, name) < 1:
+                raise InvalidHandler(f"{what}: {name} = {getattr(self, name)} must be at least 1")
         if not is_start(self.start):
             raise InvalidHandler(f"{what}: start = {self.start!r} must be {STARTS}")
         if (ordered := self.ordered or False) not in _ON_EXHAUSTED:
@@ -151,14 +172,14 @@ class Subscription:
         if self.on_pruned not in {"stop", "skip"}:
             raise InvalidHandler(f"{what}: on_pruned = {self.on_pruned!r} must be 'stop' or 'skip'")
 
-    def _declared(self, what: str) -> DeclaredCarrier:
+    def _declared(self) -> DeclaredCarrier:
         """Return what the handler gets beside its message."""
-        what, coroutine = f"{what}: the handler {self.name}", is_async(self.handler)
         if not self.transactional:
-            return DeclaredCarrier(is_async=coroutine)
-        takes = carrier_of(what, self.handler, is_async=coroutine)
+            return DeclaredCarrier(is_async=self.is_async)
+        what = f"{self.what}: the handler {self.name}"
+        takes = carrier_of(what, self.function, is_async=self.is_async)
         if self.pipeline and takes.kind is not CarrierKind.CURSOR:
-            cursor = "psycopg.AsyncCursor" if coroutine else "psycopg.Cursor"
+            cursor = "psycopg.AsyncCursor" if self.is_async else "psycopg.Cursor"
             raise InvalidHandler(
                 f"{what} takes a {takes.kind.value}, and pipeline=True is for one whose second parameter is annotated "
                 f"as {cursor}: of a {takes.kind.value}, each statement waits for its answer"
@@ -175,10 +196,6 @@ class Subscription:
             raise InvalidHandler(
                 f"{what}: with transactional=False each message is handled by itself: give concurrency= rather than "
                 "batch=, takes_batch=, pipeline= or threads="
-            )
-        if self.concurrency < 1 or not self.timeout_seconds > 0:
-            raise InvalidHandler(
-                f"{what}: concurrency = {self.concurrency} must be at least 1, timeout = {self.timeout} greater than 0"
             )
 
     @property
@@ -200,16 +217,6 @@ class Subscription:
     def keys_overlap(self) -> bool:
         """May messages of one key be handled at once? Outside of transactions, if it was said so."""
         return self.ordered is False
-
-    @property
-    def name(self) -> str:
-        """What the handler is called."""
-        return function_name(self.handler)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the handler a coroutine function?"""
-        return self.takes.is_async
 
 
 def as_filter(values: Collection[str] | None) -> tuple[str, ...] | None:
@@ -608,7 +615,7 @@ def run_handler(
             for entry, argument in zip(entries, arguments, strict=False):
                 entry.began = began = time.monotonic()
                 try:
-                    answer = call(subscription.handler, argument)
+                    answer = call(subscription.function, argument)
                 finally:
                     count_call(meter, time.monotonic() - began)
                 # Of a pipeline it is seen at the COMMIT: the transaction isn't the one that was marked.

@@ -6,7 +6,7 @@ What an `Outbox` is bound to, and what it needs of that.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import enum
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
@@ -31,13 +31,10 @@ from outbox.database.at_commit import (
     tidying,
     write_now,
 )
-from outbox.database.carrier import CarrierKind, DeclaredCarrier
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import Row, Statement, driver_of, is_lost, is_of_driver
-from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
-from outbox.message.answer import CalledKind, is_from_outside
+from outbox.database.execute import Row, Statement, driver_of, is_of_driver
+from outbox.errors import InvalidSettings, TransactionRequired
 from outbox.message.model import HANDLED
-from outbox.text import function_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -45,39 +42,21 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 
-def check_function(what: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise InvalidHandler if a function of the application's can't be called with such arguments."""
-    if not callable(function):
-        raise InvalidHandler(f"{what} {function!r} is not callable")
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise InvalidHandler(f"{what} must take ({', '.join(arguments)}): {error}") from None
-    except ValueError:  # a builtin without a signature: the first call will tell
-        pass
+class CarrierKind(enum.Enum):
+    """What a function is given to work with."""
+
+    SESSION = "session"
+    CONNECTION = "connection"
+    CURSOR = "cursor"
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Is it a coroutine function, or an object that is called like one?"""
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may be the function
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+@dataclass(frozen=True, slots=True)
+class DeclaredCarrier:
+    """What a function takes; ``session`` is the class of its session where that is one of the application's own."""
 
-
-class CalledFunction:
-    """A function of the application that the framework calls."""
-
-    __slots__ = ()
-    function: Callable[..., Any]
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return function_name(self.function)
-
-    @property
-    def is_async(self) -> bool:
-        """Is the function a coroutine function?"""
-        return is_async(self.function)
+    kind: CarrierKind = CarrierKind.SESSION
+    is_async: bool = False
+    session: Callable[..., Any] | None = None
 
 
 def _caller() -> object:
@@ -293,20 +272,6 @@ class JoinedSession:
         """Flush, and hand the messages sent with the session to the connection, to be written at its commit."""
         if self._session is not None:
             self._session.commit()
-
-    def accept(self, answer: Any, kind: CalledKind, failed: type[Exception]) -> None:
-        """Finish after the call of a function of this kind.
-
-        Raises:
-            failed: it has undone or ended its transaction, or returned what is no answer.
-        """
-        if self.rolled_back:
-            raise failed(f"the {kind.what} rolled its session back; let it raise instead")
-        if self.ended:
-            raise failed(f"the {kind.what} ended its transaction; let it return or raise instead")
-        if refusal := kind.refusal(answer):
-            raise failed(refusal)
-        self.finish()
 
     def close(self) -> None:
         """Forget the session; its transaction is the caller's."""
@@ -605,25 +570,6 @@ class Transactions:
         if self._open is not None:
             stack, self._open, self._rows = self._open, None, None
             stack.close()
-
-
-def attempt(connection: Connection, perform: Callable[[Connection], None]) -> BaseException | None:
-    """Do something in a transaction that it commits by itself, and undo what it didn't; return how it failed, if so.
-
-    Raises:
-        BaseException: the connection was lost, and with it the answer to the COMMIT; or the process or the task ends.
-    """
-    transaction = connection.begin()
-    try:
-        perform(connection)
-    except BaseException as error:  # also SystemExit: it ends this call, and not those after it
-        if is_lost(connection) or is_from_outside(error):
-            raise
-        return error
-    finally:
-        if transaction.is_active:
-            transaction.rollback()
-    return None
 
 
 if TYPE_CHECKING:

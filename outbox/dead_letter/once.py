@@ -17,23 +17,23 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from outbox.acts.changes import Target
+from outbox.calling.engine import RecordedCall
+from outbox.calling.function import CalledFunction
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING, to_entry
 from outbox.database.at_commit import at_commit
 from outbox.database.execute import execute, lock_key, read_source
-from outbox.database.session import CalledFunction, JoinedSession, attempt, check_function, commit
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
-from outbox.message.answer import FUNCTION
-from outbox.message.content import Codecs, check_topic
+from outbox.message.answer import CALLBACK, CalledKind
 from outbox.message.model import Counts, DeadLetter, Orphan, read_headers
 from outbox.telemetry.events import DeadLetterAnnounced, DeadLetterCallbackFailed
-from outbox.telemetry.hooks import Announcing, emit, observed
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -53,27 +53,11 @@ _FIRST = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class ParkedCallback(CalledFunction):
-    """The function called when a message or a half of a topic is parked: ``function(letter, session)``, sync or async.
+    """The function called when a message or a half of a topic is parked: ``function(letter, session)``."""
 
-    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types.
-
-    Raises:
-        InvalidHandler: the function can't be called so.
-        InvalidMessage: the topic isn't a name.
-    """
-
-    topic: str
-    function: Callable[..., Any]
-    model: Any = None
-    codecs: Codecs = field(default_factory=Codecs, repr=False)
-
-    def __post_init__(self) -> None:
-        check_topic(self.topic)
-        check_function(f"on_parked of {self.topic!r}: the function", self.function, "letter", "session")
-
-
-class CallbackUndone(Exception):
-    """The function didn't succeed; all that it did is undone."""
+    decorator: ClassVar[str] = "on_parked"
+    kind: ClassVar[CalledKind] = CALLBACK
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("letter", "session"),)
 
 
 def announce_messages_once(
@@ -159,37 +143,37 @@ def _announce(
     connection: Connection, settings: Settings, callback: ParkedCallback, letter: DeadLetter[Any], stands: Statement
 ) -> Counts:
     facts: dict[str, Any] = {"message_id": letter.id, "topic": letter.topic, "group": letter.group or ""}
-    called = False
-
-    def call(connection: Connection) -> None:
-        nonlocal called
-        called = _call(connection, settings.schema, callback, letter, stands)
-
-    if (error := attempt(connection, call)) is not None:
-        emit(DeadLetterCallbackFailed(**facts, callback=callback.name, error=error))
+    run = _LetterCall(callback, settings.schema, letter, stands)
+    run.hold(connection)
+    if run.error is not None:
+        emit(DeadLetterCallbackFailed(**facts, callback=callback.name, error=run.error))
         return Counts(taken=1, failed=1)
-    if called:
+    if run.done:
         emit(DeadLetterAnnounced(**facts, callback=callback.name))
-    return Counts(taken=int(called), done=int(called))
+    return Counts(taken=int(run.done), done=int(run.done))
 
 
-def _call(
-    connection: Connection, schema: str, callback: ParkedCallback, letter: DeadLetter[Any], stands: Statement
-) -> bool:
-    """Call for a letter and commit that; False if there is nothing to do."""
-    target = Target(letter.id, letter.group).audited
-    # No end for a transaction that is idle: the function may take its time.
-    lock = try_lock(lock_key(sql.ACTION, schema, target), setting="NULL")
-    ((free, _),), rows, _ = execute(connection, lock, stands, wait_at_most(_PATIENCE))
-    if not free or not rows:
-        return False
-    joined = JoinedSession(connection, is_async=callback.is_async)
-    try:
-        answer = observed(Announcing(letter), joined.call, callback.function, letter)
-        joined.accept(answer, FUNCTION, CallbackUndone)
-    finally:
-        joined.close()
-    done = {"function": callback.name, "topic": letter.topic}
-    at_commit(connection, audit(schema, ACTOR, sql.ACTION, target, "it is parked", done, {"via": "worker"}))
-    commit(connection)
-    return True
+@dataclass(slots=True, eq=False)
+class _LetterCall(RecordedCall[DeadLetter[Any]]):
+    """One call for a letter, whose record is in the audit."""
+
+    schema: str
+    letter: DeadLetter[Any]
+    stands: Statement
+
+    def begin(self, connection: Connection) -> DeadLetter[Any] | None:
+        """Take the letter's lock; return the letter, None if another worker has it, or it isn't to be called for."""
+        # No end for a transaction that is idle: the function may take its time.
+        lock = try_lock(lock_key(sql.ACTION, self.schema, self._target), setting="NULL")
+        ((free, _),), rows, _ = execute(connection, lock, self.stands, wait_at_most(_PATIENCE))
+        return self.letter if free and rows else None
+
+    def end(self, connection: Connection, argument: DeadLetter[Any], _: Any) -> None:
+        """Write the call into the audit, with the COMMIT."""
+        done = {"function": self.function.name, "topic": argument.topic}
+        row = audit(self.schema, ACTOR, sql.ACTION, self._target, "it is parked", done, {"via": "worker"})
+        at_commit(connection, row)
+
+    @property
+    def _target(self) -> str:
+        return Target(self.letter.id, self.letter.group).audited

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sqlalchemy import Engine
 
-from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
+from outbox.calling.function import CalledFunction
+from outbox.consumer.subscription import Subscription
 from outbox.database.engines import check_database
-from outbox.database.session import CalledFunction, check_function
-from outbox.database.time_limit import TimeLimit
 from outbox.errors import InvalidHandler
-from outbox.message.content import Codecs, check_group, check_seconds, check_topic
-from outbox.message.model import Delivery, DeliveryStatus
-from outbox.settings import Settings
+from outbox.message.answer import CALLBACK, CalledKind
+from outbox.message.content import check_group, check_topic
+from outbox.message.model import DeliveryStatus
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.compensate.compensation import Compensation
-    from outbox.message.declared import CallbackDecorator, HeaderFilter
-    from outbox.message.topic import Topic
 
 #: Which callback learns of a message's fate.
 CallbackKind = Literal["delivered", "undeliverable"]
@@ -98,139 +93,21 @@ def _check_service(what: str, url: str) -> None:
         raise InvalidHandler(f"{what}: status_url must name no user or password: the service asks for the token")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryCallback(CalledFunction):
-    """What the producer does when it has learnt of a message's fate: ``function(delivery, session)``, sync or async.
+    """What the producer does when it has learnt of a message's ``fate``: ``function(delivery, session)``."""
 
-    ``model`` is the type that bodies are read as, ``codecs`` read those of other content types. ``timeout`` is how long
-    (seconds) the function may take.
+    kind: ClassVar[CalledKind] = CALLBACK
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("delivery", "session"),)
+    settings: ClassVar[Mapping[str, str]] = {"timeout": "callback_timeout"}
+    fate: CallbackKind
 
-    Raises:
-        InvalidHandler: the function can't be called so, or may take no time.
-        InvalidMessage: the topic isn't a name.
-    """
+    @property
+    def decorator(self) -> str:  # type: ignore[override]
+        """What of the `Outbox` declares it."""
+        return f"on_{self.fate}"
 
-    topic: str
-    kind: CallbackKind
-    function: Callable[..., Any]
-    model: Any = None
-    codecs: Codecs = field(default_factory=Codecs, repr=False)
-    timeout: float = 30.0
-    limit: TimeLimit = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_topic(self.topic)
-        what = f"on_{self.kind} of {self.topic!r}"
-        check_function(f"{what}: the function", self.function, "delivery", "session")
-        object.__setattr__(self, "limit", TimeLimit.checked(what, self.timeout))
-
-
-class DeliveryDeclarations:
-    """The part of an `Outbox` that declares what its producer learns of its messages."""
-
-    subscriptions: dict[tuple[str, str], Subscription]
-    known_groups: dict[tuple[str, str], KnownGroup]
-    compensations: dict[str, Compensation]
-    delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback]
-    codecs: Codecs
-    settings: Settings
-
-    def _as_read(self, topic: str | Topic[Any], model: Any) -> tuple[str, Any]:
-        raise NotImplementedError
-
-    def known_group(
-        self,
-        topic: str | Topic[Any],
-        *,
-        group: str,
-        consumer: Engine | AsyncEngine | str | None = None,
-        status_url: str | None = None,
-        token: str | None = None,
-        tags: Collection[str] | None = None,
-        keys: Collection[str] | None = None,
-        headers: HeaderFilter | None = None,
-    ) -> None:
-        """Have workers ask what became of each message of ``topic`` in ``group``, and write it down (`delivery`).
-
-        Where its inbox is: in the database ``consumer`` (an engine or URL), behind the service at ``status_url`` that
-        the consumer mounts (`outbox.asgi.InboxStatusService`) and that knows ``token``, or else in this
-        Outbox's own database. ``tags``, ``keys`` and ``headers`` are the filter that the group's consumer declares: a
-        message that it leaves out isn't missed.
-
-        Raises:
-            InvalidHandler: the group is known already, or it isn't said where its inbox is.
-            InvalidMessage: the topic or the group isn't a name.
-        """
-        topic, _ = self._as_read(topic, None)
-        if (topic, group) in self.known_groups:
-            raise InvalidHandler(f"group {group!r} of topic {topic!r} is known already")
-        self.known_groups[topic, group] = KnownGroup(
-            topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys), as_header_filter(headers)
-        )
-
-    def on_delivered(
-        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> CallbackDecorator[Delivery[Any]]:
-        """Register what the producer does when a known group has consumed a message of ``topic``.
-
-        ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
-        also writes the delivery: once per message and group. What it raises undoes that, and it is called again in the
-        next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
-        `known_group`.
-
-        A call that takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
-        connection, and with that all that it did.
-
-        Raises:
-            InvalidHandler: the topic has such a callback already, or the function can't be called so.
-            InvalidMessage: the topic isn't a name, or ``timeout`` no length of time.
-        """
-        return self._callback(topic, "delivered", model, timeout)
-
-    def on_undeliverable(
-        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> CallbackDecorator[Delivery[Any]]:
-        """Register what the producer does when a known group has parked a message, or has lost it for good.
-
-        As `on_delivered`. An operator may yet retry a parked message, and it is delivered then: what must not happen to
-        a message that takes effect is for a `compensation`, which quarantines it first.
-        """
-        return self._callback(topic, "undeliverable", model, timeout)
-
-    def _callback(
-        self, topic: str | Topic[Any], kind: CallbackKind, model: Any, timeout: dt.timedelta | float | None
-    ) -> CallbackDecorator[Delivery[Any]]:
-        name, model = self._as_read(topic, model)
-        limit = self.settings.callback_timeout if timeout is None else check_seconds("timeout", timeout)
-
-        def register(function: Any) -> Any:
-            if (earlier := self.delivery_callbacks.get((name, kind))) is not None:
-                raise InvalidHandler(f"topic {name!r} has an on_{kind} already: {earlier.name}")
-            self.delivery_callbacks[name, kind] = DeliveryCallback(name, kind, function, model, self.codecs, limit)
-            return function
-
-        return register
-
-    def groups_to_confirm(self) -> list[KnownGroup]:
-        """Return the groups that are known now: those that were named, and for topics that need one, its own ones.
-
-        Raises:
-            InvalidHandler: a topic has a callback, or compensates parked messages, and no group of it is known.
-        """
-        found = dict(self.known_groups)
-        needed = [(topic, f"its on_{kind} would never be called") for topic, kind in self.delivery_callbacks]
-        needed += [
-            (topic, "nothing would be compensated when it is parked")
-            for topic, each in self.compensations.items()
-            if each.when == "parked"
-        ]
-        for topic, otherwise in needed:
-            for key, subscription in self.subscriptions.items():
-                if key[0] == topic and subscription.source is None:
-                    found.setdefault(key, KnownGroup.of(subscription))
-            if not any(key[0] == topic for key in found):
-                raise InvalidHandler(
-                    f"no group of topic {topic!r} is known, so that {otherwise}; name one by "
-                    f"outbox.known_group({topic!r}, group=..., consumer=...)"
-                )
-        return list(found.values())
+    @property
+    def key(self) -> tuple[str, CallbackKind]:
+        """What there is one for."""
+        return self.topic, self.fate

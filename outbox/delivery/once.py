@@ -58,19 +58,18 @@ from uuid import UUID
 
 from outbox.acts.changes import ActRequest, Target, apply
 from outbox.acts.messages import ACTS
+from outbox.calling.engine import CallRunners, RecordedCall
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.engines import NewRunner
 from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index, wait_at_most
-from outbox.database.time_limit import FunctionTimedOut, LimitedRunners
 from outbox.delivery import sql
-from outbox.delivery.callback import CallbackRun
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
 from outbox.delivery.known_group import CALLBACK_OF, CallbackKind, DeliveryCallback, KnownGroup
 from outbox.delivery.parked import compensate_parked
 from outbox.delivery.sql import NewDelivery
-from outbox.message.model import Counts, DeliveryStatus, Status
+from outbox.message.model import Counts, Delivery, DeliveryStatus, Message, Status, read_headers
 from outbox.settings import Settings
 from outbox.telemetry.events import (
     CallbackReturned,
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
 
 #: The actor that sends again, in the audit.
 ACTOR = "confirm"
-#: How long (seconds) a batch waits for a lock.
+#: How long (seconds) a batch, or a statement of a callback's, waits for a lock.
 _PATIENCE = 10.0
 _FIRST = UUID(int=0)
 
@@ -181,7 +180,7 @@ def confirm_once(
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
     """
-    counts, runners, report = Counts(), LimitedRunners(new_runner), report or ConfirmReport()
+    counts, runners, report = Counts(), CallRunners(new_runner), report or ConfirmReport()
     try:
         for group in groups:
             if stopping():
@@ -260,6 +259,34 @@ def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None
     return Fate(DeliveryStatus.UNCONSUMED, settled=False)
 
 
+@dataclass(slots=True, eq=False)
+class _CallbackRun(RecordedCall[Delivery]):
+    """One run of a callback, whose record is the delivery that it is about."""
+
+    schema: str
+    group: KnownGroup
+    row: NewDelivery
+
+    def begin(self, connection: Connection) -> Delivery | None:
+        """Append the row; return the delivery, None if another worker has called back, or the message is pruned."""
+        row, topic, group = self.row, self.group.topic, self.group.group
+        # The row first: a second caller waits here for the first, and finds its number taken.
+        *_, new, messages = execute(
+            connection,
+            plan_by_index(),
+            wait_at_most(_PATIENCE),
+            sql.append(self.schema, topic, group, [row]),
+            sql.message(self.schema, row.half_id),
+        )
+        if not new or not messages:
+            return None
+        queue, position, key, tag, headers, content_type, body, born_at, visible_at = messages[0]
+        headers, encoding = read_headers(headers)
+        known = row.half_id, topic, queue, position, key, tag, content_type, body, born_at, visible_at
+        read_as = {"model": self.function.model, "codecs": self.function.codecs, "encoding": encoding}
+        return Delivery(Message(*known, headers=headers, **read_as), group, DeliveryStatus(row.status), row.reason)
+
+
 class _Overtaken(Exception):
     """Another worker has come further at this group."""
 
@@ -274,7 +301,7 @@ class _Confirmation:
         group: KnownGroup,
         inbox: Inbox,
         callbacks: Callbacks,
-        runners: LimitedRunners,
+        runners: CallRunners,
         stopping: Callable[[], bool],
         report: ConfirmReport,
     ) -> None:
@@ -439,16 +466,8 @@ class _Confirmation:
     def _called_back(self, row: NewDelivery) -> bool:
         """Run the callback of a row, and append that with it; False if it failed."""
         callback = self._callbacks[row.callback or ""]
-        run = CallbackRun(callback, self._settings, self._group, row)
-        error: BaseException | None
-        try:
-            if callback.limit.exhausted:
-                raise FunctionTimedOut("it hangs in every thread that it may have")
-            thread = f"outbox-{callback.kind}-{callback.topic}"
-            self._runners.run(callback.limit, thread, run.hold, is_async=callback.is_async)
-            error = run.error
-        except Exception as raised:  # the connection couldn't be opened, or was lost: what it did is undone
-            error = raised
+        run = _CallbackRun(callback, self._schema, self._group, row)
+        error = self._runners.make(run)
         named: dict[str, Any] = {"message_id": row.half_id, **self._pair, "callback": callback.name}
         if error is not None:
             self._report.callback_failed(self._group, row, callback.name, error)
@@ -459,7 +478,7 @@ class _Confirmation:
             emit(CallbackReturned(**named))
             self._tell([row], [])
         # Not done, and no error: another worker was faster, the message is pruned, or this worker ends.
-        return run.done or run.overtaken
+        return run.done or (run.held and run.argument is None)
 
     def _tell(self, rows: Sequence[NewDelivery], resent: Sequence[UUID]) -> None:
         topic, group = self._group.topic, self._group.group

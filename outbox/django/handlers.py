@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from django.db import connections
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from outbox.database.session import check_function, is_async
+from outbox.calling.function import check_function, is_async
 from outbox.django.connection import django_within
 from outbox.django.databases import declared, set_source
 from outbox.errors import InvalidHandler
@@ -23,7 +22,7 @@ class OrmFunction:
     """A checker or a compensation as the `Outbox` calls it: with a session, whose transaction Django gets."""
 
     def __init__(self, what: str, function: Callable[..., Any], using: str | None) -> None:
-        check_function(what, function, "argument")
+        check_function(what, function, ("argument",))
         if is_async(function):
             raise InvalidHandler(
                 f"{what}: {getattr(function, '__qualname__', function)} is async, and Django's ORM would leave the "
@@ -95,25 +94,20 @@ def consumer(
     return register
 
 
-def checker(
-    topic: str, *, using: str | None = None, immunity: dt.timedelta | float | None = None, **options: Any
-) -> Callable[[F], F]:
+def checker(topic: str, *, using: str | None = None, **options: Any) -> Callable[[F], F]:
     """Register ``checker(orphan)``, which tells whether the local transaction committed; see `Outbox.checker`."""
-
-    def register(function: F) -> F:
-        orm_checker = OrmFunction(f"checker of {topic!r}", function, using)
-        declared(using).checker(topic, immunity=immunity, **options)(orm_checker)
-        return function
-
-    return register
+    return _register("checker", topic, using, options)
 
 
 def compensation(topic: str, *, using: str | None = None, **options: Any) -> Callable[[F], F]:
     """Register ``compensation(message)``, which undoes the local transaction; see `Outbox.compensation`."""
+    return _register("compensation", topic, using, options)
 
+
+def _register(decorator: str, topic: str, using: str | None, options: dict[str, Any]) -> Callable[[F], F]:
     def register(function: F) -> F:
-        undo = OrmFunction(f"compensation of {topic!r}", function, using)
-        declared(using).compensation(topic, **options)(undo)
+        called = OrmFunction(f"{decorator} of {topic!r}", function, using)
+        getattr(declared(using), decorator)(topic, **options)(called)
         return function
 
     return register

@@ -107,7 +107,7 @@ def _read(alias: str, topic: str, group: str, model: Any, codecs: Codecs) -> Ite
 
 
 def _handle(alias: str, subscription: Subscription, message: Message) -> None:
-    handler: Any = subscription.handler
+    handler: Any = subscription.function
     function = handler.function if isinstance(handler, OrmFunction) else inspect.unwrap(handler)
     with transaction.atomic(alias):
         answer = function([message] if subscription.takes_batch else message)

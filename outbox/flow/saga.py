@@ -42,17 +42,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Connection
 
+from outbox.calling.engine import call_with
+from outbox.calling.function import CalledFunction, CalledFunctions, check_function
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, execute
-from outbox.database.session import check_function
 from outbox.errors import InvalidHandler
 from outbox.flow import sql
-from outbox.message.answer import FUNCTION, finished
+from outbox.message.answer import FUNCTION, CalledKind, finished
 from outbox.message.content import Codecs, check_group, check_seconds
 from outbox.message.ids import derived_id
 from outbox.message.model import Delivery, DeliveryStatus, Message, Park, Retry, SendOptions
@@ -210,6 +211,15 @@ class SagaStep:
     body: Callable[[Flow[Any]], Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _EndFunction(CalledFunction):
+    """What is called when a saga has ended, whose name stands for a topic."""
+
+    kind: ClassVar[CalledKind] = FUNCTION
+    decorator: ClassVar[str] = "function for the end"
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("flow", "session"),)
+
+
 class Saga(Generic[T]):
     """A saga, declared on the `Outbox` of the service that owns it, before its worker starts.
 
@@ -230,7 +240,7 @@ class Saga(Generic[T]):
         self._outbox = outbox
         self._model = model
         self._timeout = None if timeout is None else check_seconds("timeout", timeout)
-        self._when_ended: Callable[[Flow[T], Session], object] | None = None
+        self._functions = CalledFunctions()
         outbox.consumer(self.start_topic, group=name)(self._begin)
         outbox.consumer(deadline_topic(name), group=name)(self._remind)
         outbox.consumer(answer_topic(name), group=name)(self._read_answer)
@@ -270,7 +280,7 @@ class Saga(Generic[T]):
         if any(each.name == name for each in self.steps):
             raise InvalidHandler(f"saga {self.name!r} has a step {name!r} already; each has a name of its own")
         if body is not None:
-            check_function(f"saga {self.name!r}, step {name!r}: body", body, "flow")
+            check_function(f"saga {self.name!r}, step {name!r}: body", body, ("flow",))
         seconds = self._timeout if timeout is None else check_seconds("timeout", timeout)
         reply_to = f"{self.name}.reply.{name}"
         self._outbox.consumer(reply_to, group=self.name, source=source)(self._read_answer)
@@ -289,7 +299,7 @@ class Saga(Generic[T]):
         if earlier is not None and isinstance(earlier.function, _UndeliverableCommand):
             earlier.function.sagas.append(self)
         else:
-            self._outbox.on_undeliverable(topic)(_UndeliverableCommand([self]))
+            self._outbox.on_undeliverable(topic, model=Any)(_UndeliverableCommand([self]))
 
     def ended(self, function: F) -> F:
         """Decorate the function to call when a saga has ended: ``function(flow, session)``, in the transaction of that.
@@ -297,10 +307,7 @@ class Saga(Generic[T]):
         Raises:
             InvalidHandler: there is one already, or it can't be called so.
         """
-        if self._when_ended is not None:
-            raise InvalidHandler(f"saga {self.name!r} has a function for its end already: {self._when_ended!r}")
-        check_function(f"saga {self.name!r}: the function for its end", function, "flow", "session")
-        self._when_ended = function
+        self._functions.add(_EndFunction(self.name, function))
         return function
 
     # --- what users do ----------------------------------------------------------------------------------------------
@@ -559,9 +566,8 @@ class _Advance:
         at_commit(self.connection, sql.change(self._schema, **change))
         # What had to undo a step after its end has told its end before.
         again = any(each.answer is CommandAnswer.DONE and each.reason is not None for each in flow.commands)
-        function = self.saga._when_ended
-        if ended and not again and function and (refusal := FUNCTION.refusal(function(flow, self.session))):
-            raise InvalidHandler(f"saga {flow.name!r}: at its end, {refusal}")
+        for function in self.saga._functions if ended and not again else ():
+            call_with(function, flow, self.session)
 
     def _note(
         self, command: SagaCommand, answer: CommandAnswer, reason: str | None, kind: str | None, raw: bytes | None

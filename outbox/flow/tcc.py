@@ -20,14 +20,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 from uuid import UUID
 
+from outbox.calling.engine import call_with
+from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.database.execute import execute
-from outbox.database.session import check_function, is_async, wait_for
 from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow import sql
-from outbox.message.answer import FUNCTION
+from outbox.message.answer import FUNCTION, CalledKind
 from outbox.message.content import MAX_KEY_BYTES, check_group, check_text
 
 if TYPE_CHECKING:
@@ -57,6 +58,26 @@ class Branch(Generic[T]):
     body: T
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BranchFunction(CalledFunction):
+    """One of the three functions of a participant, whose name stands for a topic."""
+
+    kind: ClassVar[CalledKind] = FUNCTION
+    decorator: ClassVar[str] = "participant"
+    forms: ClassVar[tuple[tuple[str, ...], ...]] = (("branch", "session"),)
+    state: BranchState
+
+    @property
+    def what(self) -> str:
+        """What it is called in texts."""
+        return f"participant {self.topic!r}: the function to be {self.state.value}"
+
+    @property
+    def key(self) -> BranchState:
+        """What there is one for."""
+        return self.state
+
+
 @dataclass(slots=True)
 class Participant(Generic[T]):
     """One service's part in transactions of try, confirm and cancel, in the database of its `Outbox`.
@@ -71,7 +92,7 @@ class Participant(Generic[T]):
 
     outbox: Outbox
     name: str
-    _functions: dict[BranchState, Callable[[Branch[T], Any], object]] = field(default_factory=dict)
+    _functions: CalledFunctions = field(default_factory=CalledFunctions)
 
     def __post_init__(self) -> None:
         check_group(self.name)
@@ -188,30 +209,16 @@ class Participant(Generic[T]):
         return self.outbox.current.settings.schema
 
     def _declare(self, state: BranchState, function: F) -> F:
-        what = f"participant {self.name!r}: the function to be {state.value}"
-        if state in self._functions:
-            raise InvalidHandler(f"{what} is there already: {self._functions[state]!r}")
-        check_function(what, function, "branch", "session")
-        self._functions[state] = function
+        self._functions.add(_BranchFunction(self.name, function, state=state))
         return function
 
     def _call(self, state: BranchState, carrier: Any, branch: Branch[T]) -> None:
-        function = self._functions.get(state)
+        function = self._functions.of(_BranchFunction).get(state)
         if function is None:
             raise InvalidHandler(
                 f"participant {self.name!r} has nothing that is called to be {state.value}: declare all three functions"
             )
-        if not is_async(function):
-            returned = function(branch, getattr(carrier, "sync_session", carrier))
-        elif hasattr(carrier, "sync_session"):
-            returned = wait_for(function(branch, carrier))
-        else:
-            raise InvalidHandler(
-                f"participant {self.name!r}: the function to be {state.value} is async, so call it with an "
-                f"AsyncSession, not with {type(carrier).__name__}"
-            )
-        if refusal := FUNCTION.refusal(returned):
-            raise InvalidHandler(f"participant {self.name!r}, to be {state.value}: {refusal}")
+        call_with(function, branch, carrier)
 
     def _state(self, session: Session, key: dict[str, Any]) -> BranchState | None:
         # Only read where the call took no effect: whose effect that was has ended by now, and the row stays.

@@ -27,7 +27,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
-#: What a handler takes beside its message (`outbox.database.carrier`).
+#: What a handler takes beside its message (`outbox.calling.carrier`).
 CarrierT = TypeVar("CarrierT", "Session", "Connection", "Cursor[Any]")
 AsyncCarrierT = TypeVar("AsyncCarrierT", "AsyncSession", "AsyncConnection", "AsyncCursor[Any]")
 VerdictT = TypeVar("VerdictT", bound=Resolution | None)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.check.checker import Checker
+    from outbox.check.asker import Checker
     from outbox.database.engines import NewRunner, Runner
     from outbox.message.topic import Topic
     from outbox.settings import Settings

@@ -54,38 +54,15 @@ class Handling:
 
 
 @dataclass(slots=True)
-class Checking:
-    """A call of a checker."""
+class Calling:
+    """A call of a checker, a compensation or a callback, which ``decorator`` of the `Outbox` has declared."""
 
-    orphan: Orphan
+    decorator: str
+    argument: Orphan | Message | Delivery | DeadLetter
     answer: Any = None
 
 
-@dataclass(slots=True)
-class Compensating:
-    """A call of a compensation."""
-
-    message: Message
-    answer: Any = None
-
-
-@dataclass(slots=True)
-class Confirming:
-    """A call of what the producer does when it has learnt of a message's fate."""
-
-    delivery: Delivery
-    answer: Any = None
-
-
-@dataclass(slots=True)
-class Announcing:
-    """A call of a function of `Outbox.on_parked`."""
-
-    letter: DeadLetter
-    answer: Any = None
-
-
-Activity = Handling | Checking | Compensating | Confirming | Announcing
+Activity = Handling | Calling
 
 
 class Observer(Protocol):

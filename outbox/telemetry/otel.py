@@ -35,15 +35,11 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
 from outbox.errors import pip_install
-from outbox.message.model import DeadLetter, HalfMessage, Message, Orphan, Park, Resolution, Retry
+from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
     Activity,
-    Announcing,
-    Checking,
-    Compensating,
-    Confirming,
     Handling,
     Sending,
     add_hook,
@@ -157,23 +153,23 @@ class _Instrumentation:
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:
         """Make a span around a call of a handler, a checker, a compensation or a callback."""
-        of: Orphan | Message | DeadLetter
-        more: dict[str, Any] = {}
         if isinstance(activity, Handling):
             with self._handling(activity):
                 yield
             return
-        match activity:
-            case Checking(orphan=of):
-                verb, headers, more = "check", [of.headers], {"outbox.checks": of.checks}
-            case Compensating(message=of):
-                verb, headers = "compensate", [of.headers]
-            case Confirming(delivery=delivery):
-                verb, of, headers = "confirm", delivery.message, [delivery.message.headers]
-                more = {_GROUP: delivery.group, "outbox.delivery": delivery.status.value}
-            case Announcing(letter=of):
-                verb, headers = "announce", [] if of.message is None else [of.message.headers]
-                more = {} if of.group is None else {_GROUP: of.group}
+        argument, more = activity.argument, dict[str, Any]()
+        of = argument.message if isinstance(argument, Delivery) else argument
+        match argument:
+            case Orphan(checks=checks):
+                verb, more = "check", {"outbox.checks": checks}
+            case Delivery(group=group, status=status):
+                verb, more = "confirm", {_GROUP: group, "outbox.delivery": status.value}
+            case DeadLetter(group=group):
+                verb, more = "announce", {} if group is None else {_GROUP: group}
+            case _:
+                verb = "compensate"
+        sent = of.message if isinstance(of, DeadLetter) else of
+        headers = [] if sent is None else [sent.headers]
         attributes = {**_messaging(verb, None, of.topic), _ID: str(of.id), **more}
         with self._current(f"{verb} {of.topic}", attributes, headers) as span:
             yield

@@ -163,7 +163,7 @@ _Step = Callable[["Connection | None"], None]
 
 def _surrounded(subscription: Subscription, before: _Step | None = None, after: _Step | None = None) -> Handler:
     """Return a handler that does something before and after the subscription's own."""
-    handler = subscription.handler
+    handler = subscription.function
 
     # Outside of transactions, the message is all there is.
     def plain_handler(message: Any, *carrier: Any) -> Any:
@@ -211,7 +211,7 @@ def replaced_handlers(
         what = f"consumer of {topic!r}" if topic else "consumer"
         raise InvalidHandler(f"this Outbox has no {what}{f' in group {group!r}' if group else ''}")
     for key, subscription in chosen.items():
-        outbox.subscriptions[key] = replace(subscription, handler=around(subscription))
+        outbox.subscriptions[key] = replace(subscription, function=around(subscription))
     try:
         yield
     finally:

@@ -270,7 +270,7 @@ def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
     _refuse_rolled_back(runners, outbox)
     for each in outbox.compensations.values():
         if each.is_async:
-            runners.of(outbox, f"the async compensation of {each.topic!r}")
+            runners.of(outbox, f"the async {each.what}")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         total = Counts()
@@ -295,7 +295,7 @@ def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
     _refuse_rolled_back(runners, outbox)
     for each in outbox.delivery_callbacks.values():
         if each.is_async:
-            runners.of(outbox, f"the async on_{each.kind} of {each.topic!r}")
+            runners.of(outbox, f"the async {each.what}")
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         return confirm_once(
@@ -314,7 +314,7 @@ def _dead_letters(runners: PassRunners, outbox: Outbox) -> Counts:
     _refuse_rolled_back(runners, outbox)
     counts = Counts()
     for callback in outbox.parked_callbacks.values():
-        runner = runners.of(outbox, f"the async on_parked of {callback.topic!r}" if callback.is_async else None)
+        runner = runners.of(outbox, f"the async {callback.what}" if callback.is_async else None)
         if steps.parts(runner, outbox).producer:
             counts += runner.run(partial(_announce_halves, outbox, callback))
         for (topic, _), subscription in outbox.subscriptions.items():

@@ -105,11 +105,11 @@ class _Twice:
             return self._async_outside_twice if self.subscription.is_async else self._outside_twice
 
         # With the handler's own declaration of what it takes.
-        @functools.wraps(self.subscription.handler)
+        @functools.wraps(self.subscription.function)
         def handler(message: Any, carrier: Any) -> Any:
             return self._twice(message, carrier)
 
-        @functools.wraps(self.subscription.handler)
+        @functools.wraps(self.subscription.function)
         async def async_handler(message: Any, carrier: Any) -> Any:
             return await self._async_twice(message, carrier)
 
@@ -120,7 +120,7 @@ class _Twice:
         self._run_undone(message, first)
         try:
             with self._recorded(second):
-                return self.subscription.handler(message, carrier)
+                return self.subscription.function(message, carrier)
         finally:
             self._compare(message, first, second)
 
@@ -131,7 +131,7 @@ class _Twice:
         await greenlet_spawn(self._run_undone, message, first)
         try:
             with self._recorded(second):
-                return await self.subscription.handler(message, carrier)
+                return await self.subscription.function(message, carrier)
         finally:
             self._compare(message, first, second)
 
@@ -143,7 +143,7 @@ class _Twice:
             joined = JoinedSession(connection, is_async=takes.is_async, takes=takes)
             try:
                 with self._recorded(run, raising=False):
-                    unfinished(joined.call(self.subscription.handler, message))
+                    unfinished(joined.call(self.subscription.function, message))
                     joined.flush()
             finally:
                 joined.close()
@@ -152,20 +152,20 @@ class _Twice:
     def _outside_twice(self, message: Any) -> Any:
         first, second = _Effects(), _Effects()
         with self._recorded(first, raising=False):
-            unfinished(self.subscription.handler(message))
+            unfinished(self.subscription.function(message))
         try:
             with self._recorded(second):
-                return self.subscription.handler(message)
+                return self.subscription.function(message)
         finally:
             self._compare(message, first, second)
 
     async def _async_outside_twice(self, message: Any) -> Any:
         first, second = _Effects(), _Effects()
         with self._recorded(first, raising=False):
-            await self.subscription.handler(message)
+            await self.subscription.function(message)
         try:
             with self._recorded(second):
-                return await self.subscription.handler(message)
+                return await self.subscription.function(message)
         finally:
             self._compare(message, first, second)
 
@@ -196,7 +196,7 @@ class _Twice:
             lines.append(f"    the first run returned, the second raised {second.error!r}")
         if lines:
             ids = ", ".join(str(each.id) for each in (message if isinstance(message, list) else [message]))
-            name = getattr(self.subscription.handler, "__qualname__", repr(self.subscription.handler))
+            name = getattr(self.subscription.function, "__qualname__", repr(self.subscription.function))
             of = f"group {self.subscription.group!r} of topic {self.subscription.topic!r}"
             self.reports.append("\n".join([f"  {name} ({of}), message {ids}:", *lines]))
 

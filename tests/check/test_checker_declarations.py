@@ -152,7 +152,7 @@ def test_topic_that_is_no_name(outbox: Outbox) -> None:
 def test_second_checker_of_a_topic(outbox: Outbox) -> None:
     """One checker answers for a topic; the error names the one that is there."""
     outbox.checker("paid")(Asked().method)
-    with pytest.raises(InvalidHandler, match=rf"topic 'paid' has a checker already: {__name__}\.Asked\.method"):
+    with pytest.raises(InvalidHandler, match=rf"checker of 'paid' is declared already: {__name__}\.Asked\.method"):
         outbox.checker("paid")(lambda orphan: COMMIT)
     assert outbox.checkers["paid"].takes_session
 
@@ -177,7 +177,7 @@ def test_two_phase_registers_its_check(bench: Bench) -> None:
         with pytest.raises(LookupError):
             pay()
     assert bench.outbox.checkers["paid"].function is check
-    with pytest.raises(InvalidHandler, match="has a checker already"):
+    with pytest.raises(InvalidHandler, match="checker of 'paid' is declared already"):
         bench.outbox.two_phase(topic="paid", check=other)
     assert bench.check() == Counts(taken=2, done=2)
     assert ran == [1, 2]

@@ -64,7 +64,7 @@ def test_a_plain_function_that_hangs(town: Town, runners: Runners, released: thr
     wait_until(lambda: undone(town), "the server has undone it")
     assert (town.refunds(half_id), town.balance) == (0, 900)
     released.set()
-    wait_until(lambda: town.compensations["t"].limit.hanging == 0, "the thread has ended")
+    wait_until(lambda: not any(each.is_alive() for each in town.compensations["t"].left_behind), "the thread has ended")
     assert errors, "its connection is gone"
     assert (town.refunds(half_id), town.balance, town.item(bulk_job_id)[0]) == (0, 900, "pending")
     declare(town, give_back, 30)
@@ -91,7 +91,7 @@ def test_a_coroutine_function_that_hangs(town: Town, runners: Runners) -> None:
     bulk_job_id = town.order(half_id)
     assert town.work(runners).failed == 1
     assert "FunctionTimedOut: it took longer than 2 s" in town.said(bulk_job_id)
-    wait_until(lambda: town.compensations["t"].limit.hanging == 0, "its thread has ended")
+    wait_until(lambda: not any(each.is_alive() for each in town.compensations["t"].left_behind), "its thread has ended")
     assert [type(error) for error in ended] == [asyncio.CancelledError]
     wait_until(lambda: undone(town), "the server has undone it")
     assert (town.refunds(half_id), town.balance) == (0, 900)
@@ -101,7 +101,7 @@ def test_a_topic_whose_compensation_hangs_rests(
     town: Town, runners: Runners, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its items wait without an attempt, those of other topics are carried out; when a thread is back, it goes on."""
-    monkeypatch.setattr("outbox.database.time_limit.MOST_LEFT_BEHIND", 1)
+    monkeypatch.setattr("outbox.calling.engine.MOST_LEFT_BEHIND", 1)
     calls: list[Message] = []
 
     def hang(message: Message, session: Session) -> None:
@@ -120,7 +120,7 @@ def test_a_topic_whose_compensation_hangs_rests(
     assert len(calls) == 1
     assert sum("hangs in every thread that it may have" in town.said(each) for each in jobs) == 1
     released.set()
-    wait_until(lambda: town.compensations["t"].limit.hanging == 0, "the thread has ended")
+    wait_until(lambda: not any(each.is_alive() for each in town.compensations["t"].left_behind), "the thread has ended")
     town.age()
     assert town.work(runners).done == 2
 

@@ -26,9 +26,9 @@ def test_one_handler_for_a_group_of_a_topic(app: Outbox) -> None:
     app.consumer("t", group="g")(handler)
     app.consumer("t", group="h")(handler)
     app.consumer("u", group="g")(handler)
-    with pytest.raises(InvalidHandler, match=rf"group 'g' already handles topic 't' by {__name__}\.handler"):
+    with pytest.raises(InvalidHandler, match=rf"consumer of 't' in group 'g' is declared already: {__name__}\.handler"):
         app.consumer("t", group="g")(lambda message, session: None)
-    assert app.subscriptions["t", "g"].handler is handler
+    assert app.subscriptions["t", "g"].function is handler
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ def test_a_task_that_has_not_begun_ends_with_its_claim() -> None:
     loop, thread = start_loop("busy")
     free = threading.Event()
     loop.call_soon_threadsafe(free.wait, 60)
-    calls = Calls(Subscription("t", "g", wait_for_ever, (), **OUTSIDE), HandlerMeter(), CallContext(loop=loop))
+    subscription = Subscription("t", wait_for_ever, group="g", retry_delays=(), **OUTSIDE)
+    calls = Calls(subscription, HandlerMeter(), CallContext(loop=loop))
     call = Call(0, Entry(1, ID, Message(ID, "t", 0, 1, None, None, "application/json", b"1", BORN, BORN)), 1)
     try:
         calls.start(call)

@@ -166,12 +166,22 @@ def compensate(app: Outbox) -> None:
     app.compensation("t")(lambda message, session: None)
 
 
-@pytest.mark.parametrize("declare", [consume, check, compensate])
+def confirm(app: Outbox) -> None:
+    """Declare a callback that reads plain JSON."""
+    app.on_delivered("t")(lambda delivery, session: None)
+
+
+def announce(app: Outbox) -> None:
+    """Declare another one."""
+    app.on_parked("t")(lambda letter, session: None)
+
+
+@pytest.mark.parametrize("declare", [consume, check, compensate, confirm, announce])
 def test_a_topic_is_declared_before_its_readers(bench: Bench, declare: Callable[[Outbox], None]) -> None:
     """Else a reader would get what it doesn't expect, by the order of two imports."""
     app = Outbox(bench.producer, settings=bench.settings)
     declare(app)
-    with pytest.raises(InvalidHandler, match="declare the topic before them"):
+    with pytest.raises(InvalidHandler, match="declare the topic before it"):
         app.topic(first())
 
 

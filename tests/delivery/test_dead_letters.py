@@ -286,7 +286,7 @@ def test_by_a_worker(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_not_be_declared(post: Post) -> None:
     """A second function, and one that takes something else."""
     app = calling(post)
-    with pytest.raises(InvalidHandler, match="topic 't' has an on_parked already"):
+    with pytest.raises(InvalidHandler, match="on_parked of 't' is declared already"):
         app.on_parked("t")(note)
     with pytest.raises(InvalidHandler, match="letter, session"):
         app.on_parked("other")(lambda: None)  # type: ignore[arg-type,misc]  # what is refused

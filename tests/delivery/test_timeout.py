@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -30,7 +31,7 @@ def runners(post: Post) -> Iterator[Runners]:
 
 def hanging(app: Outbox) -> int:
     """Count the threads in which the callback was left behind."""
-    return app.delivery_callbacks["t", "delivered"].limit.hanging
+    return sum(thread.is_alive() for thread in app.delivery_callbacks["t", "delivered"].left_behind)
 
 
 def test_a_plain_callback_that_hangs(
@@ -62,7 +63,7 @@ def test_a_plain_callback_that_hangs(
     wait_until(lambda: hanging(app) == 0, "the thread has ended")
     assert errors, "its connection is gone"
     assert post.told() == [(second, "g", "consumed")]
-    app.delivery_callbacks["t", "delivered"].limit.seconds = 60
+    app.delivery_callbacks["t", "delivered"] = replace(app.delivery_callbacks["t", "delivered"], timeout=60)
     post.confirm(app, new_runner=runners)
     assert post.told() == [(second, "g", "consumed"), (first, "g", "consumed")]
     assert post.settled(first)
@@ -93,7 +94,7 @@ def test_a_callback_that_always_hangs_rests(
     post: Post, runners: Runners, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It isn't called while it hangs in every thread that it may have; when one is back, it is."""
-    monkeypatch.setattr("outbox.database.time_limit.MOST_LEFT_BEHIND", 1)
+    monkeypatch.setattr("outbox.calling.engine.MOST_LEFT_BEHIND", 1)
     app, consumer, calls = post.know(), post.declare(), list[Delivery]()
 
     @app.on_delivered("t", timeout=LIMIT)
@@ -108,7 +109,7 @@ def test_a_callback_that_always_hangs_rests(
     assert [post.settled(each) for each in ids] == [False] * 3
     released.set()
     wait_until(lambda: hanging(app) == 0, "the thread has ended")
-    app.delivery_callbacks["t", "delivered"].limit.seconds = 60
+    app.delivery_callbacks["t", "delivered"] = replace(app.delivery_callbacks["t", "delivered"], timeout=60)
     post.confirm(app, new_runner=runners)
     assert [post.settled(each) for each in ids] == [True] * 3
 
@@ -118,7 +119,7 @@ def test_the_limit_is_declared() -> None:
     app = Outbox(settings=Settings(callback_timeout=7))
     app.on_delivered("t")(tell)
     app.on_undeliverable("t", timeout=1.5)(tell)
-    limits = {kind: each.limit.seconds for (_, kind), each in app.delivery_callbacks.items()}
+    limits = {kind: each.timeout for (_, kind), each in app.delivery_callbacks.items()}
     assert limits == {"delivered": 7, "undeliverable": 1.5}
     with pytest.raises(InvalidHandler, match=r"on_delivered of 'v': timeout = 0\.0 must be greater than 0"):
         app.on_delivered("v", timeout=0)(tell)

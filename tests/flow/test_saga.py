@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Flow, Message, Outbox, Park, Saga, Settings, testing
+from outbox.calling.function import CalledFunctions
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.flow.saga import read_flows
 from outbox.message.model import DeliveryStatus, uuid7
@@ -324,7 +325,8 @@ def test_a_transition_whose_commit_fails_happens_once(world: World) -> None:
             failing.clear()
             raise ValueError("not now")
 
-    world.saga._when_ended = fail_once
+    world.saga._functions = CalledFunctions()
+    world.saga.ended(fail_once)
     world.go()
     assert world.flow(trip).status == "running"
     world.go(failed=True)
@@ -417,14 +419,14 @@ def test_what_can_not_be_declared(engine: Engine, settings: Settings) -> None:
         saga.step("a", "t")
     with pytest.raises(InvalidHandler, match="step 'b': body must take"):
         saga.step("b", "t", body=lambda: 1)  # type: ignore[misc,arg-type]  # the mistake
-    with pytest.raises(InvalidHandler, match="has a function for its end already"):
+    with pytest.raises(InvalidHandler, match="function for the end of 's' is declared already"):
         saga.ended(lambda flow, session: None)
-    with pytest.raises(InvalidHandler, match=r"group 's' already handles topic 's\.start'"):
+    with pytest.raises(InvalidHandler, match=r"consumer of 's\.start' in group 's' is declared already"):
         Saga(outbox, "s")
     with pytest.raises(InvalidMessage):
         saga.start(None, "no number")
     outbox.on_undeliverable("mine")(lambda delivery, session: None)
-    with pytest.raises(InvalidHandler, match="topic 'mine' has an on_undeliverable already"):
+    with pytest.raises(InvalidHandler, match="on_undeliverable of 'mine' is declared already"):
         saga.step("c", "mine", group="g")
 
 

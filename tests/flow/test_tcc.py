@@ -309,7 +309,7 @@ def test_an_async_function_needs_an_async_session(shop: Shop) -> None:
 
 def test_what_can_not_be_declared(shop: Shop) -> None:
     """A second function, one that takes something else; and one that is missing."""
-    with pytest.raises(InvalidHandler, match="participant 'shop': the function to be tried is there already"):
+    with pytest.raises(InvalidHandler, match="participant 'shop': the function to be tried is declared already"):
         shop.participant.on_try(lambda branch, session: None)
     other: Participant[str] = Participant(shop.participant.outbox, "other")
     with pytest.raises(InvalidHandler, match="must take"):

@@ -411,7 +411,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "confirm: of two workers that would call back, one does",
-        "delivery/callback.py",
+        "delivery/once.py",
         "        if not new or not messages:",
         "        if not messages:",
         "confirm,confirm@settled",

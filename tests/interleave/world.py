@@ -22,8 +22,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, te
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Saga, Settings
-from outbox.check.asker import Asker
-from outbox.check.checker import Checker
+from outbox.check.asker import Asker, Checker
 from outbox.check.once import check_once
 from outbox.compensate.once import compensate_once
 from outbox.consumer.consumer import Consumer

@@ -18,7 +18,7 @@ from outbox.errors import InvalidHandler
 from outbox.message.model import HalfMessage
 from outbox.telemetry import events
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import Activity, Checking, Handling, Sending
+from outbox.telemetry.hooks import Activity, Calling, Handling, Sending
 from tests.kit import send_each, wait_until
 from tests.worker.conftest import Bench
 
@@ -163,7 +163,7 @@ def test_a_half_that_is_parked(bench: Bench) -> None:
     with Session(bench.engine) as session, session.begin():
         half_id = bench.outbox.prepare(session, "paid", {})
     testing.check(bench.outbox)
-    assert [type(activity) for activity in seen] == [Checking]
+    assert [(type(activity), activity.answer) for activity in seen] == [(Calling, Resolution.UNKNOWN)]
     (parked,) = middleware.of(events.HalfParked)
     assert isinstance(parked, events.HalfParked)
     assert parked.half_id == half_id

@@ -247,9 +247,9 @@ class _ThreadStarter:
             with self._context.active():
                 if observers.hooks or middlewares_here.get():
                     activity = _handling(self._subscription, call)
-                    answer = observed(activity, self._subscription.handler, call.message)
+                    answer = observed(activity, self._subscription.function, call.message)
                 else:
-                    answer = self._subscription.handler(call.message)
+                    answer = self._subscription.function(call.message)
         except BaseException as error:  # also SystemExit: it ends an attempt, and not the worker
             raised = error
         try:
@@ -306,7 +306,7 @@ class _TaskStarter:
         call.take(answer, raised)
 
     async def _answer(self, call: Call) -> Any:
-        handler = self._subscription.handler
+        handler = self._subscription.function
         if not (observers.hooks or middlewares_here.get()):
             return await handler(call.message)
         # Observers are no coroutines.

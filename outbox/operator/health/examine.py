@@ -43,7 +43,7 @@ from outbox.text import database_address, summary_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
 
-    from outbox.check.checker import Checker
+    from outbox.check.asker import Checker
     from outbox.consumer.subscription import Subscription
     from outbox.database.engines import Bind
 

@@ -24,7 +24,7 @@ from outbox.text import counted, duration
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from outbox.check.checker import Checker
+    from outbox.check.asker import Checker
     from outbox.database.execute import Row, Statement, Template
     from outbox.settings import Settings
 

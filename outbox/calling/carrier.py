@@ -7,25 +7,15 @@ found among the modules that are imported: an annotation can't have named one of
 
 from __future__ import annotations
 
-import enum
 import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from outbox.database.session import CarrierKind, DeclaredCarrier
 from outbox.errors import InvalidHandler
 from outbox.text import message_of
-
-
-class CarrierKind(enum.Enum):
-    """What a function is given to work with."""
-
-    SESSION = "session"
-    CONNECTION = "connection"
-    CURSOR = "cursor"
-
 
 #: The class of each kind, for plain functions and for async ones: its module, and its name there.
 _CLASSES = {
@@ -40,15 +30,6 @@ _CLASSES = {
         CarrierKind.CURSOR: ("psycopg", "AsyncCursor"),
     },
 }
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredCarrier:
-    """What a function takes; ``session`` is the class of its session where that is one of the application's own."""
-
-    kind: CarrierKind = CarrierKind.SESSION
-    is_async: bool = False
-    session: Callable[..., Any] | None = None
 
 
 def carrier_of(what: str, function: Callable[..., Any], *, is_async: bool) -> DeclaredCarrier:
