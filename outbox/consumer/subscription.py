@@ -23,7 +23,6 @@ from uuid import UUID
 from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
-from outbox.consumer.start import STARTS, is_start
 from outbox.database.carrier import CarrierKind, DeclaredCarrier, carrier_of
 from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
 from outbox.database.session import JoinedSession, check_function, is_async
@@ -33,6 +32,7 @@ from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
 from outbox.message.limits import Breaker
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
+from outbox.message.start import STARTS, is_start
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers

@@ -12,43 +12,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import execute
 from outbox.database.session import RunningTransaction
-from outbox.errors import DuplicateMessage, InvalidMessage
+from outbox.errors import InvalidMessage
 from outbox.message.content import MAX_KEY_BYTES, check_text
 from outbox.message.ids import derived_id, message_id
-from outbox.message.model import Follows, HalfMessage, OnDuplicate, SendOptions
+from outbox.message.model import Follows, SendOptions
 from outbox.producer.sql import write_once
+from outbox.producer.write import Once
 from outbox.telemetry.events import DuplicateIgnored
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.database.execute import Row, Statement
-    from outbox.producer.producer import AnyCarrier, Write
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """A business string of which a topic is to have one message, and what a second send does."""
-
-    dedupe: str
-    on_duplicate: OnDuplicate
-
-    def second(self, half: HalfMessage) -> DuplicateIgnored:
-        """Return the event that tells of a second message.
-
-        Raises:
-            DuplicateMessage: its sender wants that.
-        """
-        if self.on_duplicate == "error":
-            raise DuplicateMessage(half.topic, self.dedupe, half.id)
-        return DuplicateIgnored(topic=half.topic, message_id=half.id, dedupe=self.dedupe)
+    from outbox.producer.write import AnyCarrier, Write
 
 
 def once_of(options: SendOptions) -> Once | None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
     from outbox.app import Outbox
-    from outbox.producer.producer import Producer, Write
+    from outbox.producer.producer import Producer
+    from outbox.producer.write import Write
 
 T = TypeVar("T")
 

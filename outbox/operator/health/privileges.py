@@ -21,7 +21,7 @@ from outbox.text import database_address, summary_of
 if TYPE_CHECKING:
     from outbox.consumer.subscription import Subscription
     from outbox.database.engines import Bind
-    from outbox.operator.health.examine import Examination
+    from outbox.operator.health.examination import Examination
     from outbox.operator.health.rules import Diagnosis
 
 _SHOWN = 3

@@ -6,14 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
 from outbox.message.masking import names_in
-
-if TYPE_CHECKING:
-    from outbox.reconcile.fleet.config import FleetTotal
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"
@@ -99,8 +96,35 @@ class Measure:
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
 
 
-#: What adds up sums of SELECT statements and of bodies.
-Sums: TypeAlias = "Measure | FleetTotal"
+class Sums(Protocol):
+    """What adds up sums of SELECT statements and of bodies: a `Measure`, or the total of a fleet."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The columns of the key."""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The columns that are added up."""
+
+    @property
+    def in_flight(self) -> Mapping[str, str]:
+        """The path of each column in the body of a message that is under way."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that each SELECT returns."""
+
+    @property
+    def selects(self) -> dict[str, str]:
+        """The SELECT statements, by name."""
+
+    def refused(self, why: str) -> InvalidSettings:
+        """Return the error that names it."""
 
 
 def wrong_columns(sums: Sums) -> Iterator[str]:
