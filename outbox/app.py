@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         TwoPhaseDecorator,
     )
     from outbox.operator.operator import OutboxOperator
-    from outbox.producer.write import AnyCarrier, Carrier
+    from outbox.producer.producer import AnyCarrier, Carrier
 
 P = ParamSpec("P")
 T = TypeVar("T")

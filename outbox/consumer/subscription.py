@@ -30,9 +30,8 @@ from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.answer import HANDLER, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, Codecs, check_group, check_topic
-from outbox.message.limits import Breaker
+from outbox.message.limits import STARTS, Breaker, is_start
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
-from outbox.message.start import STARTS, is_start
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers

@@ -26,8 +26,8 @@ from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
 from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
+from outbox.message.limits import STARTS, is_start, start_from_text
 from outbox.message.model import number_of
-from outbox.message.start import STARTS, is_start, start_from_text
 from outbox.operator import groups_sql as sql
 from outbox.operator.acts import Declaration
 from outbox.operator.changes import checked_actor, record_of, unless_locked

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -50,31 +50,95 @@ from outbox.message.compression import compress
 from outbox.message.ids import FOLLOWING_VERSION
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import chosen_id, firsts, following_id, once_of, refuse_once
+from outbox.producer.once import Once, chosen_id, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
-from outbox.producer.sql import queues_of, write_halves, write_late
-from outbox.producer.write import Intent, Once, Sender, Write
+from outbox.producer.sql import queues_of, write_halves, write_late, write_once
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored, HalfDecided, HalfDeciding, HeadersRefused, MessagesSent
-from outbox.telemetry.hooks import Middleware, Registry
+from outbox.telemetry.hooks import Middleware, Registry, Sending
 
 if TYPE_CHECKING:
     import datetime as dt
 
     from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
         AsyncEngine,
         AsyncSession,
+        async_scoped_session,
         async_sessionmaker,
     )
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-    from outbox.database.drivers import Raw
-    from outbox.database.execute import Steps
+    from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection
+    from outbox.database.execute import Row, Steps
     from outbox.database.session import Bind
     from outbox.message.content import Codecs
     from outbox.message.topic import Topic
-    from outbox.producer.write import AnyCarrier, Carrier
     from outbox.settings import Settings
+
+    Carrier = Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any]
+    AnyCarrier = Carrier | RawConnection | RawAsyncConnection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sender:
+    """What all messages of an Outbox have in common.
+
+    ``flow`` may refuse one: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
+    ``report`` is what the process tells of itself; ``nudges``: dispatchers listen.
+    """
+
+    own: OwnDatabase
+    schema: str
+    limit: int
+    middlewares: Registry[Middleware]
+    report: ProcessReport
+    flow: FlowControl | None
+    nudges: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A half message to write; prepared, if it comes with a preparation, else committed with the transaction.
+
+    ``sending`` is what send hooks wait for. ``once``: it is only written if its id isn't there.
+    """
+
+    sender: Sender
+    half: HalfMessage
+    preparation: Preparation | None = None
+    sending: Sequence[Sending] = ()
+    once: Once | None = None
+
+    def refuse_now(self, engine: Engine) -> None:
+        """Raise, without I/O, if the message would be refused when it is written on a connection of ``engine``.
+
+        Raises:
+            OutboxBusy: its topic is known to be full.
+        """
+        if self.sender.flow is not None:
+            self.sender.flow.refuse_now(engine.pool, self.half.topic, prepared=self.preparation is not None)
+
+    def refuse_unstorable(self, encodings: Iterable[str]) -> None:
+        """Raise if the database or its client has no code for a character of the message.
+
+        Raises:
+            InvalidMessage: names the text.
+        """
+        for encoding in encodings:
+            texts = [("key", self.half.key), ("tag", self.half.tag)]
+            texts += [(f"header {name!a}", text) for name, value in self.half.headers.items() for text in (name, value)]
+            for what, text in texts:
+                content.check_encoding(what, text or "", encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A decision to write; the transaction fails unless it is the first."""
+
+    sender: Sender
+    half_id: UUID
+    resolution: Resolution
 
 
 #: For longer than this after its last work, a dispatcher looks by itself every few milliseconds, so that only the first
@@ -151,7 +215,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):
-            statements += firsts(connection, schema, of_schema, duplicates)
+            statements += _firsts(connection, schema, of_schema, duplicates)
         else:
             statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
     return statements, duplicates
@@ -219,6 +283,37 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
     earlier = _last_sent.get(connection.engine, 0.0)
     _last_sent[connection.engine] = now
     return now - earlier > _NUDGE_AFTER
+
+
+def _firsts(
+    connection: Connection, schema: str, writes: Sequence[Write], duplicates: dict[int, DuplicateIgnored]
+) -> list[Statement]:
+    """Return what writes messages, but those that the transaction has sent before, or that their topics have already.
+
+    ``duplicates`` gets the events of these, by the identities of their writes, once that is answered. Where a second
+    message may be an error, it is written here.
+
+    Raises:
+        DuplicateMessage: a second message whose sender wants that; the transaction is to be rolled back.
+    """
+    first_of: dict[UUID, Write] = {}
+    for write in writes:
+        first_of.setdefault(write.half.id, write)
+    written = [write for write in writes if write.once is None or first_of[write.half.id] is write]
+    once = {write.half.id for write in written if write.once is not None}
+
+    def answered(rows: list[Row]) -> None:
+        there = {half_id for (half_id,) in rows}
+        for write in writes:
+            if write.once is not None and (write.half.id in there or first_of[write.half.id] is not write):
+                duplicates[id(write)] = write.once.second(write.half)
+
+    statement = write_once(schema, [(write.half, write.preparation) for write in written], once)
+    statement = replace(statement, answered=answered)
+    if all(write.once is None or write.once.on_duplicate == "ignore" for write in writes):
+        return [statement]
+    execute(connection, statement)
+    return []
 
 
 def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outbox.database.engines import address_of, parsed_url, sync_engine, url_of
 from outbox.errors import InvalidMessage, InvalidSettings
@@ -218,23 +218,7 @@ def clock_of(access: Access) -> dt.datetime:
         return as_time(execute(connection, CLOCK)[0][0][0])
 
 
-class Consuming(Protocol):
-    """What is read off an `Outbox`."""
-
-    @property
-    def subscriptions(self) -> Mapping[tuple[str, str], Subscription]:
-        """Its consumers, by topic and group."""
-
-    @property
-    def engine(self) -> Engine | AsyncEngine:
-        """The engine of its database."""
-
-    @property
-    def settings(self) -> Settings:
-        """Its settings."""
-
-
-def subscribed(outbox: Consuming, values: Values) -> list[Values]:
+def subscribed(outbox: Any, values: Values) -> list[Values]:
     """Return what the subscriptions of an Outbox say of jobs, one for each database that its groups consume from.
 
     ``values`` go over it, and their pairs choose among the subscriptions. Of engines only the URL counts.
@@ -273,7 +257,7 @@ def subscribed(outbox: Consuming, values: Values) -> list[Values]:
     return result
 
 
-def own_access(outbox: Consuming) -> Access:
+def own_access(outbox: Any) -> Access:
     """Return the access to the database of an Outbox, by its engine."""
     return _access(outbox.engine, outbox.settings)
 

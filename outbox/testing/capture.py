@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
     from outbox.app import Outbox
-    from outbox.producer.producer import Producer
-    from outbox.producer.write import Write
+    from outbox.producer.producer import Producer, Write
 
 T = TypeVar("T")
 

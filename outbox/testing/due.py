@@ -83,9 +83,9 @@ def _age(
 ) -> None:
     runner = runners.of(outbox)
     parts = steps.parts(runner, outbox)
-    if parts.producer:
+    if "producer" in parts:
         steps.dispatch(runner, outbox)
-    chosen = (producers if parts.producer else {}) | (consumers if parts.consumer else {})
+    chosen = (producers if "producer" in parts else {}) | (consumers if "consumer" in parts else {})
     for older, is_chosen in chosen.items():
         if is_chosen:
             steps.age(runner, outbox, older, by, None if ids is None else list(ids))

@@ -17,11 +17,11 @@ from sqlalchemy import make_url, text
 
 from outbox import Outbox, Settings, embedded
 from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings
+from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.job import Pair, Reconciliation
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
-from outbox.worker.reconciliation import JobReconciler, reconcilers
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 from tests.worker.test_outages import own_server, own_url  # noqa: F401 - fixtures

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
@@ -96,38 +96,7 @@ class Measure:
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
 
 
-class Sums(Protocol):
-    """What adds up sums of SELECT statements and of bodies: a `Measure`, or the total of a fleet."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        """The columns of the key."""
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The columns that are added up."""
-
-    @property
-    def in_flight(self) -> Mapping[str, str]:
-        """The path of each column in the body of a message that is under way."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that each SELECT returns."""
-
-    @property
-    def selects(self) -> dict[str, str]:
-        """The SELECT statements, by name."""
-
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names it."""
-
-
-def wrong_columns(sums: Sums) -> Iterator[str]:
+def wrong_columns(sums: Any) -> Iterator[str]:
     """Say what is wrong with the name and the columns."""
     if not _NAME.fullmatch(sums.name):
         yield "a name begins with a letter and has letters, digits, _ and - only"
@@ -143,7 +112,7 @@ def wrong_columns(sums: Sums) -> Iterator[str]:
         yield f"{', '.join(twice)} is named twice among by and values; name each column once"
 
 
-def wrong_selects(sums: Sums) -> Iterator[str]:
+def wrong_selects(sums: Any) -> Iterator[str]:
     """Say what is wrong with the statements."""
     for side, sql in sums.selects.items():
         yield from wrong_select(side, sql)
@@ -158,7 +127,7 @@ def wrong_select(name: str, sql: str) -> Iterator[str]:
         yield f"{name} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
 
 
-def wrong_paths(sums: Sums) -> Iterator[str]:
+def wrong_paths(sums: Any) -> Iterator[str]:
     """Say what is wrong with where the bodies have the columns."""
     if sums.in_flight and (missing := [column for column in sums.columns if column not in sums.in_flight]):
         yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
