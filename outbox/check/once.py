@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from outbox.check import sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.checker import Checker
-from outbox.database.duty import DECIDE, Duty, Post, Task, alone
+from outbox.database.duty import DECIDE, Duty, Post, Task
 from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
@@ -181,7 +181,12 @@ def _tasks(at: Post) -> Iterator[Task]:
         intervals: list[float] = [each.interval for each in list(checkers.values())]
         return min([settings.check_interval, *intervals])
 
-    one_pass = alone(check_once, settings, checkers, asker)
+    def one_pass(connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
+        if at.at_once:
+            with connection.begin():
+                execute(connection, sql.hurry(settings.schema))
+        return check_once(connection, settings, checkers, asker, stopping=stopping)
+
     # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
     yield Task(name="check", one_pass=one_pass, every=every, after=at.wake_dispatch, parts=("producer",))
 

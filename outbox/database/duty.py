@@ -1,4 +1,4 @@
-"""Duties: what is done again and again in a database, each declared once by the package that does it.
+"""Duties: work that is done again and again in a database, each declared once by the package that does it.
 
 Workers, grants, the doctor, `outbox.testing`, commands and docs read these rows. A new duty is a row beside its pass,
 and its module in `MODULES`.
@@ -165,7 +165,8 @@ class Post:
     ``parts`` of the Outbox's database are served here, by a worker with these ``roles``. ``new_runner`` makes further
     connections. ``stopping`` is set when the worker ends; ``at_end`` takes a function to call when its duties have
     ended. ``wake_dispatch`` has committed ops dispatched now, ``wake_consumers`` new messages consumed: of what
-    `outbox.database.sql.read_news` reads, or (None) of any topic. ``at_once``: all is done whatever rate was ordered.
+    `outbox.database.sql.read_news` reads, or (None) of any topic.
+    ``at_once``: all is done now, however young it is, and whatever rate was ordered.
     """
 
     outbox: Any
@@ -182,7 +183,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What is done again and again: its name, what it does, what it needs (as text), and its passes.
+    """Work that is done again and again: its name, its help, its needs (as text), and its passes.
 
     ``role`` is the worker's that does it. ``tasks`` returns its passes at a post; a worker plans the duties of a group
     itself, and what an application does has none. ``functions`` are the declarations of an `Outbox` that it calls.

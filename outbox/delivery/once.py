@@ -50,7 +50,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -518,7 +518,7 @@ def _tasks(at: Post) -> Iterator[Task]:
     is_own = any(group.consumer is None and group.status_url is None for group in groups)
     one_pass = alone(
         confirm_once,
-        at.settings,
+        replace(at.settings, confirm_grace=0.0) if at.at_once else at.settings,
         groups=groups,
         callbacks=at.outbox.delivery_callbacks,
         compensations=at.outbox.compensations,

@@ -14,17 +14,15 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING
 
-from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.duty import ROLES, Post, Task, duties
-from outbox.database.execute import execute
 from outbox.database.migration.state import tables_missing
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, TransactionRunner, in_thread, rolled_back, source_connection
+from outbox.testing.runners import PassRunners, TransactionRunner, asynchronous, rolled_back, source_connection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -58,13 +56,6 @@ def drain(
     return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
 
 
-async def adrain(
-    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
-) -> Counts:
-    """Do the same as `drain` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(_drain, "drain", outboxes, _Due(delayed, failed, orphans), rounds)
-
-
 def check(outbox: Outbox) -> Counts:
     """Check all undecided halves now, however young, and return what came of it.
 
@@ -74,12 +65,7 @@ def check(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async checker or database: await `acheck` for these; or the outbox is rolled back.
     """
-    return _check_now(PassRunners("check"), outbox)
-
-
-async def acheck(outbox: Outbox) -> Counts:
-    """Do the same as `check` for any outbox; async checkers run on the loop that awaits this."""
-    return await in_thread(_check_now, "check", outbox)
+    return _carry_out(PassRunners("check"), outbox, "check", at_once=True)
 
 
 def bulk(outbox: Outbox) -> Counts:
@@ -91,12 +77,10 @@ def bulk(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async compensation or database: await `abulk` for these; or the outbox is rolled back.
     """
-    return _bulk(PassRunners("bulk"), outbox)
-
-
-async def abulk(outbox: Outbox) -> Counts:
-    """Do the same as `bulk` for any outbox; async compensations run on the loop that awaits this."""
-    return await in_thread(_bulk, "bulk", outbox)
+    runners, total = PassRunners("bulk"), Counts()
+    while counts := _carry_out(runners, outbox, "bulk", "compensate", at_once=True):
+        total += counts
+    return replace(total, more=False)
 
 
 def confirm(outbox: Outbox) -> Counts:
@@ -108,12 +92,7 @@ def confirm(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
     """
-    return _carry_out(PassRunners("confirm"), outbox, "confirm")
-
-
-async def aconfirm(outbox: Outbox) -> Counts:
-    """Do the same as `confirm` for any outbox; async callbacks run on the loop that awaits this."""
-    return await in_thread(_carry_out, "confirm", outbox, "confirm")
+    return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
 
 
 def dead_letters(outbox: Outbox) -> Counts:
@@ -124,12 +103,11 @@ def dead_letters(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async function or database: await `adead_letters` for these; or the outbox is rolled back.
     """
-    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters")
+    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
 
 
-async def adead_letters(outbox: Outbox) -> Counts:
-    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(_carry_out, "dead_letters", outbox, "dead letters")
+adrain, acheck, abulk = asynchronous(drain), asynchronous(check), asynchronous(bulk)
+aconfirm, adead_letters = asynchronous(confirm), asynchronous(dead_letters)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -239,7 +217,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 _CALLED = {"check": "checker", "compensate": "compensation", "confirm": "callback", "dead letters": "on_parked"}
 
 
-def _carry_out(runners: PassRunners, outbox: Outbox, *names: str) -> Counts:
+def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:
     """Carry out duties, each once."""
     _refuse_rolled_back(runners, outbox)
     counts = Counts()
@@ -247,13 +225,15 @@ def _carry_out(runners: PassRunners, outbox: Outbox, *names: str) -> Counts:
         if duty.name not in names or duty.tasks is None:
             continue
         called = _CALLED.get(duty.name, duty.name)
-        for each in getattr(outbox, duty.functions).values() if duty.functions else ():
+        # The check meets an async checker only where it is asked.
+        functions = None if duty.name == "check" else duty.functions
+        for each in getattr(outbox, functions).values() if functions else ():
             if each.is_async:
                 runners.of(outbox, f"the async {called} of {each.topic!r}")
         ends = ExitStack()
         post = Post(
             outbox=outbox,
-            settings=replace(outbox.settings, confirm_grace=0.0),
+            settings=outbox.settings,
             parts=steps.parts(runners.of(outbox), outbox),
             roles=frozenset(ROLES),
             stopping=Event(),
@@ -261,7 +241,7 @@ def _carry_out(runners: PassRunners, outbox: Outbox, *names: str) -> Counts:
             at_end=ends.callback,
             wake_dispatch=lambda: None,
             wake_consumers=lambda _: None,
-            at_once=True,
+            at_once=at_once,
         )
         with ends:
             for task in duty.tasks(post):
@@ -275,25 +255,6 @@ def _run(runners: PassRunners, outbox: Outbox, task: Task) -> Counts:
             return task.one_pass(connection, source, lambda: False)
 
     return runners.active(outbox, task.name if task.is_async else None).run(one_pass)
-
-
-def _check_now(runners: PassRunners, outbox: Outbox) -> Counts:
-    _refuse_rolled_back(runners, outbox)
-    runners.of(outbox).run(lambda connection, _: _hurry(connection, outbox))
-    return _carry_out(runners, outbox, "check")
-
-
-def _hurry(connection: Connection, outbox: Outbox) -> Counts:
-    with connection.begin():
-        execute(connection, hurry(outbox.settings.schema))
-    return Counts()
-
-
-def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
-    total = Counts()
-    while counts := _carry_out(runners, outbox, "bulk", "compensate"):
-        total += counts
-    return replace(total, more=False)
 
 
 def _refuse_rolled_back(runners: PassRunners, outbox: Outbox) -> None:

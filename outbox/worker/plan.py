@@ -98,7 +98,7 @@ class Plan:
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
         self.parts: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
-        #: What its role must be allowed to do in a database: duties of `outbox.database.grants`, by part.
+        #: What its role must be allowed to do in a database: duties of `outbox.database.duty`, by part.
         self.needs: defaultdict[tuple[WorkerDatabase, Part], set[str]] = defaultdict(set)
         #: What its groups read in a database.
         self.topics: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
@@ -175,7 +175,7 @@ class Plan:
         parts = self.parts[self._own]
         for part in task.parts:
             parts.add(part)
-            # What no worker's role is granted, such as a reconciliation, is a matter of the one who declares it.
+            # No role of a worker is granted a reconciliation: its rights are no condition of the start.
             if any(each.part == part and {"worker", "consumer"} & each.granted for each in duty.rights):
                 self.needs[self._own, part].add(duty.name)
         if task.compares is not None:
