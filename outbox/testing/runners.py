@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -179,6 +180,7 @@ def source_connection(bind: Engine | AsyncEngine | str | None, connection: Conne
 def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return the async form of a function that makes `PassRunners` once: it runs in another thread meanwhile."""
 
+    @wraps(function)
     async def waiting(*args: P.args, **options: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
 
