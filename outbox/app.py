@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     )
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
-    from outbox.worker.worker import Worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -197,12 +196,6 @@ class Outbox(Declarations):
                 *_, found = execute(connection, *declare, topic_queues(schema, name))
             if (now := found[0][0]) > queues:
                 raise InvalidHandler(f"topic {name!r} has {now} queues already and can't shrink to {queues}")
-
-    def worker(self, *, roles: Collection[str] | None = None) -> Worker:
-        """Return a `Worker` of this Outbox, not started: ``async with outbox.worker():`` runs it on this event loop."""
-        from outbox.worker.worker import Worker  # noqa: PLC0415 - importing outbox must not pay for it
-
-        return Worker(self, roles=roles)
 
     def new_session(self) -> Session | AsyncSession:
         """Return a new session of the factory that the Outbox is bound to, or on its engine; the caller ends it."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.check import sql
 from outbox.check.asker import Asker, Checker, Interview
+from outbox.database.duty import DECIDE, Duty, Post, Task
 from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
@@ -167,3 +168,41 @@ class _Pass:
     def _leave(self, topic: str) -> None:
         """Leave the rest of a topic for the next pass: the checkers of others must not wait for this one's."""
         self.topics = deque(each for each in self.topics if each != topic)
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    settings, checkers = at.settings, at.outbox.checkers
+    asker = Asker(at.new_runner, settings.checks_in_flight)
+    at.at_end(asker.end)
+
+    def every() -> float:
+        # A topic may be asked about more often than the settings say; one may be declared at any time.
+        intervals: list[float] = [each.interval for each in list(checkers.values())]
+        return min([settings.check_interval, *intervals])
+
+    def one_pass(connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
+        if at.at_once:
+            with connection.begin():
+                execute(connection, sql.hurry(settings.schema))
+        return check_once(connection, settings, checkers, asker, stopping=stopping)
+
+    # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
+    yield Task(name="check", one_pass=one_pass, every=every, after=at.wake_dispatch, parts=("producer",))
+
+
+DUTIES = (
+    Duty(
+        "check",
+        "Decides orphans by their fences, or asks their checkers.",
+        f"""
+        producer: worker
+        {DECIDE}
+        SELECT ON half_message
+        SELECT INSERT UPDATE DELETE ON check_history
+        INSERT ON topic_total
+        """,
+        role="check",
+        tasks=_tasks,
+        functions="checkers",
+    ),
+)

@@ -20,6 +20,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, grants, migration
+from outbox.database.duty import PARTS
 from outbox.database.migration import chain
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
@@ -397,7 +398,7 @@ def show_grants(
         Settings.from_env(schema=schema or None).schema,
         ", ".join(grants.ROLES[check_role(role)].member_of),
     )
-    for each in grants.PARTS:
+    for each in PARTS:
         lines = list(grants.statements(role, to, each, name, topic or ()))
         if lines and (not part or each in part):
             title = f"{to} as {role}, in the {each}'s database"

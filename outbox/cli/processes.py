@@ -26,6 +26,7 @@ from outbox.cli.database import AllDatabasesOptions, DatabaseOptions
 from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import CodecsOption, gathered, options_of, read_options
 from outbox.cli.output import Output, OutputOption, print_json, print_line, say
+from outbox.database.duty import ROLES
 from outbox.errors import InvalidSettings, NotBound
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.reader import option
@@ -95,8 +96,7 @@ def run(
         str | None,
         typer.Option(
             metavar="ROLE,…",
-            help="Only these of: dispatch, release, check, prune, consume, retry, reconcile, bulk, confirm. "
-            "Default: all there is work for.",
+            help=f"Only these of: {', '.join(ROLES)}. Default: all there is work for.",
         ),
     ] = None,
     log_level: LogLevelOption = None,

@@ -14,7 +14,7 @@ No transaction spans two databases, and a worker may die between any two steps. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from outbox.calling.engine import CallRunners, hangs
 from outbox.compensate import quarantine, sql
 from outbox.compensate.compensation import BUSY, UNREACHABLE, Compensation, InboxDatabase, InboxDatabases, Postponed
 from outbox.compensate.run import LEASE, CompensationItem, CompensationRun, ItemTable, StaleItem
+from outbox.database.duty import BULK, Duty, Post, Task, alone
 from outbox.database.engines import NewRunner
 from outbox.database.execute import Row, execute
 from outbox.database.sql import finish_bulk_jobs, plan_by_index
@@ -258,3 +259,32 @@ def _refused(row: Row) -> str | None:
     if resolution != Resolution.COMMIT:
         return f"its local transaction was rolled back (by the {decided_by}): there is nothing to undo"
     return None
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    if at.outbox.compensations and "producer" in at.parts:
+        one_pass = alone(compensate_once, at.settings, compensations=at.outbox.compensations, new_runner=at.new_runner)
+        # A lane of its own: a compensation may take long.
+        yield Task(name="compensate", one_pass=one_pass, every=at.settings.idle_wait, parts=("producer",))
+
+
+DUTIES = (
+    Duty(
+        "compensate",
+        "Undoes the local transactions behind messages, where that is ordered.",
+        f"""
+        producer: worker
+        {BULK}
+        SELECT ON half_message message
+        SELECT INSERT UPDATE ON compensation
+        SELECT UPDATE ON op_message
+        consumer: worker
+        SELECT ON consumer_offset consumer_claim consumer_start reread_message
+        SELECT INSERT UPDATE DELETE ON consumer_message
+        INSERT ON audit
+        """,
+        role="bulk",
+        tasks=_tasks,
+        functions="compensations",
+    ),
+)

@@ -19,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
@@ -41,9 +41,6 @@ from outbox.operator.operator import MaskedOperator, Operator
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
 from outbox.text import summary_of
-
-if TYPE_CHECKING:
-    from outbox.console.auth import Bearer
 
 #: The key of the `RequestContext` in the scope of a request.
 SCOPE_KEY = "outbox.console"
@@ -228,8 +225,8 @@ class Console:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def sessions(self) -> Bearer | None:
-        """What people log in to by a page; None where the authorizer has no such page."""
+    def sessions(self) -> Any:
+        """The `outbox.console.auth.Bearer` that people log in to by a page; None where the authorizer has no page."""
         return getattr(self.authorizer, "sessions", None)
 
 

@@ -34,6 +34,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import at_commit
+from outbox.database.duty import Duty
 from outbox.database.execute import execute, read_source
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index
@@ -158,3 +159,27 @@ def _close_retry(
         raise_refused(connection, error, [entry], attempt)
     emit(handled(queue_of_group, [entry], attempt))
     return Counts(taken=1, done=1, more=True)
+
+
+DUTIES = (
+    # A worker plans both for each subscription, on the lanes that its threads share.
+    Duty(
+        "consume",
+        "Hands messages to the handlers of groups.",
+        """
+        producer: consumer
+        SELECT ON bulk_job bulk_item compensation topic topic_growth message half_message
+        SELECT(half_id resolution) ON op_message
+        consumer: consumer
+        SELECT INSERT UPDATE DELETE ON consumer_message consumer_offset
+        SELECT INSERT ON consumer_claim rate_grant
+        SELECT INSERT UPDATE ON consumer_start group_control
+        INSERT ON reread_message log_loss audit
+        SELECT ON consumer_reading
+        SELECT INSERT DELETE ON attempt_history
+        """,
+        role="consume",
+        functions="subscriptions",
+    ),
+    Duty("retry", "Hands failed messages to their handlers again, when they are due.", role="retry"),
+)

@@ -7,27 +7,21 @@ twenty looks into the primary key find the first one of a time, however many mes
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.consumer import sql
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import begin
 from outbox.database.sql import take_lock
-from outbox.errors import InvalidRequest, MessagesPruned
+from outbox.errors import MessagesPruned
 from outbox.message.model import Start, number_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.consumer.subscription import Subscription
-
-_PAIR = re.compile(r"(\d+):(\d+)")
-_BY_QUEUE = re.compile(r"\d+:\d+(,\d+:\d+)*")
-#: The values of a `Start`, as errors name them.
-STARTS = "'first' or 'now', a datetime with a time zone, a position (1 or more), or positions by queue"
 
 
 class StartPosition(NamedTuple):
@@ -41,39 +35,6 @@ class StartPosition(NamedTuple):
     position: int
     message_id: UUID | None
     missing: int = 0
-
-
-def is_start(value: object) -> bool:
-    """Tell whether a value says where a group begins."""
-    if isinstance(value, Mapping):
-        return all(_is_number(queue, 0) and _is_number(position, 1) for queue, position in value.items())
-    if isinstance(value, dt.datetime):
-        return value.tzinfo is not None
-    return _is_number(value, 1) or (isinstance(value, str) and value in {"first", "now"})
-
-
-def _is_number(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def start_from_text(text: str) -> Start:
-    """Return the start that a text is: ``first``, ``now``, a position, ``QUEUE:POSITION,…``, or a time in ISO 8601.
-
-    Raises:
-        InvalidRequest: it is none of these.
-    """
-    try:
-        if text in {"first", "now"}:
-            start: object = text
-        elif _BY_QUEUE.fullmatch(text):
-            start = {int(queue): int(position) for queue, position in _PAIR.findall(text)}
-        else:
-            start = int(text) if text.isdecimal() else dt.datetime.fromisoformat(text)
-    except ValueError:
-        start = None
-    if not is_start(start):
-        raise InvalidRequest(f"{text!r} must be {STARTS} (QUEUE:POSITION,…), or how long ago (3d, 1h30m)", field="to")
-    return cast("Start", start)
 
 
 def start_positions(source: Connection, schema: str, topic: str, start: Start) -> list[StartPosition]:

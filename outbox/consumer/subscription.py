@@ -25,14 +25,13 @@ from outbox.calling.function import CalledFunction
 from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
-from outbox.consumer.start import STARTS, is_start
 from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.answer import HANDLER, CalledKind, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_group
-from outbox.message.limits import Breaker, rate_of
+from outbox.message.limits import STARTS, Breaker, is_start, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped

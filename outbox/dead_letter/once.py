@@ -16,8 +16,9 @@ function runs was parked when it was called.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from outbox.calling.function import CalledFunction
 from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING, to_entry
 from outbox.database.at_commit import at_commit
+from outbox.database.duty import Duty, Post, Task, alone
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.sql import audit, plan_by_index, try_lock, wait_at_most
 from outbox.dead_letter import sql
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 #: The actor of the calls, in the audit.
 ACTOR = "worker"
+#: How often (seconds) the application is called for parked halves and messages.
+INTERVAL = 30.0
 #: How long (seconds) a statement of the function's may wait for a lock.
 _PATIENCE = 10.0
 #: Letters that are read at a time, with their bodies.
@@ -177,3 +181,52 @@ class _LetterCall(RecordedCall[DeadLetter[Any]]):
     @property
     def _target(self) -> str:
         return Target(self.letter.id, self.letter.group).audited
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    """Have the application called by the workers that check and retry, where a letter is parked."""
+    for callback in at.outbox.parked_callbacks.values():
+        # A lane for each: the application's functions may be slow to return.
+        how: Any = {"every": INTERVAL, "is_async": callback.is_async}
+        if "check" in at.roles and "producer" in at.parts:
+            one_pass = alone(announce_halves_once, at.settings, callback)
+            yield Task(name=f"dead letters {callback.topic}, halves", one_pass=one_pass, parts=("producer",), **how)
+        for (topic, group), subscription in at.outbox.subscriptions.items():
+            if topic == callback.topic and "retry" in at.roles:
+                yield Task(
+                    name=f"dead letters {topic} of {group}",
+                    one_pass=partial(_messages, at.settings, callback, subscription),
+                    source=subscription.source,
+                    group=group,
+                    parts=("consumer",),
+                    **how,
+                )
+
+
+def _messages(
+    settings: Settings,
+    callback: ParkedCallback,
+    subscription: Subscription,
+    connection: Connection,
+    source: Connection,
+    stopping: Callable[[], bool],
+) -> Counts:
+    return announce_messages_once(connection, source, settings, callback, subscription, stopping=stopping)
+
+
+DUTIES = (
+    Duty(
+        "dead letters",
+        "Calls the application for what is parked.",
+        """
+        producer: worker
+        SELECT ON half_check half_message
+        SELECT(target action) INSERT ON audit
+        consumer: consumer
+        SELECT ON consumer_message
+        SELECT(target action) INSERT ON audit
+        """,
+        tasks=_tasks,
+        functions="parked_callbacks",
+    ),
+)

@@ -49,8 +49,8 @@ fate is written without it then and not settled, so that the next pass calls it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,6 +61,7 @@ from outbox.acts.messages import ACTS
 from outbox.calling.engine import CallRunners, RecordedCall
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
+from outbox.database.duty import APPEND, PARTS, Duty, Post, Task, alone
 from outbox.database.engines import NewRunner
 from outbox.database.execute import by_size, execute
 from outbox.database.sql import plan_by_index, wait_at_most
@@ -526,3 +527,50 @@ def _until_young(found: Sequence[Row], positions: list[int], limit: int) -> tupl
             positions[queue] = position
             taken[queue] += 1
     return list(ids), limit in taken
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    groups, report = at.outbox.groups_to_confirm(), ConfirmReport()
+    if not groups or "producer" not in at.parts:
+        return
+    is_own = any(group.consumer is None and group.status_url is None for group in groups)
+    one_pass = alone(
+        confirm_once,
+        replace(at.settings, confirm_grace=0.0) if at.at_once else at.settings,
+        groups=groups,
+        callbacks=at.outbox.delivery_callbacks,
+        compensations=at.outbox.compensations,
+        new_runner=at.new_runner,
+        report=report,
+    )
+    # A lane of its own: consumers may be slow to answer, and callbacks slow to return.
+    yield Task(
+        name="confirm",
+        one_pass=one_pass,
+        every=at.settings.confirm_interval,
+        after=lambda: at.wake_consumers(None),
+        facts=report.facts,
+        parts=PARTS if is_own else ("producer",),
+    )
+
+
+DUTIES = (
+    Duty(
+        "confirm",
+        "Asks known groups what became of messages, and sends again what got lost.",
+        f"""
+        producer: worker
+        {APPEND}
+        SELECT ON half_message half_check compensation
+        SELECT INSERT ON scheduled_message bulk_item delivery delivery_cursor
+        UPDATE ON op_message
+        SELECT INSERT UPDATE ON bulk_job
+        SELECT(target action result) ON audit
+        consumer: worker
+        SELECT ON consumer_message consumer_offset consumer_start consumer_reading reread_message log_loss
+        """,
+        role="confirm",
+        tasks=_tasks,
+        functions="delivery_callbacks",
+    ),
+)

@@ -39,6 +39,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.database import sql as database_sql
 from outbox.database.at_commit import after_commit, announce, behind_commit
+from outbox.database.duty import APPEND, Duty, Post, Task
 from outbox.database.execute import LOCK_NOT_AVAILABLE, by_size, execute, lock_key, sqlstate, statement
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
 from outbox.dispatch import sql
@@ -48,7 +49,7 @@ from outbox.telemetry.events import EpochBegun, HalfMissing
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -297,3 +298,54 @@ def dispatch_passed(
         append = sql.appending(settings, len(passed), sql.APPEND_THESE, half_ids=passed)
         _append(connection, settings, append, *audits)
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
+
+
+def _telling(at: Post, name: str, make: Callable[..., Counts], every: float, *, on_ops: bool = False) -> Iterator[Task]:
+    """Have messages made, and those consumers woken that they are for."""
+    arrived: list[str] = []
+
+    def pass_on(news: str) -> None:
+        arrived.append(news)
+        at.wake_consumers(news)
+
+    def wake() -> None:
+        # Of a pass that failed it isn't known what it has made.
+        if not arrived:
+            at.wake_consumers(None)
+        arrived.clear()
+
+    def one_pass(connection: Connection, *_: object) -> Counts:
+        return make(connection, at.settings, on_news=pass_on)
+
+    how: Any = {"lane": "dispatch", "eager": True, "on_ops": on_ops, "parts": ("producer",)}
+    yield Task(name=name, one_pass=one_pass, every=every, after=wake, **how)
+
+
+DUTIES = (
+    Duty(
+        "dispatch",
+        "Makes messages of committed ops.",
+        f"""
+        producer: worker
+        {APPEND}
+        INSERT ON topic_growth topic_total
+        UPDATE ON op_message
+        SELECT(half_id) INSERT ON scheduled_message
+        SELECT ON topic_pause
+        """,
+        role="dispatch",
+        tasks=lambda at: _telling(at, "dispatch", dispatch_once, at.settings.idle_wait, on_ops=True),
+    ),
+    Duty(
+        "release",
+        "Makes messages of what was due later, when its time has come.",
+        f"""
+        producer: worker
+        {APPEND}
+        SELECT INSERT UPDATE DELETE ON scheduled_message
+        SELECT DELETE ON topic_pause
+        """,
+        role="release",
+        tasks=lambda at: _telling(at, "release", release_due_once, at.settings.release_interval),
+    ),
+)

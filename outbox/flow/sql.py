@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox.database.duty import Duty
 from outbox.database.execute import Template
 from outbox.message.content import CONVERSATION_HEADER, CORRELATION_HEADER
 
@@ -165,3 +166,16 @@ RETURNING was_tried
 
 #: Read the state of a branch. Rows: ``(state,)`` or none.
 branch_state: Template = Template(f"SELECT state FROM {{s}}.tcc_branch WHERE {_BRANCH}")
+
+
+DUTIES = (
+    Duty(
+        "saga",
+        "Starts sagas and branches, and takes their answers.",
+        """
+        producer: producer
+        SELECT INSERT UPDATE ON saga saga_command tcc_branch
+        SELECT(id topic) ON half_message
+        """,
+    ),
+)

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 from outbox.acts.changes import Actor, checked_actor, record_of, unless_locked
 from outbox.acts.messages import Declaration
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
-from outbox.consumer.start import STARTS, StartPosition, is_start, start_from_text, start_positions
+from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
 from outbox.database.sql import NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
+from outbox.message.limits import STARTS, is_start, start_from_text
 from outbox.message.model import number_of
 from outbox.operator import groups_sql as sql
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from outbox.database.duty import Duty
 from outbox.database.execute import Template, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import sql
@@ -166,3 +167,19 @@ class FlowControl:
             gauge.waiting = dict(rows) if sees_the_present else {}
             gauge.let -= let
             gauge.until = until
+
+
+DUTIES = (
+    Duty(
+        "flow control",
+        "Counts what waits in a topic, and refuses more.",
+        """
+        producer: producer
+        SELECT ON op_message dispatch_cursor
+        SELECT(id topic) ON half_message
+        SELECT(topic next_check_at parked_at) ON half_check
+        SELECT(half_id position) ON message
+        SELECT(half_id deliver_at) ON scheduled_message
+        """,
+    ),
+)

@@ -11,26 +11,17 @@ what came of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Any
 from uuid import UUID
 
-from outbox.database.execute import execute
 from outbox.database.session import RunningTransaction
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.content import MAX_KEY_BYTES, check_text
 from outbox.message.ids import derived_id, message_id
 from outbox.message.model import Follows, HalfMessage, OnDuplicate, SendOptions
-from outbox.producer.sql import write_once
 from outbox.telemetry.events import DuplicateIgnored
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from outbox.database.execute import Row, Statement
-    from outbox.producer.producer import AnyCarrier, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,7 @@ def chosen_id(topic: str, options: SendOptions) -> UUID | None:
 
 
 def following_id(
-    carrier: AnyCarrier, topic: str, follows: Follows, options: SendOptions, content: tuple[str | None, bytes]
+    carrier: Any, topic: str, follows: Follows, options: SendOptions, content: tuple[str | None, bytes]
 ) -> UUID | None:
     """Return the id of a message that follows from what the calling code is called with; None: it is drawn.
 
@@ -145,34 +136,3 @@ def _is_uuid(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def firsts(
-    connection: Connection, schema: str, writes: Sequence[Write], duplicates: dict[int, DuplicateIgnored]
-) -> list[Statement]:
-    """Return what writes messages, but those that the transaction has sent before, or that their topics have already.
-
-    ``duplicates`` gets the events of these, by the identities of their writes, once that is answered. Where a second
-    message may be an error, it is written here.
-
-    Raises:
-        DuplicateMessage: a second message whose sender wants that; the transaction is to be rolled back.
-    """
-    first_of: dict[UUID, Write] = {}
-    for write in writes:
-        first_of.setdefault(write.half.id, write)
-    written = [write for write in writes if write.once is None or first_of[write.half.id] is write]
-    once = {write.half.id for write in written if write.once is not None}
-
-    def answered(rows: list[Row]) -> None:
-        there = {half_id for (half_id,) in rows}
-        for write in writes:
-            if write.once is not None and (write.half.id in there or first_of[write.half.id] is not write):
-                duplicates[id(write)] = write.once.second(write.half)
-
-    statement = write_once(schema, [(write.half, write.preparation) for write in written], once)
-    statement = replace(statement, answered=answered)
-    if all(write.once is None or write.once.on_duplicate == "ignore" for write in writes):
-        return [statement]
-    execute(connection, statement)
-    return []

@@ -50,9 +50,9 @@ from outbox.message.compression import compress
 from outbox.message.ids import FOLLOWING_VERSION
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of, uuid7
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import Once, chosen_id, firsts, following_id, once_of, refuse_once
+from outbox.producer.once import Once, chosen_id, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
-from outbox.producer.sql import queues_of, write_halves, write_late
+from outbox.producer.sql import queues_of, write_halves, write_late, write_once
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored, HalfDecided, HalfDeciding, HeadersRefused, MessagesSent
 from outbox.telemetry.hooks import Middleware, Registry, Sending
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
     from outbox.database.drivers import Raw, RawAsyncConnection, RawConnection
-    from outbox.database.execute import Steps
+    from outbox.database.execute import Row, Steps
     from outbox.database.session import Bind
     from outbox.message.content import Codecs
     from outbox.message.topic import Topic
@@ -215,7 +215,7 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
             for half in choosing:
                 content.check_queue_of(half.topic, half.queue, dict(rows))
         if any(write.once for write in of_schema):
-            statements += firsts(connection, schema, of_schema, duplicates)
+            statements += _firsts(connection, schema, of_schema, duplicates)
         else:
             statements.append(write_halves(schema, [(write.half, write.preparation) for write in of_schema]))
     return statements, duplicates
@@ -283,6 +283,37 @@ def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -
     earlier = _last_sent.get(connection.engine, 0.0)
     _last_sent[connection.engine] = now
     return now - earlier > _NUDGE_AFTER
+
+
+def _firsts(
+    connection: Connection, schema: str, writes: Sequence[Write], duplicates: dict[int, DuplicateIgnored]
+) -> list[Statement]:
+    """Return what writes messages, but those that the transaction has sent before, or that their topics have already.
+
+    ``duplicates`` gets the events of these, by the identities of their writes, once that is answered. Where a second
+    message may be an error, it is written here.
+
+    Raises:
+        DuplicateMessage: a second message whose sender wants that; the transaction is to be rolled back.
+    """
+    first_of: dict[UUID, Write] = {}
+    for write in writes:
+        first_of.setdefault(write.half.id, write)
+    written = [write for write in writes if write.once is None or first_of[write.half.id] is write]
+    once = {write.half.id for write in written if write.once is not None}
+
+    def answered(rows: list[Row]) -> None:
+        there = {half_id for (half_id,) in rows}
+        for write in writes:
+            if write.once is not None and (write.half.id in there or first_of[write.half.id] is not write):
+                duplicates[id(write)] = write.once.second(write.half)
+
+    statement = write_once(schema, [(write.half, write.preparation) for write in written], once)
+    statement = replace(statement, answered=answered)
+    if all(write.once is None or write.once.on_duplicate == "ignore" for write in writes):
+        return [statement]
+    execute(connection, statement)
+    return []
 
 
 def add(carrier: Carrier, value: Write | Intent, engine: Engine) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from uuid import UUID
 
+from outbox.database.duty import DECIDE, Duty
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
@@ -264,3 +265,28 @@ def _headers(half: HalfMessage) -> str:
 def _sender(_pid: int) -> tuple[str, str]:
     """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
     return process_name(), json.dumps({SENDER_HEADER: process_name()})
+
+
+DUTIES = (
+    Duty(
+        "send",
+        "Writes half messages and ops with the transactions of an application.",
+        """
+        producer: producer
+        INSERT ON half_check op_message
+        SELECT(id) INSERT ON half_message
+        USAGE ON op_sequence
+        SELECT(name queues) ON topic
+        SELECT(id) INSERT UPDATE(seen_at) ON producer_process
+        """,
+    ),
+    Duty(
+        "decide",
+        "Decides prepared halves.",
+        f"""
+        producer: producer
+        {DECIDE}
+        INSERT ON half_error
+        """,
+    ),
+)

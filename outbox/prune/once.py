@@ -8,17 +8,18 @@ again which the inbox has forgotten. The audit is never pruned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.duty import Duty, Part, Post, Task, alone
 from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, by_size, execute, sqlstate
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
-from outbox.prune.inbox import prune_inbox
+from outbox.prune.inbox import INBOX, prune_inbox
 from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, TOTALS, Rewritten, rewrite
 from outbox.prune.segments import (
     PRODUCER,
@@ -203,3 +204,52 @@ def _delete_all(connection: Connection, old: Callable[..., Statement], batch: in
         count, size = by_size(connection, name, batch, delete)
         total, more = total + count, count >= size
     return total
+
+
+def _upkeep(name: str, at: Post, function: Callable[..., Counts], *parts: Part) -> Task:
+    one_pass = alone(function, at.settings)
+    return Task(name=name, one_pass=one_pass, every=at.settings.prune_interval, lane="upkeep", parts=parts)
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    if "producer" in at.parts:
+        yield _upkeep("segments", at, prune_segments_once, "producer")
+        yield _upkeep("prune", at, prune_producer_once, "producer")
+    if "consumer" in at.parts:
+        yield _upkeep("inbox segments", at, partial(prune_segments_once, side=INBOX))
+
+
+DUTIES = (
+    Duty(
+        "prune",
+        "Deletes what is settled and older than the retention; of each group also what its inbox needs no more.",
+        """
+        producer: worker
+        SELECT(id) DELETE ON half_message dispatch_cursor
+        SELECT DELETE ON message scheduled_message delivery delivery_cursor producer_process saga saga_command
+        SELECT DELETE ON tcc_branch
+        SELECT(half_id) DELETE ON check_history half_error
+        SELECT(half_id parked_at) DELETE ON half_check
+        SELECT UPDATE DELETE ON op_message
+        SELECT INSERT DELETE ON topic_total
+        consumer: consumer
+        SELECT DELETE ON attempt_history dead_letter_note consumer_message reread_message consumer_offset
+        SELECT DELETE ON consumer_claim rate_grant reconciliation_run reconciliation_finding reconciliation_order
+        SELECT INSERT UPDATE ON segment_hold
+        """,
+        role="prune",
+        tasks=_tasks,
+    ),
+    Duty(
+        "prune records",
+        "Deletes old samples, workers that died, and bulk jobs that ended long ago.",
+        """
+        producer: worker
+        SELECT DELETE ON worker stats_sample bulk_job bulk_item
+        consumer: consumer
+        SELECT DELETE ON worker stats_sample bulk_job bulk_item
+        """,
+        role="prune",
+        tasks=lambda at: [_upkeep("prune records", at, prune_records_once)] if at.parts else [],
+    ),
+)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.app import Outbox
     from outbox.consumer.subscription import Subscription
 
 #: The known values of the fields of `Job`, by name; of those of ``window`` and ``spark`` as a mapping of their own.
@@ -217,7 +216,7 @@ def clock_of(access: Access) -> dt.datetime:
         return as_time(execute(connection, CLOCK)[0][0][0])
 
 
-def subscribed(outbox: Outbox, values: Values) -> list[Values]:
+def subscribed(outbox: Any, values: Values) -> list[Values]:
     """Return what the subscriptions of an Outbox say of jobs, one for each database that its groups consume from.
 
     ``values`` go over it, and their pairs choose among the subscriptions. Of engines only the URL counts.
@@ -256,7 +255,7 @@ def subscribed(outbox: Outbox, values: Values) -> list[Values]:
     return result
 
 
-def own_access(outbox: Outbox) -> Access:
+def own_access(outbox: Any) -> Access:
     """Return the access to the database of an Outbox, by its engine."""
     return _access(outbox.engine, outbox.settings)
 

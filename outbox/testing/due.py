@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox.message.content import check_seconds
 from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, in_thread
+from outbox.testing.runners import PassRunners, asynchronous
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -30,19 +30,8 @@ def make_due(
     are dispatched before: a delayed message can be made due only then. On a sync engine; await `amake_due` for an
     AsyncEngine.
     """
-    _make_due(PassRunners("make_due"), outbox, delayed, failed, orphans, ids)
-
-
-async def amake_due(
-    outbox: Outbox,
-    *,
-    delayed: bool = True,
-    failed: bool = True,
-    orphans: bool = True,
-    ids: Collection[UUID] | None = None,
-) -> None:
-    """Do the same as `make_due` for any outbox."""
-    await in_thread(_make_due, "make_due", outbox, delayed, failed, orphans, ids)
+    producers = {sql.age_delayed: delayed, sql.age_orphans: orphans}
+    _age(PassRunners("make_due"), outbox, producers, {sql.age_failed: failed}, None, ids)
 
 
 def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
@@ -51,26 +40,12 @@ def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
     Checkers are told that much more of the age of a half. Sent messages are dispatched before. On a sync engine; await
     `aadvance` for an AsyncEngine.
     """
-    _advance(PassRunners("advance"), outbox, by)
-
-
-async def aadvance(outbox: Outbox, by: dt.timedelta | float) -> None:
-    """Do the same as `advance` for any outbox."""
-    await in_thread(_advance, "advance", outbox, by)
-
-
-def _make_due(
-    runners: PassRunners, outbox: Outbox, delayed: bool, failed: bool, orphans: bool, ids: Collection[UUID] | None
-) -> None:
-    producers = {sql.age_delayed: delayed, sql.age_orphans: orphans}
-    consumers = {sql.age_failed: failed}
-    _age(runners, outbox, producers, consumers, None, ids)
-
-
-def _advance(runners: PassRunners, outbox: Outbox, by: dt.timedelta | float) -> None:
     producers = dict.fromkeys((sql.age_delayed, sql.age_orphans, sql.age_halves), True)
     seconds = dt.timedelta(seconds=check_seconds("by", by))
-    _age(runners, outbox, producers, {sql.age_failed: True}, seconds, None)
+    _age(PassRunners("advance"), outbox, producers, {sql.age_failed: True}, seconds, None)
+
+
+amake_due, aadvance = asynchronous(make_due), asynchronous(advance)
 
 
 def _age(
@@ -83,9 +58,9 @@ def _age(
 ) -> None:
     runner = runners.of(outbox)
     parts = steps.parts(runner, outbox)
-    if parts.producer:
+    if "producer" in parts:
         steps.dispatch(runner, outbox)
-    chosen = (producers if parts.producer else {}) | (consumers if parts.consumer else {})
+    chosen = (producers if "producer" in parts else {}) | (consumers if "consumer" in parts else {})
     for older, is_chosen in chosen.items():
         if is_chosen:
             steps.age(runner, outbox, older, by, None if ids is None else list(ids))

@@ -9,23 +9,20 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
-from outbox.check.asker import Asker
-from outbox.check.once import check_once
-from outbox.check.sql import hurry
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.database.execute import execute
+from outbox.database.duty import ROLES, Post, Task, duties
 from outbox.database.migration.state import tables_missing
-from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, TransactionRunner, in_thread, rolled_back, source_connection
+from outbox.testing.runners import PassRunners, TransactionRunner, asynchronous, rolled_back, source_connection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -59,13 +56,6 @@ def drain(
     return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
 
 
-async def adrain(
-    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
-) -> Counts:
-    """Do the same as `drain` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(_drain, "drain", outboxes, _Due(delayed, failed, orphans), rounds)
-
-
 def check(outbox: Outbox) -> Counts:
     """Check all undecided halves now, however young, and return what came of it.
 
@@ -75,12 +65,7 @@ def check(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async checker or database: await `acheck` for these; or the outbox is rolled back.
     """
-    return _check_now(PassRunners("check"), outbox)
-
-
-async def acheck(outbox: Outbox) -> Counts:
-    """Do the same as `check` for any outbox; async checkers run on the loop that awaits this."""
-    return await in_thread(_check_now, "check", outbox)
+    return _carry_out(PassRunners("check"), outbox, "check", at_once=True)
 
 
 def bulk(outbox: Outbox) -> Counts:
@@ -92,12 +77,10 @@ def bulk(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async compensation or database: await `abulk` for these; or the outbox is rolled back.
     """
-    return _bulk(PassRunners("bulk"), outbox)
-
-
-async def abulk(outbox: Outbox) -> Counts:
-    """Do the same as `bulk` for any outbox; async compensations run on the loop that awaits this."""
-    return await in_thread(_bulk, "bulk", outbox)
+    runners, total = PassRunners("bulk"), Counts()
+    while counts := _carry_out(runners, outbox, "bulk", "compensate", at_once=True):
+        total += counts
+    return replace(total, more=False)
 
 
 def confirm(outbox: Outbox) -> Counts:
@@ -109,12 +92,7 @@ def confirm(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
     """
-    return _confirm(PassRunners("confirm"), outbox)
-
-
-async def aconfirm(outbox: Outbox) -> Counts:
-    """Do the same as `confirm` for any outbox; async callbacks run on the loop that awaits this."""
-    return await in_thread(_confirm, "confirm", outbox)
+    return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
 
 
 def dead_letters(outbox: Outbox) -> Counts:
@@ -125,12 +103,11 @@ def dead_letters(outbox: Outbox) -> Counts:
     Raises:
         InvalidHandler: an async function or database: await `adead_letters` for these; or the outbox is rolled back.
     """
-    return _dead_letters(PassRunners("dead_letters"), outbox)
+    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
 
 
-async def adead_letters(outbox: Outbox) -> Counts:
-    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(_dead_letters, "dead_letters", outbox)
+adrain, acheck, abulk = asynchronous(drain), asynchronous(check), asynchronous(bulk)
+aconfirm, adead_letters = asynchronous(confirm), asynchronous(dead_letters)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -160,7 +137,7 @@ def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: 
         text = "consumes nothing: no consumer is declared; import the modules that register them"
         warnings.warn(f"{runners.act} {text}", stacklevel=3)
     for outbox in outboxes:
-        if steps.parts(runners.of(outbox), outbox) == steps.InstalledParts(producer=False, consumer=False):
+        if not steps.parts(runners.of(outbox), outbox):
             raise tables_missing(outbox.url, f"{runners.act} finds none", (), outbox.settings.schema)
     for _ in range(rounds):
         last = _Round()
@@ -190,11 +167,13 @@ def _unquiet(last: _Round, rounds: int) -> Iterator[str]:
 def _produce(runners: PassRunners, outbox: Outbox, due: _Due) -> bool:
     """Check, dispatch and release; tell whether anything came of it."""
     runner = runners.of(outbox)
-    if not steps.parts(runner, outbox).producer:
+    if "producer" not in steps.parts(runner, outbox):
         return False
     if due.orphans:
         steps.age(runner, outbox, sql.age_orphans)
-    checked = _check(runners, outbox, due.orphans)
+    # Checkers have connections of their own, which don't see a transaction that is rolled back.
+    left_out = outbox in rolled_back and not due.orphans
+    checked = Counts() if left_out else _carry_out(runners, outbox, "check")
     dispatched = steps.dispatch(runner, outbox)
     if due.delayed:
         steps.age(runner, outbox, sql.age_delayed)
@@ -232,107 +211,50 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
     return runner.run(one_pass)
 
 
-# --- check and bulk jobs ---------------------------------------------------------------------------------
+# --- other duties ------------------------------------------------------------------------------------------
+
+#: What the duties call.
+_CALLED = {"check": "checker", "compensate": "compensation", "confirm": "callback", "dead letters": "on_parked"}
 
 
-def _check_now(runners: PassRunners, outbox: Outbox) -> Counts:
-    _refuse_rolled_back(runners, outbox)
-    runners.of(outbox).run(lambda connection, _: _hurry(connection, outbox))
-    return _check(runners, outbox, True)
-
-
-def _hurry(connection: Connection, outbox: Outbox) -> Counts:
-    with connection.begin():
-        execute(connection, hurry(outbox.settings.schema))
-    return Counts()
-
-
-def _check(runners: PassRunners, outbox: Outbox, forced: bool) -> Counts:
-    """Check due halves. Checkers have connections of their own, which don't see a transaction that is rolled back."""
-    if outbox in rolled_back:
-        if forced:
-            _refuse_rolled_back(runners, outbox)
-        return Counts()
-
-    asker = Asker(runners.new(outbox, "an async checker"), outbox.settings.checks_in_flight)
-    try:
-        return runners.active(outbox).run(
-            lambda connection, _: check_once(connection, outbox.settings, outbox.checkers, asker)
-        )
-    finally:
-        asker.end()
-
-
-def _bulk(runners: PassRunners, outbox: Outbox) -> Counts:
-    from outbox.compensate.once import compensate_once  # noqa: PLC0415 - most tests have no bulk jobs
-    from outbox.operator.bulk.run import bulk_once  # noqa: PLC0415 - most tests have no bulk jobs
-
-    _refuse_rolled_back(runners, outbox)
-    for each in outbox.compensations.values():
-        if each.is_async:
-            runners.of(outbox, f"the async {each.what}")
-
-    def one_pass(connection: Connection, _: Connection) -> Counts:
-        total = Counts()
-        while True:
-            counts = bulk_once(connection, outbox.settings, rated=False)
-            counts += compensate_once(
-                connection,
-                outbox.settings,
-                compensations=outbox.compensations,
-                new_runner=runners.new(outbox, "an async compensation"),
-            )
-            if not counts:
-                return replace(total, more=False)
-            total += counts
-
-    return runners.active(outbox).run(one_pass)
-
-
-def _confirm(runners: PassRunners, outbox: Outbox) -> Counts:
-    from outbox.delivery.once import confirm_once  # noqa: PLC0415 - most tests have no known groups
-
-    _refuse_rolled_back(runners, outbox)
-    for each in outbox.delivery_callbacks.values():
-        if each.is_async:
-            runners.of(outbox, f"the async {each.what}")
-
-    def one_pass(connection: Connection, _: Connection) -> Counts:
-        return confirm_once(
-            connection,
-            replace(outbox.settings, confirm_grace=0.0),
-            groups=outbox.groups_to_confirm(),
-            callbacks=outbox.delivery_callbacks,
-            compensations=outbox.compensations,
-            new_runner=runners.new(outbox, "an async callback"),
-        )
-
-    return runners.active(outbox).run(one_pass)
-
-
-def _dead_letters(runners: PassRunners, outbox: Outbox) -> Counts:
+def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:
+    """Carry out duties, each once."""
     _refuse_rolled_back(runners, outbox)
     counts = Counts()
-    for callback in outbox.parked_callbacks.values():
-        runner = runners.of(outbox, f"the async {callback.what}" if callback.is_async else None)
-        if steps.parts(runner, outbox).producer:
-            counts += runner.run(partial(_announce_halves, outbox, callback))
-        for (topic, _), subscription in outbox.subscriptions.items():
-            if topic == callback.topic:
-                counts += runner.run(partial(_announce_messages, outbox, callback, subscription))
+    for duty in duties():
+        if duty.name not in names or duty.tasks is None:
+            continue
+        called = _CALLED.get(duty.name, duty.name)
+        # The check meets an async checker only where it is asked.
+        functions = None if duty.name == "check" else duty.functions
+        for each in getattr(outbox, functions).values() if functions else ():
+            if each.is_async:
+                runners.of(outbox, f"the async {each.what}")
+        ends = ExitStack()
+        post = Post(
+            outbox=outbox,
+            settings=outbox.settings,
+            parts=steps.parts(runners.of(outbox), outbox),
+            roles=frozenset(ROLES),
+            stopping=Event(),
+            new_runner=runners.new(outbox, f"an async {called}"),
+            at_end=ends.callback,
+            wake_dispatch=lambda: None,
+            wake_consumers=lambda _: None,
+            at_once=at_once,
+        )
+        with ends:
+            for task in duty.tasks(post):
+                counts += _run(runners, outbox, task)
     return counts
 
 
-def _announce_halves(outbox: Outbox, callback: ParkedCallback, connection: Connection, _: Connection) -> Counts:
-    with outbox.active():
-        return announce_halves_once(connection, outbox.settings, callback)
+def _run(runners: PassRunners, outbox: Outbox, task: Task) -> Counts:
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        with source_connection(task.source, connection) as source:
+            return task.one_pass(connection, source, lambda: False)
 
-
-def _announce_messages(
-    outbox: Outbox, callback: ParkedCallback, subscription: Subscription, connection: Connection, _: Connection
-) -> Counts:
-    with outbox.active(), source_connection(subscription.source, connection) as source:
-        return announce_messages_once(connection, source, outbox.settings, callback, subscription)
+    return runners.active(outbox, task.name if task.is_async else None).run(one_pass)
 
 
 def _refuse_rolled_back(runners: PassRunners, outbox: Outbox) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from outbox.database.at_commit import write_now
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -71,12 +73,22 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
 rolled_back: WeakKeyDictionary[Outbox, TransactionRunner] = WeakKeyDictionary()
 
 
+#: The loop that awaits the call of this thread, until `PassRunners` have taken it.
+_awaiting: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("outbox_testing", default=None)
+
+
+def _taken() -> asyncio.AbstractEventLoop | None:
+    loop = _awaiting.get()
+    _awaiting.set(None)  # not for the functions that run meanwhile
+    return loop
+
+
 @dataclass(frozen=True, slots=True)
 class PassRunners:
     """Makes the runners of one call of ``act``, such as "drain"; ``loop`` is that of the test which waits for it."""
 
     act: str
-    loop: asyncio.AbstractEventLoop | None = None
+    loop: asyncio.AbstractEventLoop | None = field(default_factory=_taken)
 
     def of(self, outbox: Outbox, what: str | None = None) -> Runner:
         """Return a runner for the database of an outbox; ``what`` names the async function that is to run.
@@ -165,7 +177,20 @@ def source_connection(bind: Engine | AsyncEngine | str | None, connection: Conne
         engine.dispose()
 
 
-async def in_thread(function: Callable[..., T], act: str, *args: Any, **options: Any) -> T:
-    """Run a function, which gets `PassRunners`, in another thread, so that async functions can run on this loop."""
-    runners = PassRunners(act, asyncio.get_running_loop())
-    return cast("T", await asyncio.to_thread(partial(function, runners, *args, **options)))
+def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the async form of a function that makes `PassRunners` once: it runs in another thread meanwhile."""
+
+    @wraps(function)
+    async def waiting(*args: P.args, **options: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+
+        def call() -> T:
+            _awaiting.set(loop)
+            return function(*args, **options)
+
+        return await asyncio.to_thread(call)
+
+    name = function.__name__
+    waiting.__name__ = waiting.__qualname__ = f"a{name}"
+    waiting.__doc__ = f"Do the same as `{name}` for any outbox; async functions run on the loop that awaits this."
+    return waiting

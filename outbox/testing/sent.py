@@ -19,7 +19,7 @@ from outbox.message.compression import decompress
 from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, ENCODING_HEADER
 from outbox.message.model import HalfMessage, Resolution, read_headers
 from outbox.testing import sql
-from outbox.testing.runners import PassRunners, in_thread, read
+from outbox.testing.runners import PassRunners, asynchronous, read
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -104,17 +104,12 @@ class SentMessages(Sequence[SentMessage]):
 
 def sent_messages(outbox: Outbox) -> SentMessages:
     """Return the messages sent in an outbox's database: the newest thousand halves, with their decisions."""
-    return _sent_messages(PassRunners("sent_messages"), outbox)
-
-
-async def asent_messages(outbox: Outbox) -> SentMessages:
-    """Do the same as `sent_messages` for any outbox."""
-    return await in_thread(_sent_messages, "sent_messages", outbox)
-
-
-def _sent_messages(runners: PassRunners, outbox: Outbox) -> SentMessages:
+    runners = PassRunners("sent_messages")
     (rows,) = read(runners.of(outbox), lambda connection: execute(connection, sql.halves(outbox.settings.schema)))
     return SentMessages([_of_row(row, outbox.codecs) for row in rows])
+
+
+asent_messages = asynchronous(sent_messages)
 
 
 def _of_row(row: Row, codecs: Codecs) -> SentMessage:

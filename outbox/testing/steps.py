@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.at_commit import savepoint
+from outbox.database.duty import PARTS, Part
 from outbox.database.execute import Template, execute
 from outbox.database.sql import take_lock
 from outbox.dispatch import sql as dispatch_sql
@@ -26,18 +26,10 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledParts:
-    """Which tables a database has."""
-
-    producer: bool
-    consumer: bool
-
-
-def parts(runner: Runner, outbox: Outbox) -> InstalledParts:
-    """Return which tables there are."""
+def parts(runner: Runner, outbox: Outbox) -> list[Part]:
+    """Return whose tables there are."""
     ((row,),) = read(runner, lambda connection: execute(connection, sql.parts(outbox.settings.schema)))
-    return InstalledParts(*row)
+    return [part for part, there in zip(PARTS, row, strict=True) if there]
 
 
 def dispatch(runner: Runner, outbox: Outbox) -> Counts:

@@ -12,11 +12,12 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from outbox.database.engines import Backoff, Pass
+from outbox.database.duty import Task
+from outbox.database.engines import Backoff
 from outbox.database.execute import kind_of
 from outbox.errors import ErrorKind
 from outbox.message.model import Counts
@@ -25,6 +26,9 @@ from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import class_name, named
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 #: How long (seconds) a duty stays hot after its last work: it runs by itself.
 QUIET_AFTER = 1.0
@@ -78,11 +82,11 @@ class Lane:
 
     def __init__(self, runner: OwnRunner, clock: Clock, stopping: threading.Event) -> None:
         self.runner = runner
-        self.duties: list[Duty] = []
+        self.duties: list[RunningDuty] = []
         self._clock = clock
         self.stopping = stopping
         self._changed = threading.Condition()
-        self._running: Duty | None = None
+        self._running: RunningDuty | None = None
         self._began = 0.0
         self._cut_short = False
         self._thread = threading.Thread(target=self._work, name="outbox-worker", daemon=True)
@@ -91,7 +95,7 @@ class Lane:
         """Start the thread, and with it all duties."""
         self._thread.start()
 
-    def wake(self, duty: Duty) -> None:
+    def wake(self, duty: RunningDuty) -> None:
         """Have a duty run as soon as the lane is free; cheap, from any thread, as often as one likes."""
         with self._changed:
             due_at = max(time.monotonic(), duty.not_before)
@@ -139,7 +143,7 @@ class Lane:
                 self._clock.every(duty.name, wait, duty.wake)
         self._running = None
 
-    def _next(self) -> Duty | None:
+    def _next(self) -> RunningDuty | None:
         """Wait for the duty that has been due for the longest time; None when the worker stops."""
         with self._changed:
             while not self.stopping.is_set():
@@ -154,44 +158,36 @@ class Lane:
         return None
 
 
-class Duty:
+class RunningDuty:
     """A pass function, how it fares, and when it is due next.
 
-    ``longest_wait`` returns the seconds after which the duty runs although nothing woke it. ``after`` is called when a
-    pass brought work, or failed and may have: it wakes the duties that wait for this work. A duty that is ``eager``
-    goes on running for a while after its last work; another one only as long as its pass says that there is more.
-    ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often.
-    ``facts`` returns its report beside its health, as JSON can hold it. ``due_at`` and ``not_before`` are monotonic
-    times, and the lane's.
+    ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often. ``title`` comes
+    before its name. ``due_at`` and ``not_before`` are monotonic times, and the lane's.
     """
 
     def __init__(
         self,
-        name: str,
-        one_pass: Pass,
+        task: Task,
         lane: Lane,
-        *,
-        longest_wait: Callable[[], float],
         reconnect_cap: float,
-        after: Callable[[], None] | None = None,
-        eager: bool = True,
+        *,
+        title: str = "",
         is_woken: Callable[[], bool] = lambda: False,
-        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.name = name
-        self.facts = facts
+        self.task = task
+        self.name: str = title + task.name
         self.health: Health = Health()
-        self.longest_wait = longest_wait
         self.is_woken = is_woken
         self.due_at: float = -_NEVER
         self.not_before: float = -_NEVER
-        self._pass = one_pass
         self._lane = lane
-        self._after = after
-        self._eager = eager
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
         self._worked_at = -_NEVER
         lane.duties.append(self)
+
+    def longest_wait(self) -> float:
+        """Return the seconds after which the duty runs although nothing woke it."""
+        return self.task.every() if callable(self.task.every) else self.task.every
 
     def wake(self) -> None:
         """Have the duty run at once."""
@@ -214,12 +210,15 @@ class Duty:
         if counts.more:
             return now
         quiet = now - self._worked_at
-        if not self._eager or quiet >= QUIET_AFTER:
+        if not self.task.eager or quiet >= QUIET_AFTER:
             return _NEVER
         # A pass without ``more`` took all there was: one that follows at once would only take the processor from
         # the duties whose turn it is now.
         shortest = HOT_FIRST_IF_WOKEN if self.is_woken() else HOT_FIRST
         return now + min(max(quiet * HOT_PART, shortest), HOT_CAP)
+
+    def _pass(self, connection: Connection, source: Connection) -> Counts:
+        return self.task.one_pass(connection, source, self._lane.ending)
 
     def _attempt(self) -> Counts | None:
         """Run one pass; return None where it failed, which never ends the duty."""
@@ -233,8 +232,8 @@ class Duty:
             self._succeeded()
             if counts is not None and (listeners.hooks or middlewares_here.get()):
                 self._tell(counts, time.perf_counter() - began)
-        if self._after and (counts is None or counts):
-            self._after()
+        if self.task.after and (counts is None or counts):
+            self.task.after()
         return counts
 
     def _tell(self, counts: Counts, seconds: float) -> None:

@@ -7,13 +7,10 @@ import contextvars
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING
 
-from outbox.check.asker import Asker
-from outbox.check.once import check_once
-from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.control.gate import Gate
@@ -23,27 +20,14 @@ from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import announce
-from outbox.database.engines import Pass
-from outbox.database.grants import Part
+from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
 from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify, read_news
-from outbox.dead_letter.once import announce_halves_once, announce_messages_once
-from outbox.delivery.known_group import KnownGroup
-from outbox.delivery.once import ConfirmReport, confirm_once
-from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
-from outbox.operator.bulk.run import bulk_once
-from outbox.prune.inbox import INBOX
-from outbox.prune.once import (
-    prune_consumer_once,
-    prune_producer_once,
-    prune_records_once,
-    prune_runs_once,
-    prune_segments_once,
-)
+from outbox.prune.once import prune_consumer_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
-from outbox.worker.duty import Duty, Lane
+from outbox.worker.duty import Lane, RunningDuty
 from outbox.worker.listener import Listener
 from outbox.worker.report import ReconciledPairs, Reporter
 
@@ -51,24 +35,19 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.app import Outbox
+    from outbox.database.engines import Bind
     from outbox.settings import Settings
 
-P = ParamSpec("P")
-
-#: What a worker may do. The first four serve the producer's tables; ``prune`` and ``bulk`` serve the consumer's too.
-ROLES = ("dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm")
-PRODUCER_ROLES = frozenset({"dispatch", "release", "check", "prune", "bulk", "confirm"})
-_CONSUMER_ROLES = frozenset({"consume", "retry", "prune"})
+#: The roles that do something for each group.
+_GROUP_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
 LISTENING_WAIT = 5.0
 #: Retries of one pass; more would keep the lane from the consuming thread.
 _RETRIES = 10
-#: How often (seconds) the application is called for parked halves and messages.
-DEAD_LETTER_INTERVAL = 30.0
 
 
-def check_roles(roles: Collection[str] | None) -> frozenset[str]:
+def check_roles(roles: Collection[str] | None) -> frozenset[Role]:
     """Return the roles of a worker; None means all.
 
     Raises:
@@ -79,15 +58,17 @@ def check_roles(roles: Collection[str] | None) -> frozenset[str]:
     names = [roles] if isinstance(roles, str) else list(roles)
     if not names or not set(names) <= set(ROLES):
         raise InvalidSettings(f"roles = {names!r} must be some of {', '.join(ROLES)}")
-    return frozenset(names)
+    return frozenset(role for role in ROLES if role in names)
 
 
-def _alone(function: Callable[Concatenate[Connection, P], Counts], *values: P.args, **named: P.kwargs) -> Pass:
-    """Return a pass over the worker's own database only."""
-    return lambda connection, _: function(connection, *values, **named)
+def producer_roles(*, only: bool = False) -> Set[Role]:
+    """Return the roles that serve the producer's tables; with ``only``, those that serve no others."""
+    rights = [(duty.role, each) for duty in duties() if duty.role for each in duty.rights]
+    serving = {role for role, each in rights if each.part == "producer" and "worker" in each.granted}
+    return serving - {role for role, each in rights if only and each.part == "consumer"}
 
 
-def _wake_consumer(consumer: Consumer, duty: Duty, queue: int | None) -> None:
+def _wake_consumer(consumer: Consumer, duty: RunningDuty, queue: int | None) -> None:
     consumer.wake(queue)  # first: the pass that the duty begins must know of it
     duty.wake()
 
@@ -101,7 +82,7 @@ class Plan:
     def __init__(
         self,
         outbox: Outbox,
-        roles: frozenset[str],
+        roles: frozenset[Role],
         clock: Clock,
         *,
         producing: bool,
@@ -111,13 +92,13 @@ class Plan:
         variables: contextvars.Context | None = None,
     ) -> None:
         self.settings: Settings = outbox.settings
-        self.duties: list[Duty] = []
+        self.duties: list[RunningDuty] = []
         self.lanes: list[Lane] = []
-        self.report: Duty | None = None
+        self.report: RunningDuty | None = None
         self.listeners: dict[WorkerDatabase, Listener] = {}
         #: The parts of the schema that a database must have.
         self.parts: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
-        #: What its role must be allowed to do in a database: duties of `outbox.database.grants`, by part.
+        #: What its role must be allowed to do in a database: duties of `outbox.database.duty`, by part.
         self.needs: defaultdict[tuple[WorkerDatabase, Part], set[str]] = defaultdict(set)
         #: What its groups read in a database.
         self.topics: defaultdict[WorkerDatabase, set[str]] = defaultdict(set)
@@ -130,38 +111,36 @@ class Plan:
         self._title = title
         self._context = PassContext(outbox.active, loop, variables)
         self._own = WorkerDatabase(outbox.engine)
-        self._dispatching: Duty | None = None
+        self._dispatching: RunningDuty | None = None
         self._group = outbox.group
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         #: What wakes the consumers of a topic of a database, for a queue or (None) for any.
         self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[int | None], None]]] = {}
         #: What wakes the retries of a group and a topic.
         self._retrying: dict[tuple[str, str], Callable[[], None]] = {}
-        self._upkeep: dict[WorkerDatabase, Lane] = {}
+        #: The lanes that tasks share, by name and database.
+        self._shared: dict[tuple[str, WorkerDatabase], Lane] = {}
         #: Where the groups that handle outside of transactions are pruned, by the database that they read.
         self._prune_lanes: dict[WorkerDatabase, Lane] = {}
         self._reconciled: list[ReconciledPairs] = []
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
-        if producing:
-            self._plan_producer(outbox)
-        if roles & _CONSUMER_ROLES:
-            for subscription in outbox.subscriptions.values():
-                self._plan_subscription(subscription)
+        consuming = roles & _GROUP_ROLES and outbox.subscriptions
+        reconciling = "reconcile" in roles and outbox.reconciliations
+        #: The parts of the own database that are served.
+        self.served: list[Part] = ["producer"] if producing else []
+        self.served += ["consumer"] if consuming or reconciling else []
+        for subscription in outbox.subscriptions.values() if consuming else ():
+            self._plan_subscription(subscription)
         if self._retrying:
-            look = _alone(wake_retries, self.settings.schema, self._retrying)
-            self._add("look for retries", self._upkeep_of(self._own), look, self.settings.retry_interval, eager=False)
-        self._plan_dead_letters(outbox, producing=producing)
-        if "reconcile" in roles and outbox.reconciliations:
-            self._plan_reconciliations(outbox)
-        if "bulk" in roles:
-            self._plan_bulk(outbox, producing=producing)
-        if "prune" in roles and "consumer" in self.parts.get(self._own, ()):
-            self._plan_prune("inbox segments", partial(prune_segments_once, side=INBOX))
-        if "prune" in roles and self._own in self.parts:
-            self._plan_prune("prune records", prune_records_once)
+            every = self.settings.retry_interval
+            self._add(Task(name="look for retries", one_pass=self._look, every=every), self._lane_of("upkeep"))
+        for duty in duties():
+            if duty.tasks and (duty.role is None or duty.role in roles) and (producing or not _of_producer(duty)):
+                for task in duty.tasks(self._post(outbox, duty)):
+                    self._plan(duty, task)
         if self.duties:
-            upkeep, reporter = self._upkeep_of(self._own), Reporter(outbox, self._roles, self.duties, self._reconciled)
-            self.report = self._add("report", upkeep, reporter, REPORT_INTERVAL, eager=False)
+            upkeep, reporter = self._lane_of("upkeep"), Reporter(outbox, self._roles, self.duties, self._reconciled)
+            self.report = self._add(Task(name="report", one_pass=whole(reporter), every=REPORT_INTERVAL), upkeep)
             self.ends.append(partial(reporter.goodbye, upkeep.runner))
 
     def begin(self) -> None:
@@ -176,94 +155,57 @@ class Plan:
         for end in (*self.ends, *(lane.runner.end for lane in self.lanes)):
             end()
 
-    def _plan_producer(self, outbox: Outbox) -> None:
-        settings, roles = self.settings, self._roles
-        self.parts[self._own].add("producer")
-        self.needs[self._own, "producer"] |= roles & PRODUCER_ROLES - {"confirm"}
-        if roles & {"dispatch", "release"}:
-            lane = self._lane(self._dispatch_runner)
-        if "dispatch" in roles:
-            self._dispatching = self._plan_messages("dispatch", lane, dispatch_once, settings.idle_wait)
-            self._listen(self._own)
-        if "release" in roles:
-            self._plan_messages("release", lane, release_due_once, settings.release_interval)
-        if "check" in roles:
-            self._plan_check(outbox)
-        if "prune" in roles:
-            self._plan_prune("segments", prune_segments_once)
-            self._plan_prune("prune", prune_producer_once)
-        if "confirm" in roles and (groups := outbox.groups_to_confirm()):
-            self._plan_confirm(outbox, groups)
-
-    def _plan_messages(self, name: str, lane: Lane, make: Callable[..., Counts], wait: float) -> Duty:
-        """Have messages made, and those consumers woken that they are for."""
-        arrived: list[str] = []
-
-        def pass_on(news: str) -> None:
-            arrived.append(news)
-            self._wake_consumers(self._own, news)
-
-        def wake() -> None:
-            # Of a pass that failed it isn't known what it has made.
-            if not arrived:
-                self._wake_consumers(self._own, None)
-            arrived.clear()
-
-        return self._add(name, lane, _alone(make, self.settings, on_news=pass_on), wait, after=wake)
-
-    def _plan_confirm(self, outbox: Outbox, groups: Sequence[KnownGroup]) -> None:
-        settings = self.settings
-        self.needs[self._own, "producer"].add("confirm")
-        if any(group.consumer is None and group.status_url is None for group in groups):
-            self.parts[self._own].add("consumer")
-            self.needs[self._own, "consumer"].add("confirm")
-        # A lane of its own: consumers may be slow to answer, and callbacks slow to return.
-        lane = self._lane(name="confirm")
-        runners, report = Runners(self._own, self._stopping, self._context, self._named("confirm")), ConfirmReport()
+    def _post(self, outbox: Outbox, duty: Duty) -> Post:
+        runners = Runners(self._own, self._stopping, self._context, self._named(duty.name))
         self.ends.append(runners.end)
-        one_pass = _alone(
-            confirm_once,
-            settings,
-            groups=groups,
-            callbacks=outbox.delivery_callbacks,
+        return Post(
+            outbox=outbox,
+            settings=self.settings,
+            parts=tuple(self.served),
+            roles=self._roles,
+            stopping=self._stopping,
             new_runner=runners,
-            compensations=outbox.compensations,
-            stopping=lane.ending,
-            report=report,
+            at_end=self.ends.append,
+            wake_dispatch=partial(self._wake, self._own, OPS),
+            wake_consumers=partial(self._wake_consumers, self._own),
         )
-        wake = partial(self._wake_consumers, self._own, None)
-        every = settings.confirm_interval
-        self._add("confirm", lane, one_pass, every, after=wake, eager=False, facts=report.facts)
 
-    def _plan_check(self, outbox: Outbox) -> None:
-        settings = self.settings
-        # A lane of its own: a pass may take a minute, and dispatch must not wait for it.
-        lane = self._lane(name="check")
-        runners = Runners(self._own, self._stopping, self._context, self._named("check"))
-        asker = Asker(runners, settings.checks_in_flight)
-        self.ends.append(asker.end)
+    def _plan(self, duty: Duty, task: Task) -> None:
+        """Have a task of a duty done."""
+        parts = self.parts[self._own]
+        for part in task.parts:
+            parts.add(part)
+            # No role of a worker is granted a reconciliation: its rights are no condition of the start.
+            if any(each.part == part and {"worker", "consumer"} & each.granted for each in duty.rights):
+                self.needs[self._own, part].add(duty.name)
+        if task.compares is not None:
+            self._reconciled.append(task.compares)
+        if task.lane is not None:
+            lane = self._lane_of(task.lane)
+        else:
+            source = self._source_of(task.source)
+            lane = self._lane(self._runner(duty.name, source, is_async=task.is_async, group=task.group))
+        running = self._add(task, lane)
+        if task.on_ops:
+            self._dispatching = running
+            self._listen(self._own)
 
-        def wait() -> float:
-            # A topic may be asked about more often than the settings say; one may be declared at any time.
-            return min([settings.check_interval, *(each.interval for each in list(outbox.checkers.values()))])
-
-        one_pass = _alone(check_once, settings, outbox.checkers, asker, stopping=lane.ending)
-        self._add("check", lane, one_pass, wait, after=partial(self._wake, self._own, OPS), eager=False)
+    def _look(self, connection: Connection, *_: object) -> Counts:
+        return wake_retries(connection, self.settings.schema, self._retrying)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
         settings, group, topic = self.settings, subscription.group, subscription.topic
         name = f"{topic} of {group}"
-        source = self._source_of(subscription)
+        source = self._source_of(subscription.source)
         self.parts[self._own].add("consumer")
         self.parts[source].add("producer")
-        self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune", "bulk"}
+        self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune"}
         self.needs[source, "producer"].add("consume")
         self.topics[source].add(topic)
-        remote = None if source is self._own else source
         # Outside of transactions, handlers run on no connection of the worker's.
-        kind = AsyncRunner if subscription.is_async and subscription.transactional else OwnRunner
+        is_async = subscription.is_async and subscription.transactional
+        runner = partial(self._runner, "consume", source, is_async=is_async, group=group)
         threads = subscription.threads if "consume" in self._roles else 1
-        runner = partial(kind, self._own, remote, self._stopping, self._context, self._named("consume", group))
         lanes = [self._lane(runner()) for _ in range(threads)]
         consumers = [self._consumer(subscription, lane) for lane in lanes]
         first, lane = consumers[0], lanes[0]
@@ -283,8 +225,8 @@ class Plan:
             quarantine_group(connection, producer, settings.schema, group, topic)
             return Counts()
 
-        def prune(connection: Connection, producer: Connection) -> Counts:
-            return prune_consumer_once(connection, producer, settings, group, topic, stopping=prune_lane.ending)
+        def prune(connection: Connection, producer: Connection, stopping: Callable[[], bool]) -> Counts:
+            return prune_consumer_once(connection, producer, settings, group, topic, stopping=stopping)
 
         self.starts.append(partial(lane.runner.run, start_group))
         if "consume" in self._roles:
@@ -292,18 +234,21 @@ class Plan:
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
                 wait = partial(longest, source, consumer.gate)
                 is_woken = partial(self._hears, source)
-                duty = self._add(title, each, consumer.consume_once, wait, is_woken=is_woken, facts=next(facts, dict))
+                passes = whole(consumer.consume_once)
+                task = Task(name=title, one_pass=passes, every=wait, eager=True, facts=next(facts, dict))
+                duty = self._add(task, each, is_woken=is_woken)
                 if isinstance(consumer, OutsideConsumer):
                     consumer.on_progress = duty.progressed
                 self._consuming.setdefault((source, topic), []).append(partial(_wake_consumer, consumer, duty))
             self._listen(source)
         retries_by_itself = not subscription.transactional and "consume" in self._roles
         if "retry" in self._roles and not retries_by_itself:
-            one_pass = partial(first.retry_once, limit=_RETRIES)
-            duty = self._add(f"retry {name}", lane, one_pass, math.inf, eager=False, facts=next(facts, dict))
+            again = whole(partial(first.retry_once, limit=_RETRIES))
+            task = Task(name=f"retry {name}", one_pass=again, every=math.inf, facts=next(facts, dict))
+            duty = self._add(task, lane)
             self._retrying[group, topic] = duty.wake
         if "prune" in self._roles:
-            self._add(f"prune {name}", prune_lane, prune, settings.prune_interval, eager=False)
+            self._add(Task(name=f"prune {name}", one_pass=prune, every=settings.prune_interval), prune_lane)
 
     def _consumer(self, subscription: Subscription, lane: Lane) -> Consumer:
         """Return what consumes in a lane."""
@@ -320,147 +265,51 @@ class Plan:
         self.ends.append(consumer.end)
         return consumer
 
-    def _plan_dead_letters(self, outbox: Outbox, *, producing: bool) -> None:
-        """Have the application called for parked halves and messages, by the workers that check and retry.
-
-        A lane for each: the application's functions may be slow to return.
-        """
-        settings = self.settings
-        for callback in outbox.parked_callbacks.values():
-            kind, name = AsyncRunner if callback.is_async else OwnRunner, f"dead letters {callback.topic}"
-            runner = partial(kind, self._own, stopping=self._stopping, context=self._context)
-            if producing and "check" in self._roles:
-                self.needs[self._own, "producer"].add("dead letters")
-                lane = self._lane(runner(source=None, name=self._named("dead letters")))
-                one_pass = _alone(announce_halves_once, settings, callback, stopping=lane.ending)
-                self._add(f"{name}, halves", lane, one_pass, DEAD_LETTER_INTERVAL, eager=False)
-            for (topic, group), subscription in outbox.subscriptions.items():
-                if topic == callback.topic and "retry" in self._roles:
-                    self.needs[self._own, "consumer"].add("dead letters")
-                    source = self._source_of(subscription)
-                    remote = None if source is self._own else source
-                    lane = self._lane(runner(source=remote, name=self._named("dead letters", group)))
-                    one_pass = partial(
-                        announce_messages_once,
-                        settings=settings,
-                        callback=callback,
-                        subscription=subscription,
-                        stopping=lane.ending,
-                    )
-                    self._add(f"{name} of {group}", lane, one_pass, DEAD_LETTER_INTERVAL, eager=False)
-
-    def _source_of(self, subscription: Subscription) -> WorkerDatabase:
+    def _source_of(self, bind: Bind | None) -> WorkerDatabase:
         """Return the producer's database, of which a worker has one object."""
-        source = self._own if subscription.source is None else WorkerDatabase(subscription.source)
+        source = self._own if bind is None else WorkerDatabase(bind)
         return self._sources.setdefault(source.address, source)
-
-    def _plan_reconciliations(self, outbox: Outbox) -> None:
-        from outbox.worker.following import followings  # noqa: PLC0415 - what few workers do
-        from outbox.worker.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
-        from outbox.worker.repairs import READ_EVERY, Repairer  # noqa: PLC0415 - what few workers do
-
-        # A lane of its own: a job may take long, and nothing must wait for it.
-        lane = self._lane(name="reconcile")
-        self.parts[self._own].add("consumer")
-        for reconciler in reconcilers(outbox, self._stopping):
-            self._reconciled.append((reconciler.declared.name, reconciler.pairs))
-            self._add(reconciler.name, lane, reconciler, reconciler.wait, eager=False)
-            if isinstance(reconciler, JobReconciler):
-                repairer = Repairer(reconciler, self._stopping)
-                self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
-            elif "prune" in self._roles:
-                ((topic, group),) = reconciler.pairs
-                self.needs[self._own, "consumer"].add("prune")
-                self._plan_prune(f"prune {reconciler.name}", partial(prune_runs_once, group=group, topic=topic))
-        for following in followings(outbox, self._stopping):
-            self._reconciled.append((following.declared.name, following.pairs))
-            # Nothing that takes long must keep it.
-            own = self._lane(name="follow")
-            self._add(following.name, own, following, following.wait, eager=False)
-            self.ends.append(following.end)
-            repairer = Repairer(following, self._stopping)
-            self._add(repairer.name, lane, repairer, READ_EVERY, eager=False)
-
-    def _plan_bulk(self, outbox: Outbox, *, producing: bool) -> None:
-        settings, every = self.settings, self.settings.idle_wait
-        # Lanes of their own: operators wait for what they ordered, and a compensation may take long.
-        self.parts.setdefault(self._own, set())
-        lane, wake = self._lane(name="bulk"), partial(self._wake, self._own, OPS)
-        one_pass = _alone(bulk_once, settings, stopping=lane.ending)
-        self._add("bulk", lane, one_pass, every, after=wake, eager=False)
-        if producing and (registered := outbox.compensations):
-            self.needs[self._own, "producer"].add("compensate")
-            lane = self._lane(name="compensate")
-            runners = Runners(self._own, self._stopping, self._context, self._named("compensate"))
-            self.ends.append(runners.end)
-            one_pass = _alone(
-                compensate_once, settings, compensations=registered, new_runner=runners, stopping=lane.ending
-            )
-            self._add("compensate", lane, one_pass, every, eager=False)
-
-    def _plan_prune(self, name: str, prune: Callable[..., Counts]) -> None:
-        upkeep = self._upkeep_of(self._own)
-        one_pass = _alone(prune, self.settings, stopping=upkeep.ending)
-        self._add(name, upkeep, one_pass, self.settings.prune_interval, eager=False)
 
     def _named(self, duty: str, group: str | None = None) -> str:
         """Return what the server calls the connections of a duty."""
         return f"outbox/{group or self._group}/{duty}"
 
-    def _lane(self, runner: OwnRunner | None = None, name: str = "") -> Lane:
-        runner = runner or OwnRunner(self._own, None, self._stopping, self._context, self._named(name))
+    def _runner(
+        self, duty: str, source: WorkerDatabase, *, is_async: bool = False, group: str | None = None
+    ) -> OwnRunner:
+        remote, kind = None if source is self._own else source, AsyncRunner if is_async else OwnRunner
+        return kind(self._own, remote, self._stopping, self._context, self._named(duty, group))
+
+    def _lane(self, runner: OwnRunner) -> Lane:
         lane = Lane(runner, self._clock, self._stopping)
         self.lanes.append(lane)
         return lane
 
-    def _add(
-        self,
-        name: str,
-        lane: Lane,
-        one_pass: Pass,
-        wait: float | Callable[[], float],
-        *,
-        after: Callable[[], None] | None = None,
-        eager: bool = True,
-        is_woken: Callable[[], bool] = lambda: False,
-        reported: bool = True,
-        facts: Callable[[], Mapping[str, Any]] = dict,
-    ) -> Duty:
-        longest = wait if callable(wait) else lambda: wait
-        cap = self.settings.reconnect_cap
-        name = self._title + name
-        duty = Duty(
-            name,
-            one_pass,
-            lane,
-            longest_wait=longest,
-            reconnect_cap=cap,
-            after=after,
-            eager=eager,
-            is_woken=is_woken,
-            facts=facts,
-        )
-        if reported:
-            self.duties.append(duty)
-        return duty
+    def _lane_of(self, name: str, database: WorkerDatabase | None = None) -> Lane:
+        """Return the lane of a name that tasks on a database share."""
+        key = name, database or self._own
+        if key not in self._shared:
+            runner = OwnRunner(key[1], None, self._stopping, self._context, self._named(name))
+            self._shared[key] = self._lane(self._dispatch_runner if name == "dispatch" else runner)
+        return self._shared[key]
 
-    def _upkeep_of(self, database: WorkerDatabase) -> Lane:
-        if database not in self._upkeep:
-            runner = OwnRunner(database, None, self._stopping, self._context, self._named("upkeep"))
-            self._upkeep[database] = self._lane(runner)
-        return self._upkeep[database]
+    def _add(self, task: Task, lane: Lane, *, is_woken: Callable[[], bool] = lambda: False) -> RunningDuty:
+        running = RunningDuty(task, lane, self.settings.reconnect_cap, title=self._title, is_woken=is_woken)
+        self.duties.append(running)
+        return running
 
     def _listen(self, source: WorkerDatabase) -> None:
         if not self.settings.listen or source in self.listeners:
             return
         schema = self.settings.schema
 
-        def send_probe(connection: Connection, _: Connection) -> Counts:
+        def send_probe(connection: Connection, *_: object) -> Counts:
             announce(connection, notify(schema, PROBE))
             return Counts()
 
         # Not among the duties of which the worker reports: it has no work of its own.
-        probe = self._add(f"probe {source.address}", self._upkeep_of(source), send_probe, math.inf, reported=False)
+        task = Task(name=f"probe {source.address}", one_pass=send_probe, every=math.inf)
+        probe = RunningDuty(task, self._lane_of("upkeep", source), self.settings.reconnect_cap, title=self._title)
         self.listeners[source] = Listener(
             source,
             schema,
@@ -500,3 +349,8 @@ class Plan:
         for each in every:
             for wake in self._consuming.get(each, ()):
                 wake(queue)
+
+
+def _of_producer(duty: Duty) -> bool:
+    """Does a duty work on the producer's tables alone?"""
+    return {each.part for each in duty.rights} == {"producer"}

@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
+from outbox.database.duty import COUNTED_CONSUMER, COUNTED_PRODUCER, Duty
 from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.limits import rate_text
@@ -28,7 +29,6 @@ from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import database_address, process_name, storable, summary_of
 from outbox.worker.connections import OwnRunner
-from outbox.worker.duty import Duty
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
     from outbox.settings import Settings
+    from outbox.worker.duty import RunningDuty
 
 #: How long (seconds) a statement of a sample may run: a sample holds up prune and probes.
 _SAMPLE_SECONDS = 2.0
@@ -135,7 +136,11 @@ class Reporter:
     """
 
     def __init__(
-        self, outbox: Outbox, roles: Collection[str], duties: Sequence[Duty], reconciled: Collection[ReconciledPairs]
+        self,
+        outbox: Outbox,
+        roles: Collection[str],
+        duties: Sequence[RunningDuty],
+        reconciled: Collection[ReconciledPairs],
     ) -> None:
         self._outbox = outbox
         self._reconciled = reconciled
@@ -214,14 +219,14 @@ class Reporter:
                 )
 
 
-def health_of(duty: Duty) -> dict[str, Any]:
+def health_of(duty: RunningDuty) -> dict[str, Any]:
     """Return how a duty fares, as JSON can hold it."""
     health = duty.health
     return {
         "last_success": None if health.last_success is None else health.last_success.isoformat(),
         "last_error": None if health.last_error is None else storable(health.last_error).partition("\n")[0],
         "failures": health.failures,
-        **duty.facts(),
+        **duty.task.facts(),
     }
 
 
@@ -272,3 +277,23 @@ def _options(declared: object, *names: str) -> dict[str, Any]:
 
 def _address(bind: Engine | AsyncEngine | str) -> str:
     return storable(database_address(make_url(bind) if isinstance(bind, str) else bind.url))
+
+
+DUTIES = (
+    # Each worker plans it, last: it reports all of its duties.
+    Duty(
+        "report",
+        "Tells that the worker lives and how it fares, and once a minute the statistics.",
+        f"""
+        producer: worker
+        {COUNTED_PRODUCER}
+        SELECT INSERT UPDATE DELETE ON worker
+        SELECT INSERT UPDATE ON stats_sample
+        consumer: consumer
+        {COUNTED_CONSUMER}
+        SELECT INSERT UPDATE DELETE ON worker
+        SELECT INSERT UPDATE ON stats_sample
+        SELECT ON group_control
+        """,
+    ),
+)

@@ -30,8 +30,8 @@ from outbox.telemetry.events import (
 from outbox.telemetry.hooks import emit, work_for
 from outbox.text import database_address
 from outbox.worker.clock import Clock
-from outbox.worker.duty import Duty, Health, Lane, after_failure
-from outbox.worker.plan import PRODUCER_ROLES, Plan, check_roles
+from outbox.worker.duty import Health, Lane, RunningDuty, after_failure
+from outbox.worker.plan import Plan, check_roles, producer_roles
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -221,7 +221,7 @@ class Worker:
             emit(failed)
 
     @property
-    def _duties(self) -> list[Duty]:
+    def _duties(self) -> list[RunningDuty]:
         return [duty for plan in self._plans for duty in plan.duties]
 
     @property
@@ -332,10 +332,11 @@ class Worker:
 
     def _produces(self, outbox: Outbox) -> bool:
         """Does this worker serve the producer's tables of an Outbox?"""
-        if not self._roles & PRODUCER_ROLES:
+        serving = self._roles & producer_roles()
+        if not serving:
             return False
-        named = not self._all and self._roles & {"dispatch", "release", "check"}
-        if named or (not outbox.subscriptions and self._roles & PRODUCER_ROLES - {"bulk"}):
+        named = not self._all and serving & producer_roles(only=True)
+        if named or (not outbox.subscriptions and serving - {"bulk"}):
             return True
         return migration.current(outbox.engine, outbox.settings.schema)["producer"] is not None
 

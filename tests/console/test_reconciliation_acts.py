@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox.worker.reconciliation import JobReconciler, reconcilers
-from outbox.worker.repairs import Repairer
+from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
+from outbox.reconcile.duty.repairs import Repairer
 from tests.console.reading import Page, Visitor
 from tests.console.reconciled import Reconciled, reconciled
 from tests.console.test_pages_look import well_made

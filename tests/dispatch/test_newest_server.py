@@ -22,6 +22,7 @@ from outbox.dispatch.once import dispatch_once, release_due_once
 from outbox.message.model import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
+from outbox.worker import Worker
 from outbox.worker.connections import WorkerDatabase
 from tests.dispatch.support import act, run, scalar
 from tests.kit import ROOT, send_each, wait_until
@@ -129,7 +130,7 @@ def test_a_worker_delivers(engine: Engine) -> None:
     settings, topic, seen = Settings(idle_wait=0.05), f"t-{uuid7()}", []
     app = Outbox(engine, settings=settings)
     app.consumer(topic, group="g")(lambda message, session: seen.append(message.body))
-    with app.worker() as worker:
+    with Worker(app) as worker:
         for number in range(5):
             send_each(app, topic, number)
             wait_until(lambda number=number: number in seen, "the message is handled")  # type: ignore[misc]

@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Settings
 from outbox.embedded import Server
 from outbox.errors import InvalidSettings
-from outbox.operator.health.examine import Examination, HealthReport, Inspected, Inspection
+from outbox.operator.health.examination import Examination
+from outbox.operator.health.examine import HealthReport, Inspected, Inspection
 from outbox.operator.health.examine import examine as examine_database
 from outbox.operator.health.rules import Diagnosis, Severity, Thresholds
 from tests.doctor.support import codes, examine, inspected, sql, the

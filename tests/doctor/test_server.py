@@ -17,7 +17,8 @@ from outbox import Message, Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import Server
 from outbox.embedded.external import URL_VARIABLE
-from outbox.operator.health.examine import Examination, Inspected, ServerIdentity
+from outbox.operator.health.examination import Examination, ServerIdentity
+from outbox.operator.health.examine import Inspected
 from outbox.operator.health.rules import Severity, Thresholds
 from tests.doctor.support import READ_ALL, codes, examine, inspected, mend_by_sql, raw, role, sql, the
 from tests.kit import make_odd_schema, wait_until

@@ -33,9 +33,9 @@ from outbox import Outbox, Settings, testing
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.model import MessageFate, MessageFilter, PageRequest
+from outbox.reconcile.duty.reconciliation import reconcilers
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.run import reconcile
-from outbox.worker.reconciliation import reconcilers
 from tests.kit import rebound
 
 ROOT = Path(__file__).parents[2]

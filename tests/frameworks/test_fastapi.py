@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, Settings
+from outbox import Message, Outbox, Settings, Worker
 from outbox.asgi import TransactionMiddleware, request_session
 from outbox.errors import TransactionRequired
 from tests.frameworks.conftest import NOTE, SELL, Shop, serving
@@ -34,7 +34,7 @@ def application(shop: Shop, driver: str, dependency: Callable[[Outbox], Any]) ->
         outbox.bind(engine)
         app.state.lock = asyncio.Lock()
 
-        async with outbox.worker():
+        async with Worker(outbox):
             yield
         await engine.dispose()
 

@@ -15,7 +15,7 @@ from litestar.params import FromPath
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from outbox import Message, Outbox, Settings
+from outbox import Message, Outbox, Settings, Worker
 from outbox.asgi import TransactionMiddleware, request_session
 from tests.frameworks.conftest import NOTE, SELL, Shop, serving
 
@@ -28,7 +28,7 @@ def application(shop: Shop, driver: str) -> Litestar:
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         engine = create_async_engine(make_url(shop.url).set(drivername=f"postgresql+{driver}"))
         outbox.bind(engine)
-        async with outbox.worker():
+        async with Worker(outbox):
             yield
         await engine.dispose()
 

@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 
 from outbox import Settings
 from outbox.database import migration
-from outbox.database.grants import PARTS, Part
+from outbox.database.duty import PARTS, Part
 from outbox.embedded import ServerLike
 from tests.grants.town import Town
 

@@ -24,8 +24,9 @@ from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
+from outbox.database.duty import PARTS, Part
 from outbox.database.engines import EngineRunner
-from outbox.database.grants import PARTS, Part, statements
+from outbox.database.grants import statements
 from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.delivery.once import confirm_once
 from outbox.dispatch.once import dispatch_once, release_due_once
@@ -41,13 +42,13 @@ from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
+from outbox.reconcile.duty.repairs import Repairer
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.record.orders import ReconciliationOrders, give_back, take
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
-from outbox.worker.reconciliation import JobReconciler, reconcilers
-from outbox.worker.repairs import Repairer
 from outbox.worker.report import Facts, leave, report_once
 from tests.kit import Tables, consume_all
 

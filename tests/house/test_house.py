@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 import outbox
+from tests.house.circles import circles
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,27 @@ def test_import_contracts_hold() -> None:
     # What the console script `lint-imports` calls.
     result = run("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+#: Circles that are left. One may shrink; none grows, and none is new.
+KNOWN_CIRCLES = (
+    {
+        *("outbox.database.engines", "outbox.database.execute", "outbox.database.migration.state"),
+        *("outbox.database.roundtrip", "outbox.database.sql", "outbox.database.tables"),
+        "outbox.database.tables.consumer",
+    },
+    {
+        *("outbox.reconcile.job", "outbox.reconcile.rows", "outbox.reconcile.tables.columns"),
+        "outbox.reconcile.tables.declare",
+    },
+    {"outbox.acts.changes", "outbox.acts.messages"},
+)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """There is no circle of imports but those that are known, also where one is in a function or for types alone."""
+    found = circles(ROOT / "outbox")
+    assert [circle for circle in found if not any(known.issuperset(circle) for known in KNOWN_CIRCLES)] == []
 
 
 def test_style_holds() -> None:

@@ -336,7 +336,7 @@ def test_commands_and_workers_start_without_the_extra() -> None:
     """What names a job or shows the record needs neither Arrow nor NumPy: a light install has the other commands."""
     program = (
         "import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
-        "import outbox.cli, outbox.worker.worker, outbox.worker.reconciliation, outbox.reconcile.config"
+        "import outbox.cli, outbox.worker.worker, outbox.reconcile.duty.reconciliation, outbox.reconcile.config"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,12 +16,13 @@ import pytest
 from apscheduler.events import EVENT_SCHEDULER_STARTED
 
 from outbox import Counts
+from outbox.database.duty import Task
 from outbox.database.engines import Backoff, Pass
 from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
-from outbox.worker.duty import HOT_CAP, HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_PART, Duty, Lane, jittered
+from outbox.worker.duty import HOT_CAP, HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_PART, Lane, RunningDuty, jittered
 from tests.kit import wait_until
 
 NEVER = 3600.0
@@ -66,18 +67,10 @@ class Stand:
         after: Callable[[], None] | None = None,
         eager: bool = True,
         is_woken: Callable[[], bool] = lambda: False,
-    ) -> Duty:
+    ) -> RunningDuty:
         """Make a duty."""
-        return Duty(
-            name,
-            lambda *_: one_pass(),
-            lane or self.lane(),
-            longest_wait=wait,
-            reconnect_cap=0.01,
-            after=after,
-            eager=eager,
-            is_woken=is_woken,
-        )
+        task = Task(name=name, one_pass=lambda *_: one_pass(), every=wait, after=after, eager=eager)
+        return RunningDuty(task, lane or self.lane(), 0.01, is_woken=is_woken)
 
     def start(self) -> None:
         """Start all lanes and the clock."""
@@ -327,7 +320,7 @@ def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest
         raise OSError("no route to host")
 
     lane = stand.lane()
-    bad = Duty("bad", lambda *_: one_pass(), lane, longest_wait=lambda: NEVER, reconnect_cap=NEVER)
+    bad = RunningDuty(Task(name="bad", one_pass=lambda *_: one_pass(), every=NEVER), lane, NEVER)
     good = stand.duty("good", Counts, lane=lane)
     stand.start()
     assert tried.wait(60)

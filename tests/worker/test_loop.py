@@ -1,4 +1,4 @@
-"""``async with outbox.worker()``: async handlers are tasks of the application's own loop."""
+"""``async with Worker(outbox)``: async handlers are tasks of the application's own loop."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_handlers_run_on_the_loop_of_the_application(bench: Bench) -> None:
             bench.handle(message, session)
 
         tenant.set("the application's")
-        async with bench.outbox.worker() as worker:
+        async with Worker(bench.outbox) as worker:
             assert isinstance(worker, Worker)
             await asyncio.to_thread(bench.send, count=20)
             # Several handlers wait at the same time, on a loop that goes on.
@@ -96,7 +96,7 @@ def test_checkers_and_compensations_run_on_it_too(bench: Bench) -> None:
     (sent,) = bench.send()
 
     async def application() -> None:
-        async with outbox.worker() as worker:
+        async with Worker(outbox) as worker:
             await until(lambda: sent in bench.messages(), "it is dispatched")
             await asyncio.to_thread(outbox.operator.compensate, sent, by="ann", why="no such account")
             bench.age_checks()
@@ -123,7 +123,7 @@ def test_a_blocked_loop_is_no_lost_lock(new_bench: NewBench) -> None:
             blocked.set()
             go_on.wait()  # blocks the loop, in the middle of the transaction
 
-        async with bench.outbox.worker():
+        async with Worker(bench.outbox):
             await until(lambda: len(bench.effects()) >= 1, "the message is handled")
 
     def handle_elsewhere(message: Message, session: Any) -> None:
@@ -160,7 +160,7 @@ def test_the_end_waits_for_handlers(bench: Bench) -> None:
             await go_on.wait()
             await bench.handle_async(message, session)
 
-        async with bench.outbox.worker() as worker:
+        async with Worker(bench.outbox) as worker:
             bench.send()
             await started.wait()
             asyncio.get_running_loop().call_later(0.05, go_on.set)
@@ -187,7 +187,7 @@ def test_the_end_is_bounded(new_bench: NewBench) -> None:
                 cancelled.append(message.id)
                 raise
 
-        async with bench.outbox.worker():
+        async with Worker(bench.outbox):
             bench.send()
             await started.wait()
 
@@ -212,7 +212,7 @@ def test_a_cancelled_end_cuts_off(new_bench: NewBench) -> None:
                 raise
 
         async def serve() -> None:
-            async with bench.outbox.worker():
+            async with Worker(bench.outbox):
                 bench.send()
                 await started.wait()
 
@@ -234,7 +234,7 @@ def test_stop_on_the_loop_is_refused(bench: Bench) -> None:
         @bench.outbox.consumer("paid", group="mail")
         async def handle(message: Message, session: AsyncSession) -> None: ...
 
-        async with bench.outbox.worker() as worker:
+        async with Worker(bench.outbox) as worker:
             with pytest.raises(RuntimeError, match="leave the 'async with' block"):
                 worker.stop()
             assert await asyncio.to_thread(worker.stop)
@@ -247,7 +247,7 @@ def test_a_start_that_fails_leaves_nothing(bench: Bench) -> None:
     bench.run("ALTER SCHEMA outbox RENAME TO away")
 
     async def application() -> None:
-        async with bench.outbox.worker():
+        async with Worker(bench.outbox):
             raise AssertionError("it can't have started")
 
     from outbox.errors import OutboxError
@@ -270,7 +270,7 @@ def test_a_lost_connection_on_the_loop(bench: Bench) -> None:
                 await asyncio.to_thread(bench.cut, f"pid = {pid}")
             await bench.handle_async(message, session)
 
-        async with bench.outbox.worker():
+        async with Worker(bench.outbox):
             await asyncio.to_thread(bench.send)
             await until(lambda: bench.inbox() == [("consumed", 1)], "it is handled after all")
 

@@ -17,14 +17,13 @@ from sqlalchemy import make_url, text
 
 from outbox import Outbox, Settings, embedded
 from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings
+from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.job import Pair, Reconciliation
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
-from outbox.worker.reconciliation import JobReconciler, reconcilers
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
-from tests.worker.test_outages import own_server, own_url  # noqa: F401 - fixtures
 
 NewBench = Callable[..., Bench]
 NOW = dt.datetime(2026, 3, 10, 12, 0, tzinfo=dt.UTC)
@@ -254,8 +253,8 @@ def test_a_worker_that_stops_waits_for_no_query(bench: Bench) -> None:
 
 
 def test_a_server_that_restarts(
-    own_server: embedded.Server,  # noqa: F811
-    own_url: str,  # noqa: F811
+    own_server: embedded.Server,
+    own_url: str,
     new_bench: NewBench,
 ) -> None:
     """After the database was restarted the timetable goes on by itself, and what was due meanwhile is made up for."""

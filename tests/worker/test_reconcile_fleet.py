@@ -18,12 +18,12 @@ from outbox import Outbox, Settings
 from outbox.errors import InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.prune.once import prune_runs_once
+from outbox.reconcile.duty.reconciliation import FleetReconciler, reconcilers
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.job import InboxState
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER
 from outbox.worker import Worker
-from outbox.worker.reconciliation import FleetReconciler, reconcilers
 from tests.kit import python, wait_until
 from tests.reconcile.town import IN_SYNC, Town, fate, url_of
 from tests.worker.conftest import Bench

@@ -15,13 +15,13 @@ from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
 from outbox.operator.model import BulkItem, BulkJob, PageRequest
+from outbox.reconcile.duty import repairs
+from outbox.reconcile.duty.reconciliation import JobReconciler
+from outbox.reconcile.duty.repairs import Repairer
 from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter
 from outbox.testing import drain
-from outbox.worker import repairs
-from outbox.worker.reconciliation import JobReconciler
-from outbox.worker.repairs import Repairer
 from outbox.worker.report import Facts, handlers_of, report_once
 from tests.kit import wait_until
 from tests.worker.conftest import Bench

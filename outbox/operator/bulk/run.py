@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from outbox.acts.changes import BUSY, ActOutcome, ActRequest, Target, apply
 from outbox.acts.messages import ACTS
+from outbox.database.duty import APPEND, BULK, DECIDE, Duty, Post, Task, alone
 from outbox.database.execute import CONTENDED, CUT_OFF, Row, by_size, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
 from outbox.errors import OutboxError
@@ -172,3 +173,34 @@ def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:
     if attempts + 1 >= MOST:
         return sql.Settled(number, "failed", f"{outcome.text}, and was so {attempts + 1} times")
     return sql.Settled(number, "pending", f"{outcome.text}; tried again in a while", AGAIN)
+
+
+def _tasks(at: Post) -> Iterator[Task]:
+    # A lane of its own: operators wait for what they ordered. Jobs are carried out in whatever tables there are.
+    one_pass = alone(bulk_once, at.settings, rated=not at.at_once)
+    yield Task(name="bulk", one_pass=one_pass, every=at.settings.idle_wait, after=at.wake_dispatch, parts=at.parts)
+
+
+DUTIES = (
+    Duty(
+        "bulk",
+        "Carries out what operators have ordered of many messages.",
+        f"""
+        producer: worker operator admin
+        {BULK}
+        {APPEND}
+        {DECIDE}
+        SELECT INSERT ON check_history
+        INSERT ON topic_total
+        SELECT(half_id) ON compensation
+        UPDATE ON op_message
+        SELECT INSERT UPDATE ON scheduled_message
+        SELECT(target action result) ON audit
+        consumer: consumer operator admin
+        {BULK}
+        SELECT UPDATE ON consumer_message
+        """,
+        role="bulk",
+        tasks=_tasks,
+    ),
+)

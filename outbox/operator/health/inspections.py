@@ -33,7 +33,7 @@ from outbox.text import counted, duration
 
 if TYPE_CHECKING:
     from outbox.operator.databases import Query
-    from outbox.operator.health.examine import Examination
+    from outbox.operator.health.examination import Examination
     from outbox.operator.health.rules import Diagnosis, Subject
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.duty import PARTS, Part
 from outbox.database.engines import address_of, engine_of, url_of
 from outbox.database.execute import execute
-from outbox.database.grants import PARTS, ROLES, WHO, Part, Read, granting, hidden, missing
+from outbox.database.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.database.sql import read_only
 from outbox.operator.health.rules import NotInspected
 from outbox.text import database_address, summary_of
@@ -21,7 +22,7 @@ from outbox.text import database_address, summary_of
 if TYPE_CHECKING:
     from outbox.consumer.subscription import Subscription
     from outbox.database.engines import Bind
-    from outbox.operator.health.examine import Examination
+    from outbox.operator.health.examination import Examination
     from outbox.operator.health.rules import Diagnosis
 
 _SHOWN = 3

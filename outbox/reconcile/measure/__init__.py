@@ -6,14 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
 from outbox.message.masking import names_in
-
-if TYPE_CHECKING:
-    from outbox.reconcile.fleet.config import FleetTotal
 
 #: Under a value of ``in_flight``: each message counts one.
 COUNT = "*"
@@ -99,11 +96,7 @@ class Measure:
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
 
 
-#: What adds up sums of SELECT statements and of bodies.
-Sums: TypeAlias = "Measure | FleetTotal"
-
-
-def wrong_columns(sums: Sums) -> Iterator[str]:
+def wrong_columns(sums: Any) -> Iterator[str]:
     """Say what is wrong with the name and the columns."""
     if not _NAME.fullmatch(sums.name):
         yield "a name begins with a letter and has letters, digits, _ and - only"
@@ -119,7 +112,7 @@ def wrong_columns(sums: Sums) -> Iterator[str]:
         yield f"{', '.join(twice)} is named twice among by and values; name each column once"
 
 
-def wrong_selects(sums: Sums) -> Iterator[str]:
+def wrong_selects(sums: Any) -> Iterator[str]:
     """Say what is wrong with the statements."""
     for side, sql in sums.selects.items():
         yield from wrong_select(side, sql)
@@ -134,7 +127,7 @@ def wrong_select(name: str, sql: str) -> Iterator[str]:
         yield f"{name} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
 
 
-def wrong_paths(sums: Sums) -> Iterator[str]:
+def wrong_paths(sums: Any) -> Iterator[str]:
     """Say what is wrong with where the bodies have the columns."""
     if sums.in_flight and (missing := [column for column in sums.columns if column not in sums.in_flight]):
         yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"

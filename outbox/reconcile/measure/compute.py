@@ -32,7 +32,7 @@ from outbox.message import content
 from outbox.message.compression import decompress
 from outbox.message.masking import NAMES, names_in, path_of
 from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
-from outbox.reconcile.measure import COUNT, Measure, Sums, sql
+from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import last_of, values_of
@@ -40,6 +40,11 @@ from outbox.text import MASK, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from outbox.reconcile.fleet.config import FleetTotal
+
+    #: What adds up sums of SELECT statements and of bodies.
+    Sums = Measure | FleetTotal
 
 #: The parts of a key, in the order of the measure's ``by``; None is NULL.
 Key = tuple[str | None, ...]

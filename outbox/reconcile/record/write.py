@@ -7,22 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol
 from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import Interrupted, Job, Outcome, Repair, hidden
+from outbox.reconcile.job import Access, Interrupted, Job, Outcome, Repair, Window, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import storable, summary_of
-
-if TYPE_CHECKING:
-    from outbox.reconcile.fleet.run import FleetRun
 
 _BATCH = 2_000
 #: Of so many keys of a measure its sums are kept; all totals are.
@@ -73,8 +70,28 @@ UPDATE {s}.reconciliation_finding f
 """
 
 
-#: What has runs in the record: a job, of each of its pairs; a fleet, one of `timetable.FLEET`.
-Recorded: TypeAlias = "Job | FleetRun"
+class Recorded(Protocol):
+    """What has runs in the record: a job, of each of its pairs; a fleet, one of `timetable.FLEET`."""
+
+    @property
+    def names(self) -> Sequence[tuple[str, str]]:
+        """Its pairs, by topic and group."""
+
+    @property
+    def accesses(self) -> Sequence[Access]:
+        """All databases that it speaks to."""
+
+    @property
+    def recorder(self) -> Access:
+        """The database that has its record."""
+
+    @property
+    def window(self) -> Window:
+        """Which messages it compares."""
+
+    @property
+    def record(self) -> bool:
+        """Is there to be a record?"""
 
 
 @dataclass(frozen=True, slots=True)

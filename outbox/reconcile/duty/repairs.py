@@ -27,8 +27,8 @@ from outbox.reconcile.record.orders import ClaimedItem, RepairJob
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.worker.following import Following
-    from outbox.worker.reconciliation import JobReconciler
+    from outbox.reconcile.duty.following import Following
+    from outbox.reconcile.duty.reconciliation import JobReconciler
 
 #: How many findings are claimed at once, and for how long (seconds).
 BATCH = 100

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
@@ -17,24 +17,23 @@ from outbox.errors import InvalidSettings
 from outbox.message.answer import finished
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of
+from outbox.reconcile.duty.reconciliation import SOME_TIME, name_of, values_of
 from outbox.reconcile.job import Job, Reconciliation, Stoppable
 from outbox.telemetry.events import ReconciliationReportFailed
 from outbox.telemetry.hooks import emit
-from outbox.worker.reconciliation import SOME_TIME, name_of, values_of
 
 if TYPE_CHECKING:
     import datetime as dt
 
     from sqlalchemy import Connection
 
-    from outbox.app import Outbox
     from outbox.reconcile.follow.follower import Follower, PassResult
 
 #: The longest time (seconds) until it is looked whether a pass is due that another worker should have taken.
 READ_EVERY = 5.0
 
 
-def followings(outbox: Outbox, stopping: threading.Event) -> list[Following]:
+def followings(outbox: Any, stopping: threading.Event) -> list[Following]:
     """Return what follows the log for an Outbox, one for each database that its groups consume from.
 
     Raises:
