@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from benchmarks import fill
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, compared, interleave, rate
-from benchmarks.reading import TOPIC, new_group
+from benchmarks.readers import TOPIC, new_group
 from outbox import Message, Retry, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import Subscription

@@ -16,7 +16,7 @@ from benchmarks.measure import Figure, Ratio, interleave, median_time, milliseco
 from benchmarks.pinned import held_open
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
+from outbox.check.check_pass import check_once
 from outbox.worker.connections import Runners, WorkerDatabase
 
 _TOGETHER = 100_000

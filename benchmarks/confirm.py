@@ -16,8 +16,8 @@ from benchmarks.measure import Figure, Ratio, median_time, milliseconds, server_
 from benchmarks.pinned import held_open
 from outbox import Outbox, Settings
 from outbox.database.engines import EngineRunner
-from outbox.delivery.once import confirm_once
-from outbox.dispatch.once import dispatch_once
+from outbox.delivery.confirm_pass import confirm_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 
 _TOPIC, _GROUP = "transfer", "bank_b"
 #: One message in so many is lost: the group has read past it, and its inbox doesn't have it.
@@ -32,7 +32,7 @@ SELECT :group, m.half_id, m.topic, m.queue, m.position, 'consumed', 1, h.body_di
 ON CONFLICT DO NOTHING
 """)
 _READ_PAST = text("""
-INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)
 SELECT :group, topic, queue, max(position), 0 FROM outbox.message WHERE topic = :topic GROUP BY topic, queue
 ON CONFLICT DO NOTHING
 """)
@@ -102,8 +102,8 @@ def run(lab: Lab) -> Iterator[Figure]:
             "≥ 0.95",
             ratio >= 0.95,
         )
-        with engine.connect() as reading:
-            yield Figure("dead rows that all passes left behind", f"{reading.scalar(_DEAD) or 0:,}")
+        with engine.connect() as reader:
+            yield Figure("dead rows that all passes left behind", f"{reader.scalar(_DEAD) or 0:,}")
 
 
 class _Pass:

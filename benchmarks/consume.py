@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from benchmarks import fill
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, at_least, compared, interleave
-from benchmarks.reading import TOPIC, ByHand, Ours
+from benchmarks.readers import TOPIC, ByHand, Ours
 from outbox import Message, Settings
 
 BATCH = 200

@@ -26,7 +26,7 @@ from benchmarks.measure import (
 )
 from benchmarks.pinned import held_open
 from outbox import Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 
 TOPIC = "transfer"
 
@@ -95,11 +95,11 @@ def _backlog(
         with cpu.measured():
             return rate(count, partial(fill.dispatch_all, connection, settings))
 
-    def claim_loop() -> float:
+    def take_loop() -> float:
         lab.say("dispatch: hand-written queue")
         queue.execute(handmade.FILL, (count,))
         queue.commit()
-        return rate(count, partial(_claim_all, queue))
+        return rate(count, partial(_take_all, queue))
 
     def copy() -> float:
         lab.say("dispatch: INSERT … SELECT")
@@ -108,13 +108,13 @@ def _backlog(
         ((last,),) = queue.execute("SELECT max(sequence) FROM outbox.op_message").fetchall()
         return rate(count, partial(_copy, queue, last - count))
 
-    results = interleave({"ours": ours, "copy": copy, "queue": claim_loop}, rounds, warm_up=0)
+    results = interleave({"ours": ours, "copy": copy, "queue": take_loop}, rounds, warm_up=0)
     what = f"backlog of {count:,}"
     yield at_least(f"{what}, by the clock", "messages", results["ours"], 100_000)
     if cpu.rates:
         yield at_least(f"{what}, by CPU time of the server process", "messages", cpu.rates, 100_000)
     yield compared(what, "messages", results["ours"], "INSERT … SELECT of the same rows", results["copy"], None)
-    yield compared(what, "messages", results["ours"], "hand-written queue, 1000 a claim", results["queue"], None)
+    yield compared(what, "messages", results["ours"], "hand-written queue, 1000 at a time", results["queue"], None)
 
 
 def _copy(queue: psycopg.Connection[Any], after: int) -> None:
@@ -122,8 +122,8 @@ def _copy(queue: psycopg.Connection[Any], after: int) -> None:
     queue.commit()
 
 
-def _claim_all(queue: psycopg.Connection[Any]) -> None:
-    while queue.execute(handmade.CLAIM, (1000,)).fetchall():
+def _take_all(queue: psycopg.Connection[Any]) -> None:
+    while queue.execute(handmade.TAKE, (1000,)).fetchall():
         queue.commit()
     queue.commit()
 

@@ -15,7 +15,7 @@ from benchmarks import fill
 from benchmarks.lab import Benchmark, Lab, backend_pid
 from benchmarks.measure import Figure, Ratio, per_second, server_seconds
 from outbox import Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 
 _TOPIC = "transfer"
 _SMALL = 200_000

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from benchmarks import bank, fill
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, at_least, compared, interleave
-from benchmarks.reading import TOPIC, ByHand, Ours, Row, first_rows, new_group
+from benchmarks.readers import TOPIC, ByHand, Ours, Row, first_rows, new_group
 from outbox import Message, Settings
 
 _CREDIT = "UPDATE account SET balance = balance + %s WHERE id = %s"

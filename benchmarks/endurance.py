@@ -24,8 +24,8 @@ from benchmarks.measure import Figure, Ratio, median_time
 from benchmarks.pinned import held_open
 from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once
-from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.dispatch.dispatch_pass import dispatch_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once
 from outbox.worker import Worker
 
 RATE = 800

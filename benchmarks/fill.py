@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 
 #: Accounts that receive; the key of a message is one of them.
 RECEIVERS = 10_000

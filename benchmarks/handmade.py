@@ -1,4 +1,4 @@
-"""What people write by hand: an outbox table with one INSERT, and a queue claimed with SKIP LOCKED."""
+"""What people write by hand: an outbox table with one INSERT, and a queue read with SKIP LOCKED."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INSERT_ALL = text(
     "CAST(:ids AS uuid[]), CAST(:topics AS text[]), CAST(:keys AS text[]), CAST(:bodies AS jsonb[]))"
 )
 
-CLAIM = """
+TAKE = """
 DELETE FROM handmade WHERE id = ANY (ARRAY(
     SELECT id FROM handmade ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED))
 RETURNING message_id, topic, key, body

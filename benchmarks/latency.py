@@ -110,7 +110,7 @@ def _with_poller(engine: Engine) -> Callable[[Moments, threading.Event], None]:
     def consume(started: Moments, stop: threading.Event) -> None:
         with engine.connect() as connection:
             while not stop.wait(_POLL):
-                rows: Any = connection.exec_driver_sql(handmade.CLAIM, (100,)).fetchall()
+                rows: Any = connection.exec_driver_sql(handmade.TAKE, (100,)).fetchall()
                 for row in rows:
                     started[row[0]] = time.monotonic()
                 if rows:

@@ -18,7 +18,7 @@ from outbox.worker import Worker
 RATE = 200
 #: Retries for a minute: shorter than the outage.
 _SETTINGS = Settings(retry_delays=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
-_BREAKER = Breaker(failures=10, window=60, probe_after=5)
+_BREAKER = Breaker(failures=10, window=60, trial_after=5)
 _BEFORE, _DEADLINE = 5.0, 300.0
 
 _ATTEMPTS = text("SELECT count(*) FROM outbox.attempt_history WHERE consumer_group = :group")

@@ -14,7 +14,7 @@ from benchmarks import bank
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, Ratio, interleave
 from outbox import Message, Outbox, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.worker import Worker
 
 _SETTINGS = Settings()

@@ -11,13 +11,13 @@ from sqlalchemy import Engine, text
 from benchmarks import bank, fill, handmade
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Arm, Figure, Ratio, compared, interleave, per_second, rate
-from benchmarks.reading import TOPIC, Ours
+from benchmarks.readers import TOPIC, Ours
 from outbox import Outbox, Settings
 from outbox.worker.connections import WorkerDatabase
 
 _TRANSACTIONS, _TOGETHER = 20, 100
 _MESSAGES = _TRANSACTIONS * _TOGETHER
-_CLAIM = 100
+_BATCH = 100
 
 
 def run(lab: Lab) -> Iterator[Figure]:
@@ -65,7 +65,7 @@ def _ours(engine: Engine, open_: ExitStack) -> Arm:
     outbox = Outbox(engine, settings=Settings())
     connection = open_.enter_context(engine.connect())
     worker = open_.enter_context(WorkerDatabase(engine).connect())
-    consumer = Ours(worker, worker, outbox.settings, lambda _message, _session: None, _CLAIM)
+    consumer = Ours(worker, worker, outbox.settings, lambda _message, _session: None, _BATCH)
 
     def chunk() -> float:
         for _ in range(_TRANSACTIONS):
@@ -86,7 +86,7 @@ def _by_hand(engine: Engine) -> Arm:
                 orders = [bank.new_order() for _ in range(_TOGETHER)]
                 connection.execute(handmade.INSERT_ALL, handmade.columns(TOPIC, orders))
                 connection.commit()
-            while rows := connection.exec_driver_sql(handmade.CLAIM, (_CLAIM,)).fetchall():
+            while rows := connection.exec_driver_sql(handmade.TAKE, (_BATCH,)).fetchall():
                 connection.exec_driver_sql(handmade.INBOX, ([row[0] for row in rows],))
                 connection.commit()
         return 0.0

@@ -72,7 +72,7 @@ _INVALID: LiteralString = "SELECT indexrelid::regclass FROM pg_index WHERE indre
 
 _TOPIC: LiteralString = "INSERT INTO outbox.topic (name, queues) VALUES ('transfer', 8) ON CONFLICT DO NOTHING"
 _OFFSETS: LiteralString = """
-INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)
 SELECT 'bank_b', 'transfer', q, %s::int8 / 8 + 1, 0 FROM generate_series(0, 7) q ON CONFLICT DO NOTHING
 """
 

@@ -45,7 +45,7 @@ _CONSUMER: tuple[LiteralString, ...] = (
                now() - interval '1 hour'
           FROM unnest(%(topics)s::text[]) WITH ORDINALITY t (topic, place), generate_series(1, %(number)s) n
          WHERE n > 1 OR (place + %(place)s) %% 10 > 0""",
-    """INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+    """INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)
        SELECT %(group)s, topic, q, %(number)s / 8 + 1, 0
          FROM unnest(%(topics)s::text[]) t (topic), generate_series(0, 7) q""",
 )

@@ -15,7 +15,7 @@ from outbox.database.engines import know_further, run_from_async
 from outbox.database.execute import execute
 from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
-from outbox.dispatch.once import dispatch_lock
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
 from outbox.errors import InvalidHandler, InvalidSettings, NotBound, without_secrets
 from outbox.message.content import check_topic

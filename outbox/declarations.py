@@ -10,7 +10,7 @@ from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.check.asker import Checker
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
-from outbox.dead_letter.once import ParkedCallback
+from outbox.dead_letter.announce_pass import ParkedCallback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group

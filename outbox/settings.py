@@ -39,8 +39,8 @@ class Settings:
     group has yet to consume. ``inbox_retention`` keeps inbox rows; it must outlive ``retention`` by the retry horizon,
     or a message could be delivered again to an inbox that has forgotten it. (A row outlives its own message in any
     case.) ``record_retention`` keeps what reconciliations found, failed attempts, ended sagas, and inbox rows
-    of earlier readings.
-    ``max_claims`` is how often a message may be started without ever finishing (the process died) before it is parked.
+    of earlier passages.
+    ``max_starts`` is how often a message may be started without ever finishing (the process died) before it is parked.
 
     Of the check, with RocketMQ's defaults (``BrokerConfig``): ``immunity`` (transactionTimeOut) is how long a half is
     left alone, ``check_interval`` (transactionCheckInterval) the pause between two checks, ``max_checks``
@@ -114,7 +114,7 @@ class Settings:
     retry_jitter: float = option(
         0.1, "The part of a pause that is added at random at most.", least=0, below=1, page="consuming"
     )
-    max_claims: int = option(
+    max_starts: int = option(
         10,
         "How often a message may be started without ever finishing before it is parked.",
         least=1,

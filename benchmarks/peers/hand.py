@@ -1,4 +1,4 @@
-"""What one writes by hand with psycopg: a table claimed with SKIP LOCKED, and a log that is read by its numbers."""
+"""What one writes by hand with psycopg: a table read with SKIP LOCKED, and a log that is read by its numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CREATE TABLE {name} (
 );
 CREATE TABLE IF NOT EXISTS log_offset (id int PRIMARY KEY, position bigint NOT NULL);
 """
-_CLAIM = "SELECT id, message_id, body FROM {name} ORDER BY id LIMIT {limit} FOR UPDATE SKIP LOCKED"
+_TAKE = "SELECT id, message_id, body FROM {name} ORDER BY id LIMIT {limit} FOR UPDATE SKIP LOCKED"
 _DELETE = "DELETE FROM {name} WHERE id = ANY (%s)"
 _RANGE = "SELECT id, message_id, body FROM {name} WHERE id > %s ORDER BY id LIMIT 100"
 _MOVE_ON = """
@@ -60,14 +60,14 @@ class HandArms:
         self._count = 0
 
     def arm(self, act: Act | None, limit: int = 100) -> Arm:
-        """Return the arm that claims so many rows a transaction."""
+        """Return the arm that takes so many rows a transaction."""
         name, connection = self._table(), self._connection
-        claim, delete = _CLAIM.format(name=name, limit=limit), _DELETE.format(name=name)
+        take, delete = _TAKE.format(name=name, limit=limit), _DELETE.format(name=name)
 
         def handle(messages: int) -> None:
             done = 0
             while done < messages:
-                rows = connection.execute(claim).fetchall()
+                rows = connection.execute(take).fetchall()
                 if act is not None:
                     act(connection, rows)
                 connection.execute(delete, ([row[0] for row in rows],))

@@ -184,7 +184,7 @@ def _listen_ours(url: str, started: Moments, stop: threading.Event) -> None:
 def _listen_by_hand(url: str, started: Moments, stop: threading.Event) -> None:
     with psycopg.connect(libpq_url(url)) as connection:
         while not stop.wait(_POLL):
-            rows: Any = connection.execute(handmade.CLAIM, (100,)).fetchall()
+            rows: Any = connection.execute(handmade.TAKE, (100,)).fetchall()
             for row in rows:
                 # The contest of sending has left some without a number.
                 started[row[3].get("number")] = time.monotonic()

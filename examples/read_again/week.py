@@ -117,13 +117,13 @@ class Shop:
         return self._count(EARLIER)
 
     def _count(self, table: Any) -> Counter[tuple[int, str]]:
-        query = select(table.c.reading, table.c.status, func.count()).group_by(table.c.reading, table.c.status)
+        query = select(table.c.passage, table.c.status, func.count()).group_by(table.c.passage, table.c.status)
         with self.engine.begin() as connection:
-            return Counter({(reading, status): number for reading, status, number in connection.execute(query)})
+            return Counter({(passage, status): number for passage, status, number in connection.execute(query)})
 
     def tell(self, what: str, counts: Counter[tuple[int, str]]) -> None:
         """Print counts."""
-        parts = (f"{number} {status} in reading {reading}" for (reading, status), number in sorted(counts.items()))
+        parts = (f"{number} {status} in passage {passage}" for (passage, status), number in sorted(counts.items()))
         self.console.print(f"{what}: {', '.join(parts) or 'nothing'}.")
 
 

@@ -12,14 +12,14 @@ UPGRADE = (
         consumer_group {name}, message_id UUID, topic {name} NOT NULL, queue INTEGER NOT NULL, position BIGINT NOT NULL,
         status TEXT NOT NULL CONSTRAINT ck_consumer_message_status
             CHECK (status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')),
-        attempts INTEGER NOT NULL, claims INTEGER NOT NULL DEFAULT 0, next_attempt_at TIMESTAMPTZ,
+        attempts INTEGER NOT NULL, starts INTEGER NOT NULL DEFAULT 0, next_attempt_at TIMESTAMPTZ,
         body_digest BYTEA, last_error TEXT, received_at {now}, changed_at {now},
         error_kind TEXT, discarded_at TIMESTAMPTZ,
         quarantined_by UUID, quarantined_from TEXT CONSTRAINT ck_consumer_message_quarantined_from
             CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')),
-        reading SMALLINT NOT NULL DEFAULT 0, order_key {name}, turn BIGINT, follows BOOLEAN NOT NULL DEFAULT false,
+        passage SMALLINT NOT NULL DEFAULT 0, order_key {name}, turn BIGINT, follows BOOLEAN NOT NULL DEFAULT false,
         CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
-        CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND claims >= 0),
+        CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND starts >= 0),
         CONSTRAINT ck_consumer_message_next_attempt_at CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
         CONSTRAINT ck_consumer_message_discarded_at CHECK (discarded_at IS NULL OR status = 'parked'),
         CONSTRAINT ck_consumer_message_quarantined CHECK ((quarantined_by IS NULL) = (quarantined_from IS NULL)),
@@ -59,12 +59,12 @@ UPGRADE = (
         CONSTRAINT pk_segment_hold PRIMARY KEY (consumer_group, topic, first_id))""",
     """CREATE TABLE {s}.consumer_offset (consumer_group {name}, topic {name}, queue INTEGER,
         position BIGINT CONSTRAINT ck_consumer_offset_position CHECK (position >= 0),
-        claims SMALLINT, written_at {now}, message_id UUID, reading SMALLINT NOT NULL DEFAULT 0,
-        CONSTRAINT pk_consumer_offset PRIMARY KEY (consumer_group, topic, queue, position, claims))""",
-    """CREATE TABLE {s}.consumer_claim (
+        starts SMALLINT, written_at {now}, message_id UUID, passage SMALLINT NOT NULL DEFAULT 0,
+        CONSTRAINT pk_consumer_offset PRIMARY KEY (consumer_group, topic, queue, position, starts))""",
+    """CREATE TABLE {s}.consumer_lease (
         consumer_group {name}, topic {name}, queue INTEGER, term BIGINT, renewal INTEGER,
         worker TEXT, started BIGINT NOT NULL, until TIMESTAMPTZ NOT NULL, written_at {now},
-        CONSTRAINT pk_consumer_claim PRIMARY KEY (consumer_group, topic, queue, term, renewal))""",
+        CONSTRAINT pk_consumer_lease PRIMARY KEY (consumer_group, topic, queue, term, renewal))""",
     """CREATE TABLE {s}.log_loss (id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_log_loss PRIMARY KEY,
         consumer_group {name} NOT NULL, topic {name} NOT NULL, queue INTEGER NOT NULL,
         position BIGINT NOT NULL, agreed BIGINT NOT NULL, message_ids UUID[] NOT NULL, found_at {now})""",
@@ -72,25 +72,25 @@ UPGRADE = (
     """CREATE TABLE {s}.consumer_start (
         consumer_group {name}, topic {name}, queue INTEGER, position BIGINT NOT NULL, started_at {now},
         CONSTRAINT pk_consumer_start PRIMARY KEY (consumer_group, topic, queue))""",
-    """CREATE TABLE {s}.consumer_reading (consumer_group {name}, topic {name}, queue INTEGER, reading SMALLINT,
+    """CREATE TABLE {s}.consumer_passage (consumer_group {name}, topic {name}, queue INTEGER, passage SMALLINT,
         former BIGINT NOT NULL, position BIGINT NOT NULL, began_at {now},
-        CONSTRAINT pk_consumer_reading PRIMARY KEY (consumer_group, topic, queue, reading),
-        CONSTRAINT ck_consumer_reading_moved CHECK (reading > 0 AND position <> former))""",
-    """CREATE TABLE {s}.reread_message (consumer_group {name}, message_id UUID, reading SMALLINT,
+        CONSTRAINT pk_consumer_passage PRIMARY KEY (consumer_group, topic, queue, passage),
+        CONSTRAINT ck_consumer_passage_moved CHECK (passage > 0 AND position <> former))""",
+    """CREATE TABLE {s}.reread_message (consumer_group {name}, message_id UUID, passage SMALLINT,
         topic {name} NOT NULL, queue INTEGER NOT NULL, position BIGINT NOT NULL,
         status TEXT NOT NULL CONSTRAINT ck_reread_message_status CHECK (status IN ('consumed', 'failed', 'parked')),
         attempts INTEGER NOT NULL, body_digest BYTEA, last_error TEXT, error_kind TEXT,
         received_at TIMESTAMPTZ NOT NULL, changed_at TIMESTAMPTZ NOT NULL, replaced_at {now},
-        CONSTRAINT pk_reread_message PRIMARY KEY (consumer_group, message_id, reading))""",
+        CONSTRAINT pk_reread_message PRIMARY KEY (consumer_group, message_id, passage))""",
     "CREATE INDEX ix_reread_message_replaced_at ON {s}.reread_message (replaced_at)",
     """CREATE TABLE {s}.group_control (
         consumer_group {name}, topic {name}, paused_at TIMESTAMPTZ, paused_by TEXT, pause_reason TEXT,
         rate DOUBLE PRECISION CONSTRAINT ck_group_control_rate CHECK (rate > 0),
-        opened_at TIMESTAMPTZ, probe_at TIMESTAMPTZ, opened_because TEXT,
+        opened_at TIMESTAMPTZ, trial_at TIMESTAMPTZ, opened_because TEXT,
         healthy_at TIMESTAMPTZ, openings INTEGER NOT NULL DEFAULT 0,
         CONSTRAINT pk_group_control PRIMARY KEY (consumer_group, topic),
         CONSTRAINT ck_group_control_paused CHECK ((paused_at IS NULL) = (paused_by IS NULL)),
-        CONSTRAINT ck_group_control_opened CHECK ((opened_at IS NULL) = (probe_at IS NULL)))""",
+        CONSTRAINT ck_group_control_opened CHECK ((opened_at IS NULL) = (trial_at IS NULL)))""",
     """CREATE TABLE {s}.rate_grant (consumer_group {name}, topic {name}, ends_at TIMESTAMPTZ, messages INTEGER NOT NULL,
         CONSTRAINT pk_rate_grant PRIMARY KEY (consumer_group, topic, ends_at))""",
     """CREATE TABLE {s}.reconciliation_run (
@@ -124,7 +124,7 @@ UPGRADE = (
         body bytea DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql {pinned}
     #variable_conflict use_column
     DECLARE
-        digest CONSTANT bytea = substr(sha256(receive.body), 1, 16); said text; reading_now smallint; began bigint;
+        digest CONSTANT bytea = substr(sha256(receive.body), 1, 16); said text; passage_now smallint; began bigint;
     BEGIN
         said = CASE
             WHEN coalesce(receive.consumer_group, '') = '' THEN 'group is empty'
@@ -135,20 +135,20 @@ UPGRADE = (
                 receive.consumer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ -')
         END;
         IF said IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = 'OX001', MESSAGE = said; END IF;
-        SELECT r.reading, r.position INTO reading_now, began FROM {s}.consumer_reading r
+        SELECT r.passage, r.position INTO passage_now, began FROM {s}.consumer_passage r
          WHERE r.consumer_group = receive.consumer_group AND r.topic = receive.topic AND r.queue = receive.queue
-         ORDER BY r.reading DESC LIMIT 1;
+         ORDER BY r.passage DESC LIMIT 1;
         LOOP
             -- Another consumer or a compensation that is about to write this row comes first, or waits for us.
             INSERT INTO {s}.consumer_message
-                (consumer_group, message_id, topic, queue, position, status, attempts, body_digest, reading)
+                (consumer_group, message_id, topic, queue, position, status, attempts, body_digest, passage)
             VALUES (receive.consumer_group, receive.message_id, receive.topic, receive.queue, receive.at_position,
-                    'consumed', 1, digest, coalesce(reading_now, 0))
+                    'consumed', 1, digest, coalesce(passage_now, 0))
             ON CONFLICT (consumer_group, message_id) DO NOTHING;
             IF FOUND THEN
                 -- By its offsets a group is known to a compensation, which asks every inbox. This one says of no
                 -- message that it was handled.
-                INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
+                INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts)
                 SELECT receive.consumer_group, receive.topic, receive.queue, 0, 0
                  WHERE NOT EXISTS (SELECT FROM {s}.consumer_offset o WHERE o.consumer_group = receive.consumer_group
                                       AND o.topic = receive.topic AND o.queue = receive.queue)
@@ -158,26 +158,26 @@ UPGRADE = (
             -- The group reads again what it had from behind there: the row of before is kept.
             PERFORM FROM {s}.consumer_message c
               WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
-                AND c.reading < reading_now AND c.queue = receive.queue AND c.position > began
+                AND c.passage < passage_now AND c.queue = receive.queue AND c.position > began
                 AND c.status IN ('consumed', 'failed', 'parked') AND c.discarded_at IS NULL FOR UPDATE;
             IF FOUND THEN
-                INSERT INTO {s}.reread_message (consumer_group, message_id, reading, topic, queue, position, status,
+                INSERT INTO {s}.reread_message (consumer_group, message_id, passage, topic, queue, position, status,
                        attempts, body_digest, last_error, error_kind, received_at, changed_at)
-                SELECT c.consumer_group, c.message_id, c.reading, c.topic, c.queue, c.position, c.status,
+                SELECT c.consumer_group, c.message_id, c.passage, c.topic, c.queue, c.position, c.status,
                        c.attempts, c.body_digest, c.last_error, c.error_kind, c.received_at, c.changed_at
                   FROM {s}.consumer_message c
                  WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
                 ON CONFLICT DO NOTHING;
                 UPDATE {s}.consumer_message c
-                   SET status = 'consumed', attempts = 1, claims = 0, next_attempt_at = NULL,
+                   SET status = 'consumed', attempts = 1, starts = 0, next_attempt_at = NULL,
                        position = receive.at_position, body_digest = coalesce(digest, c.body_digest),
-                       last_error = NULL, error_kind = NULL, reading = reading_now, changed_at = clock_timestamp()
+                       last_error = NULL, error_kind = NULL, passage = passage_now, changed_at = clock_timestamp()
                  WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id;
                 RETURN true;
             END IF;
             -- An operator has given the message another go.
             UPDATE {s}.consumer_message c
-               SET status = 'consumed', attempts = c.attempts + 1, claims = 0, next_attempt_at = NULL,
+               SET status = 'consumed', attempts = c.attempts + 1, starts = 0, next_attempt_at = NULL,
                    body_digest = coalesce(digest, c.body_digest), changed_at = clock_timestamp()
              WHERE c.consumer_group = receive.consumer_group AND c.message_id = receive.message_id
                AND c.status = 'failed';
@@ -191,9 +191,9 @@ UPGRADE = (
         message_id uuid) RETURNS boolean LANGUAGE plpgsql {pinned}
     #variable_conflict use_column
     BEGIN
-        INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+        INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
         SELECT move_offset.consumer_group, move_offset.topic, move_offset.queue, move_offset.at_position, 0,
-               move_offset.message_id, coalesce((SELECT max(r.reading) FROM {s}.consumer_reading r
+               move_offset.message_id, coalesce((SELECT max(r.passage) FROM {s}.consumer_passage r
                                                   WHERE r.consumer_group = move_offset.consumer_group
                                                     AND r.topic = move_offset.topic AND r.queue = move_offset.queue), 0)
          WHERE NOT EXISTS (SELECT FROM {s}.consumer_offset o

@@ -28,7 +28,7 @@ from outbox.consumer.sql import RETRY
 from outbox.database.decision import decide
 from outbox.database.execute import LOCK_NOT_AVAILABLE, Statement, Template, execute, sqlstate, statement
 from outbox.database.sql import audit, message_status, plan_by_index, take_lock
-from outbox.dispatch import once as dispatch
+from outbox.dispatch import dispatch_pass as dispatch
 from outbox.dispatch import sql as dispatch_sql
 from outbox.errors import InvalidRequest, OutboxError
 from outbox.message.model import Resolution
@@ -420,7 +420,7 @@ retry: Change = _inbox_change(
     RETRY, {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
 )
 park: Change = _inbox_change(
-    """status = 'parked', next_attempt_at = NULL, claims = 0,
+    """status = 'parked', next_attempt_at = NULL, starts = 0,
        error_kind = coalesce(m.error_kind, 'parked by an operator')""",
     {"failed": "is parked"},
 )

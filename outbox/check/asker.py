@@ -1,6 +1,6 @@
 """What a checker declares; and ask checkers, several at a time, and give up those that take too long.
 
-An interview is one question from its claim to its record: the verdict is written in the transaction in which it was
+An interview is one question from its lease to its record: the verdict is written in the transaction in which it was
 found. Only a Resolution is an answer; whatever else a checker returns or raises is UNKNOWN.
 """
 
@@ -104,7 +104,7 @@ class _QuestionClosed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Interview:
-    """A claimed half, its checker, and what came of it.
+    """A leased half, its checker, and what came of it.
 
     ``answer`` is None until it is recorded; ``held`` tells that it was begun, ``abandoned`` that it took too long. The
     `Asker` runs it on ``runner`` until ``deadline`` (by `time.monotonic`), ``ended`` tells that it runs no more.
@@ -113,7 +113,7 @@ class Interview:
     checker: Checker
     settings: Settings
     half_id: UUID
-    claim: int
+    checks: int
     history_id: int
     orphan: Orphan | None
     answer: Answer | None = None
@@ -127,14 +127,14 @@ class Interview:
 
     @classmethod
     def of(cls, checker: Checker, settings: Settings, row: Row) -> Interview:
-        """Return the interview for a row of `sql.claim`."""
-        half_id, claim, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
+        """Return the interview for a row of `sql.lease`."""
+        half_id, checks, history_id, key, tag, headers, content_type, raw, born_at, age, gone = row
         orphan = None
         if not gone:
             (headers, encoding), age = read_headers(headers), dt.timedelta(seconds=age)
-            known = half_id, checker.topic, key, tag, headers, content_type, raw, born_at, age, claim
+            known = half_id, checker.topic, key, tag, headers, content_type, raw, born_at, age, checks
             orphan = Orphan(*known, checker.model, checker.codecs, encoding)
-        return cls(checker, settings, half_id, claim, history_id, orphan)
+        return cls(checker, settings, half_id, checks, history_id, orphan)
 
     def hold(self, connection: Connection, _: Connection) -> Counts:
         """Ask, and record the answer, on a connection that isn't in a transaction; not if it was given up by then."""
@@ -172,7 +172,7 @@ class Interview:
             self.settings.schema,
             half_id=self.half_id,
             id=self.history_id,
-            claim=self.claim,
+            checks=self.checks,
             interval=self.checker.interval,
             max_checks=self.checker.max_checks,
             answer=Resolution.UNKNOWN.value,
@@ -185,7 +185,7 @@ class Interview:
         self._keep(answer)
         self.parked = bool(parked and parked[0][0])
         if self.parked:
-            emit(HalfParked(half_id=self.half_id, topic=self.checker.topic, checks=self.claim))
+            emit(HalfParked(half_id=self.half_id, topic=self.checker.topic, checks=self.checks))
 
     def _keep(self, answer: Answer) -> None:
         """Keep the recorded answer, and tell it."""
@@ -194,7 +194,7 @@ class Interview:
             HalfChecked(
                 half_id=self.half_id,
                 topic=self.checker.topic,
-                checks=self.claim,
+                checks=self.checks,
                 resolution=answer.resolution.value,
                 seconds=answer.seconds,
                 reason=None if answer.error is None else answer.error.partition("\n")[0],
@@ -203,10 +203,10 @@ class Interview:
         )
 
     def give_back(self, connection: Connection) -> None:
-        """Undo the claim: no checker was asked."""
+        """Undo the lease: no checker was asked."""
         with connection.begin():
             schema, half_id = self.settings.schema, self.half_id
-            execute(connection, sql.unasked(schema, half_id=half_id, claim=self.claim, id=self.history_id))
+            execute(connection, sql.unasked(schema, half_id=half_id, checks=self.checks, id=self.history_id))
 
     def _answer(self, connection: Connection) -> Answer:
         if (orphan := self.orphan) is None:

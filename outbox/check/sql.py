@@ -76,11 +76,11 @@ WITH tried AS MATERIALIZED (
 SELECT count(*) FILTER (WHERE NOT free), (SELECT count(*) FROM decided) FROM tried
 """)
 
-# A half that is due and may still be asked about is claimed until the lease ends: the question counts from now on, also
+# A half that is due and may still be asked about is leased until the lease ends: the question counts from now on, also
 # if it kills the worker that asks. One that has used up its questions (the last one was never answered) is parked,
 # unless an operator wants it asked once more. A check that is left of a decided half goes: its decider may not have
 # seen the check, in a snapshot that is older than a rewrite of the table.
-_CLAIM = """
+_LEASE = """
 WITH found AS MATERIALIZED ({due}
 ), due AS MATERIALIZED (
     SELECT * FROM found f WHERE NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = f.half_id)
@@ -93,21 +93,21 @@ WITH found AS MATERIALIZED ({due}
            reason = format(%(reason)s, c.check_times, coalesce(split_part(c.last_error, E'\\n', 1), 'unknown'))
       FROM due d WHERE c.half_id = d.half_id AND d.check_times >= %(max_checks)s AND NOT d.wanted
     RETURNING c.half_id
-), claimed AS (
+), leased AS (
     UPDATE {s}.half_check c
        SET check_times = c.check_times + 1, checked_at = clock_timestamp(), last_answer = 'unknown',
            next_check_at = clock_timestamp() + make_interval(secs => %(lease)s), last_error = %(unanswered)s
       FROM due d WHERE c.half_id = d.half_id AND (d.check_times < %(max_checks)s OR d.wanted)
     RETURNING c.half_id, c.check_times, c.topic
 ), asked AS (
-    INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM claimed
+    INSERT INTO {s}.check_history (half_id, asked, worker) SELECT half_id, 'checker', %(worker)s FROM leased
     RETURNING half_id, id
 ), counted AS (
-    INSERT INTO {s}.topic_total (topic, checks) SELECT topic, count(*) FROM claimed GROUP BY topic
+    INSERT INTO {s}.topic_total (topic, checks) SELECT topic, count(*) FROM leased GROUP BY topic
 )
 SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at,
        extract(epoch FROM clock_timestamp() - h.born_at)::float8, h.id IS NULL
-  FROM claimed c JOIN asked a ON a.half_id = c.half_id
+  FROM leased c JOIN asked a ON a.half_id = c.half_id
   LEFT JOIN LATERAL (SELECT * FROM {s}.half_message h WHERE h.id = c.half_id OFFSET 0) h ON true
  UNION ALL
 SELECT half_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM spent
@@ -118,7 +118,7 @@ _DUE_OF_TOPIC = """
      WHERE topic = %(topic)s AND parked_at IS NULL AND NOT fenced AND next_check_at <= statement_timestamp()
      ORDER BY next_check_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED"""
-_CLAIM_OF_TOPIC = Template(_CLAIM.replace("{due}", _DUE_OF_TOPIC))
+_LEASE_OF_TOPIC = Template(_LEASE.replace("{due}", _DUE_OF_TOPIC))
 
 # Asked by hand, parked or not: only not while a checker is being asked. The caller holds the lock already: the snapshot
 # of a statement that waits for it wouldn't show the question for which it waited.
@@ -129,7 +129,7 @@ _THIS_ONE = """
                         WHERE a.half_id = c.half_id AND a.asked = 'checker' AND a.answer IS NULL
                           AND a.asked_at > clock_timestamp() - make_interval(secs => %(lease)s))
        FOR UPDATE"""
-_CLAIM_THIS = Template(_CLAIM.replace("{due}", _THIS_ONE))
+_LEASE_THIS = Template(_LEASE.replace("{due}", _THIS_ONE))
 
 # A question is closed when it is answered or given up, and when another one is put: no later answer to it counts.
 _ANSWER = """
@@ -140,15 +140,15 @@ RETURNING half_id"""
 #: Record the answer to one question. Rows: one unless the question was closed before.
 answered: Template = Template(_ANSWER, lossy=("error",))
 
-# Of the claim that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
+# Of the lease that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
 # A parked half stays so when it was asked about by hand. The transaction that holds the lock is deciding, and may take
-# its time: if it leaves the half undecided after all, the claim ends by itself.
-#: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the claim still stands.
+# its time: if it leaves the half undecided after all, the lease ends by itself.
+#: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the lease still stands.
 unknown: Template = Template(
     f"""
 WITH closed AS ({_ANSWER}
 ), mine AS MATERIALIZED (
-    SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times <= %(claim)s
+    SELECT half_id FROM {{s}}.half_check WHERE half_id = %(half_id)s AND check_times <= %(checks)s
        FOR UPDATE SKIP LOCKED
 )
 UPDATE {{s}}.half_check
@@ -163,10 +163,10 @@ RETURNING parked_at IS NOT NULL
     lossy=("error",),
 )
 
-#: Give a claim back: no checker was asked.
+#: Give a lease back: no checker was asked.
 unasked: Template = Template("""
 WITH mine AS MATERIALIZED (
-    SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(claim)s
+    SELECT half_id FROM {s}.half_check WHERE half_id = %(half_id)s AND check_times = %(checks)s
        FOR UPDATE SKIP LOCKED
 ), asked AS (
     DELETE FROM {s}.check_history WHERE half_id IN (SELECT half_id FROM mine) AND id = %(id)s
@@ -181,7 +181,7 @@ INSERT INTO {s}.topic_total (topic, checks) SELECT topic, -1 FROM given_back
 #: Set the next check of all undecided halves to now, but for those that are parked.
 hurry: Template = Template("UPDATE {s}.half_check SET next_check_at = statement_timestamp() WHERE parked_at IS NULL")
 
-# At once, but not while a checker is being asked: not before that claim ends.
+# At once, but not while a checker is being asked: not before that lease ends.
 _AT_ONCE = """CASE WHEN (SELECT q.answer IS NULL FROM {s}.check_history q
                          WHERE q.half_id = half_check.half_id ORDER BY q.id DESC LIMIT 1)
                    THEN next_check_at ELSE clock_timestamp() END"""
@@ -209,7 +209,7 @@ _TEXTS = {"reason": PARK_REASON, "unanswered": UNANSWERED}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a claim must know: how to park (``max_checks``), how long the asker may take (``lease``, in seconds)."""
+    """What a lease must know: how to park (``max_checks``), how long the asker may take (``lease``, in seconds)."""
 
     max_checks: int
     lease: float
@@ -222,15 +222,15 @@ def try_fences(schema: str, half_ids: Sequence[UUID], interval: float, worker: s
     return _TRY_FENCES(schema, ids=list(half_ids), keys=keys, interval=interval, worker=worker, running=RUNNING)
 
 
-def claim(schema: str, topic: str, limit: int, question: Question) -> Statement:
-    """Claim due halves of a topic, and park those whose questions are used up.
+def lease(schema: str, topic: str, limit: int, question: Question) -> Statement:
+    """Lease due halves of a topic, and park those whose questions are used up.
 
-    Rows: ``(half_id, claim, history id, key, tag, headers, content_type, body, born_at, age in s, half is gone)``;
-    claim NULL: parked.
+    Rows: ``(half_id, checks, history id, key, tag, headers, content_type, body, born_at, age in s, half is gone)``;
+    checks NULL: parked.
     """
-    return _CLAIM_OF_TOPIC(schema, topic=topic, limit=limit, **_TEXTS, **asdict(question))
+    return _LEASE_OF_TOPIC(schema, topic=topic, limit=limit, **_TEXTS, **asdict(question))
 
 
-def claim_this(schema: str, half_id: UUID, question: Question) -> Statement:
-    """Claim one half, parked or not, unless its checker is being asked. Rows: as of `claim`."""
-    return _CLAIM_THIS(schema, half_id=half_id, **_TEXTS, **asdict(question))
+def lease_this(schema: str, half_id: UUID, question: Question) -> Statement:
+    """Lease one half, parked or not, unless its checker is being asked. Rows: as of `lease`."""
+    return _LEASE_THIS(schema, half_id=half_id, **_TEXTS, **asdict(question))

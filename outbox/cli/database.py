@@ -223,7 +223,7 @@ def now_at(operator: Operator) -> dt.datetime:
     from outbox.database.sql import NOW  # noqa: PLC0415 - needed by this command alone
 
     database = next(iter(operator.databases.values()))
-    with database.reading() as connection:
+    with database.read_only() as connection:
         ((time,),) = execute(connection, NOW)[0]
     return time  # type: ignore[no-any-return]  # rows have no types
 

@@ -11,10 +11,10 @@ A quarantine is an inbox row with the status `quarantined`, in a consumer's data
   that the message was consumed.
 - The group has passed it without a row, since its filter left it out or it began later: it needs no quarantine, since a
   group never goes back. Only a message that was sent again would come to it; so a worker that compensates sees to it
-  that it wasn't meanwhile, and a compensated message isn't sent again (outbox/dispatch/once.py).
+  that it wasn't meanwhile, and a compensated message isn't sent again (outbox/dispatch/dispatch_pass.py).
 
 A handler outside of transactions takes effect before its row is written. Its worker commits up to where it may begin
-messages, and then looks at the inbox; a quarantine is committed, and then its worker looks at those claims. So one of
+messages, and then looks at the inbox; a quarantine is committed, and then its worker looks at those leases. So one of
 them sees the other; if both do, or it can't be told, the compensation waits until the message has ended.
 
 Groups that start later quarantine for themselves, before they consume (`quarantine_group`).

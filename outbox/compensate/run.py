@@ -24,13 +24,13 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-#: How long (seconds) no other worker takes an item that one has claimed, beside the time that its compensation has.
+#: How long (seconds) no other worker takes an item that one has leased, beside the time that its compensation has.
 LEASE = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompensationItem(QuarantineOrder):
-    """A claimed item of a compensation, as the order that the consumers' databases get to know.
+    """A leased item of a compensation, as the order that the consumers' databases get to know.
 
     ``outcome`` is the one written before, ``refused`` that it was decided not to compensate it, ``started`` that it
     isn't the first item of its bulk job.
@@ -46,7 +46,7 @@ class CompensationItem(QuarantineOrder):
 
     @classmethod
     def of(cls, key: sql.Key, row: Row) -> CompensationItem:
-        """Return a row of `sql.claim`; where the message was placed is yet to be read."""
+        """Return a row of `sql.lease`; where the message was placed is yet to be read."""
         message_id, topic, actor, reason, origin, former, attempts, outcome, refused, options, cancelled_by, started = (
             row
         )
@@ -82,14 +82,14 @@ class ItemTable:
         self._connection = connection
         self._lease = lease
 
-    def claim(self, key: sql.Key) -> CompensationItem | None:
+    def lease(self, key: sql.Key) -> CompensationItem | None:
         """Take an item that is due, for the time of the lease; None if it isn't, or another worker has it."""
-        (rows,) = self._run(sql.claim(self.schema, **key._asdict(), lease=self._lease))
+        (rows,) = self._run(sql.lease(self.schema, **key._asdict(), lease=self._lease))
         if not rows:
             return None
         item = CompensationItem.of(key, rows[0])
         if not item.started:
-            # Not with the claim: an operator's cancel locks the bulk job first, and then its items.
+            # Not with the lease: an operator's cancel locks the bulk job first, and then its items.
             self._run(begin_bulk_job(self.schema, key.bulk_job_id))
         return item
 
@@ -106,7 +106,7 @@ class ItemTable:
         return rows[0] if rows else ("cancelled", False)
 
     def leave(self, item: CompensationItem, outcome: str, seconds: float) -> str:
-        """Leave a claimed item for later; return its state."""
+        """Leave a leased item for later; return its state."""
         key = item.key._asdict()
         self._run(sql.wait(self.schema, **key, attempts=item.attempts, outcome=outcome, seconds=seconds))
         return "pending"

@@ -44,9 +44,9 @@ SELECT w.id, h.topic, o.resolution, o.decided_by, c.compensated_at, c.requested_
   LEFT JOIN {s}.bulk_item i ON i.message_id = w.id AND i.action = 'compensate' AND i.state = 'pending'
 """)
 
-# --- claims ----------------------------------------------------------------------------------------------
+# --- leases ----------------------------------------------------------------------------------------------
 
-# No worker is at an item that says why it waits; a claim takes that away.
+# No worker is at an item that says why it waits; a lease takes that away.
 _IS_DUE = f"""(i.next_attempt_at <= clock_timestamp()
                        OR (o.cancelled_at IS NOT NULL AND i.outcome IS NOT NULL AND NOT {_IS_REFUSED}))"""
 
@@ -71,13 +71,13 @@ SELECT i.bulk_job_id, i.number
 #: Keep an item for ``lease`` seconds, unless another worker has it. Rows: ``(message, topic, requested by, reason,
 #: origin, bulk jobs that were to roll it back before, attempts with this one, outcome before, refused, options,
 #: cancelled by, its bulk job has started)`` or none.
-claim: Template = Template(f"""
+lease: Template = Template(f"""
 WITH item AS MATERIALIZED (
     SELECT i.bulk_job_id, i.number, i.outcome, {_IS_REFUSED} AS refused
       FROM {{s}}.bulk_item i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
      WHERE i.bulk_job_id = %(bulk_job_id)s AND i.number = %(number)s AND i.state = 'pending' AND {_IS_DUE}
        FOR UPDATE OF i SKIP LOCKED
-), claimed AS (
+), leased AS (
     UPDATE {{s}}.bulk_item i
        SET attempts = i.attempts + CASE WHEN starts_with(item.outcome, '{WAITS}') THEN 0 ELSE 1 END,
            outcome = CASE WHEN item.refused THEN item.outcome END, changed_at = clock_timestamp(),
@@ -90,7 +90,7 @@ SELECT i.message_id, i.topic, o.requested_by, o.reason, o.origin::text,
        ARRAY(SELECT f.bulk_job_id FROM {{s}}.bulk_item f
               WHERE f.message_id = i.message_id AND f.action = 'compensate' AND f.state <> 'pending'),
        i.attempts, i.outcome, i.refused, o.options::text, o.cancelled_by, o.started_at IS NOT NULL
-  FROM claimed i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
+  FROM leased i JOIN {{s}}.bulk_job o ON o.id = i.bulk_job_id
 """)
 
 #: Read a half message. Rows: ``(key, tag, headers, content type, body, born_at, visible_at)`` or none.
@@ -109,8 +109,8 @@ sends: Template = Template("SELECT queue, position FROM {s}.message WHERE half_i
 
 _ITEM = "bulk_job_id = %(bulk_job_id)s AND number = %(number)s AND state = 'pending'"
 
-# ``attempts`` tells that no other worker has claimed it since.
-#: Leave a claimed item for later.
+# ``attempts`` tells that no other worker has leased it since.
+#: Leave a leased item for later.
 wait: Template = Template(
     f"""
 UPDATE {{s}}.bulk_item i
@@ -204,19 +204,19 @@ _KNOWN = f"""{GROUP_QUEUES}, known AS (
      WHERE topic = %(topic)s AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 )"""
 
-_NEWEST_CLAIM = """(SELECT * FROM {s}.consumer_claim c
+_NEWEST_LEASE = """(SELECT * FROM {s}.consumer_lease c
                       WHERE c.consumer_group = k.consumer_group AND c.topic = %(topic)s AND c.queue = q.queue
                       ORDER BY term DESC, renewal DESC LIMIT 1)"""
 
 # By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning. Where a
-# worker handles messages outside of transactions, it has come as far as its claim says, whatever has ended by now.
+# worker handles messages outside of transactions, it has come as far as its lease says, whatever has ended by now.
 #: Read how far each group of a topic has come in some queues; ``group`` None: all.
 #: Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
 reached: Template = Template(f"""{_KNOWN}
 SELECT k.consumer_group, q.queue,
        greatest((SELECT max(position) FROM {{s}}.consumer_offset o
                   WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue),
-                (SELECT started FROM {_NEWEST_CLAIM} n), 0),
+                (SELECT started FROM {_NEWEST_LEASE} n), 0),
        coalesce((SELECT max(position) FROM {{s}}.consumer_start b
                   WHERE b.consumer_group = k.consumer_group AND b.topic = %(topic)s AND b.queue = q.queue), 0)
   FROM known k LEFT JOIN unnest(%(queues)s::int[]) q (queue) ON true
@@ -229,7 +229,7 @@ SELECT k.consumer_group, q.queue,
 in_flight: Template = Template(f"""{_KNOWN}
 SELECT k.consumer_group
   FROM known k CROSS JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) q (queue, position)
-  CROSS JOIN LATERAL {_NEWEST_CLAIM} n
+  CROSS JOIN LATERAL {_NEWEST_LEASE} n
  WHERE (n.started >= q.position AND q.position > coalesce(
            (SELECT max(position) FROM {{s}}.consumer_offset o
              WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = q.queue), 0))
@@ -243,8 +243,8 @@ SELECT k.consumer_group
 retried: Template = Template(f"""
 SELECT q.consumer_group
   FROM {{s}}.consumer_message q JOIN unnest(%(groups)s::text[]) k (consumer_group) USING (consumer_group)
-  CROSS JOIN LATERAL {_NEWEST_CLAIM} n
- WHERE q.message_id = %(id)s AND q.status = 'failed' AND q.claims > 0 AND n.worker IS NOT NULL
+  CROSS JOIN LATERAL {_NEWEST_LEASE} n
+ WHERE q.message_id = %(id)s AND q.status = 'failed' AND q.starts > 0 AND n.worker IS NOT NULL
  ORDER BY 1
 """)
 
@@ -274,7 +274,7 @@ RETURNING consumer_group, message_id
 #: Make inbox rows, which are locked and not consumed, quarantines of a bulk job.
 take: Template = Template("""
 UPDATE {s}.consumer_message c
-   SET status = 'quarantined', next_attempt_at = NULL, claims = 0, discarded_at = NULL, changed_at = clock_timestamp(),
+   SET status = 'quarantined', next_attempt_at = NULL, starts = 0, discarded_at = NULL, changed_at = clock_timestamp(),
        quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
        quarantined_from = CASE WHEN status = 'quarantined' THEN quarantined_from ELSE status END
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s

@@ -99,7 +99,7 @@ class OperatorSource:
                 raise InvalidSettings(
                     "an Operator has its databases, settings, redactor and codecs already; pass them to it"
                 )
-            self._operator = _only_reading(source) if read_only else source
+            self._operator = _read_only_twin(source) if read_only else source
             return
         if isinstance(source, Outbox):
             self._codecs = source.codecs if codecs is None else codecs
@@ -160,7 +160,7 @@ def _close_returned(_: object, record: ConnectionPoolEntry) -> None:
     record.invalidate()
 
 
-def _only_reading(operator: Operator) -> Operator:
+def _read_only_twin(operator: Operator) -> Operator:
     databases = [
         replace(each, engine=each.engine.execution_options(postgresql_readonly=True))
         for each in operator.databases.values()

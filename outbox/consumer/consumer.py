@@ -3,16 +3,16 @@
 Nothing is leased: the worker that holds the queue's advisory lock, which ends with the transaction, is its consumer for
 this transaction. Entries that were read ahead stay valid as long as the offset in the database is where this worker
 left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
-at each read (`outbox.consumer.log_loss`). A queue that another worker has claimed, to handle its messages outside of
-transactions (`outbox.consumer.outside`), is left to it until the claim ends.
+at each read (`outbox.consumer.log_loss`). A queue that another worker has leased, to handle its messages outside of
+transactions (`outbox.consumer.outside`), is left to it until the lease ends.
 
 While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. A
 consumer that a notification names a queue to starts with that queue, and reads it in the same round trip.
 
 Crashes leave no trace, because everything rolls back with them. So a worker that takes a queue for the first time (or
-after losing its connection) first commits a claim beside the offset. A claim found there by the next one says that a
-start had no end; from then on messages run one by one, each with its own claim, until the one that kills its worker is
-known, and parked. Workers that race for a queue leave claims there as well: so no worker parks a message beside a claim
+after losing its connection) first commits a start beside the offset. One that the next worker finds there had no end;
+from then on messages run one by one, each with a start of its own, until the one that kills its worker is
+known, and parked. Workers that race for a queue leave starts there as well: so no worker parks a message beside a start
 of its own, nor while the newest one may be that of a worker which goes on.
 
 Failures are written down; `outbox.consumer.retry` retries a message when its queue has left it behind. An unordered
@@ -39,8 +39,8 @@ from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import expired_of, record_expiry
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
-from outbox.consumer.outside import sql as claim_sql
-from outbox.consumer.reading import FIRST_READING, reading_of, take_earlier
+from outbox.consumer.outside import sql as lease_sql
+from outbox.consumer.passage import FIRST_PASSAGE, passage_of, take_earlier
 from outbox.consumer.retry import holds_retries, retry_next
 from outbox.consumer.start import start_group
 from outbox.consumer.subscription import (
@@ -109,7 +109,7 @@ class QueueConsumer:
         self.transactions: Transactions = Transactions()
         self._next: list[Entry] = []  # whose rows the transaction has looked up that began with the last COMMIT
         self._goes_on = False
-        self._reading = FIRST_READING
+        self._passage = FIRST_PASSAGE
         self._earlier: frozenset[UUID] = frozenset()  # messages of this step that are handled again
         self._waiting: list[Entry] = []
         #: How far the group may read, if its topic got more queues.
@@ -189,7 +189,7 @@ class QueueConsumer:
         return entries
 
     def forget(self) -> None:
-        """Drop the entries read ahead, and claim again at the next step: the connection was lost."""
+        """Drop the entries read ahead, and start again at the next step: the connection was lost."""
         self._drop_ahead()
         self._fresh = True
         self._started_after = -1
@@ -242,18 +242,18 @@ class QueueConsumer:
         candidates = list(islice(self._ahead, size)) if rows is None else self._next
         reads = rows is None and not candidates and source is connection and self._position >= 0
         if rows is None:
-            first = self._reading_statements(size) if reads else self._first_statements(candidates)
+            first = self._read_statements(size) if reads else self._first_statements(candidates)
             rows = execute(connection, *first)
         locked, offsets, *inbox = rows
-        position, claims, message_id, reading, is_held, _ = offset = offsets[0] if offsets else sql.NO_OFFSET
+        position, starts, message_id, passage, is_held, _ = offset = offsets[0] if offsets else sql.NO_OFFSET
         if is_held or not locked[0][0]:
             self._drop_ahead()
             return State.LOCKED, Counts()
         if is_held is False:
             # Its worker is gone. If it comes back, it finds a newer term than its own.
-            execute(connection, claim_sql.end_claim(self._settings.schema, *self._queue.values))
-        if reading != self._reading.number:
-            self._reading = reading_of(connection, self._queue, reading)
+            execute(connection, lease_sql.end_lease(self._settings.schema, *self._queue.values))
+        if passage != self._passage.number:
+            self._passage = passage_of(connection, self._queue, passage)
         if position != self._position or not candidates:
             if not reads or position != self._position:
                 inbox = read_source(source, self.next_messages(position))
@@ -266,8 +266,8 @@ class QueueConsumer:
             inbox = inbox or execute(connection, *self._inbox_of(candidates))
         known = {row[0]: row for row in inbox[0]}
         held = {key for rows in inbox[1:] for (key,) in rows}
-        if self._reading.number:
-            earlier = take_earlier(connection, source, self._queue, self._reading, known)
+        if self._passage.number:
+            earlier = take_earlier(connection, source, self._queue, self._passage, known)
             if earlier is None:  # a retry, or an operator's act, has one of them
                 self._drop_ahead()
                 return State.LOCKED, Counts()
@@ -275,7 +275,7 @@ class QueueConsumer:
             known = {id_: row for id_, row in known.items() if id_ not in self._earlier}
         if (ended := self._without_handler(connection, candidates[0], known)) is not None:
             return ended
-        started = self._start(connection, candidates[0], known, held, offset) if self._fresh or claims else None
+        started = self._start(connection, candidates[0], known, held, offset) if self._fresh or starts else None
         return started or self._consume(connection, candidates, known, held)
 
     def _first_statements(self, entries: list[Entry]) -> list[Statement]:
@@ -283,7 +283,7 @@ class QueueConsumer:
         offset = sql.offset(self._settings.schema, *self._queue.values)
         return [sql.take_queue(self._queue), offset, *self._inbox_of(entries)]
 
-    def _reading_statements(self, size: int) -> list[Statement]:
+    def _read_statements(self, size: int) -> list[Statement]:
         """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
         group, topic, queue = self._queue.values
         statements = [*self._first_statements([])[:2], self.next_messages(self._position)]
@@ -297,10 +297,10 @@ class QueueConsumer:
         keys = key_order.keys_of(entries) if self._subscription.by_key else []
         return [known, key_order.held(self._queue, keys)] if keys else [known]
 
-    def _append_offset(self, connection: Connection, position: int, claims: int, message_id: UUID | None) -> None:
-        values = *self._queue.values, position, claims, message_id, self._reading.number
+    def _append_offset(self, connection: Connection, position: int, starts: int, message_id: UUID | None) -> None:
+        values = *self._queue.values, position, starts, message_id, self._passage.number
         at_commit(connection, sql.append_offset(self._settings.schema, *values))
-        if claims:
+        if starts:
             self._started_after = position
 
     def _without_handler(
@@ -346,50 +346,50 @@ class QueueConsumer:
         self, connection: Connection, entry: Entry, known: dict[object, Row], held: set[str], offset: Row
     ) -> tuple[State, Counts] | None:
         """Write down a start, or park ``entry``, at which too many had no end; None if neither is to be done."""
-        _, claims, before, *_, is_new = offset
-        starts = claims + (1 if self._fresh else 0)
+        _, starts, before, *_, is_new = offset
+        total = starts + (1 if self._fresh else 0)
         # A worker that has started here itself lives, and goes on: those that lost the race to it are no crash.
-        is_over = starts > self._settings.max_claims and self._started_after != self._position
+        is_over = total > self._settings.max_starts and self._started_after != self._position
         if is_over and self._is_to_run(entry, known, held):
             if is_new:  # and so may live the one that wrote it, between two transactions
                 self._drop_ahead()
                 return State.LOCKED, Counts()
             self._fresh, self._one_by_one = False, self._subscription.batch
-            return self._settle_crasher(connection, entry, known, starts, before)
+            return self._settle_crasher(connection, entry, known, total, before)
         if not self._fresh:
             return None
         self._fresh = False
-        if claims:
+        if starts:
             self._one_by_one = self._subscription.batch
             if not is_new:
                 group, topic, queue = self._queue.values
-                found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, claims=claims)
+                found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, starts=starts)
                 after_commit(connection, partial(emit, found))
-        self._append_offset(connection, self._position, starts, before)
+        self._append_offset(connection, self._position, total, before)
         return State.WORKED, Counts(more=True)
 
     def _settle_crasher(
-        self, connection: Connection, entry: Entry, known: dict[object, Row], claims: int, before: UUID | None
+        self, connection: Connection, entry: Entry, known: dict[object, Row], starts: int, before: UUID | None
     ) -> tuple[State, Counts]:
         """Park a message that kills its worker; or have it tried again later, where nothing may go past it."""
         subscription = self._subscription
-        attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], claims)
+        attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], starts)
         row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
-        at_commit(connection, *sql.settle_failure(self._queue, row, self._reading.number, process_name()))
+        at_commit(connection, *sql.settle_failure(self._queue, row, self._passage.number, process_name()))
         after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
         after_commit(connection, partial(count_attempt, self.meter, row))
         if subscription.blocks_queue and row.status == Status.FAILED:
-            self._drop_claims(connection, self._position, before)
+            self._drop_starts(connection, self._position, before)
             return State.BLOCKED, counts_of(row)
         self._append_offset(connection, entry.position, 1, entry.id)
         self._drop_ahead()
         return State.WORKED, counts_of(row)
 
-    def _drop_claims(self, connection: Connection, position: int, message_id: UUID | None) -> None:
+    def _drop_starts(self, connection: Connection, position: int, message_id: UUID | None) -> None:
         """Forget that messages were started: the next worker that takes the queue begins to count anew."""
         group, topic, queue = self._queue.values
         offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
-        at_commit(connection, sql.drop_claims(self._settings.schema, **offset, reading=self._reading.number))
+        at_commit(connection, sql.drop_starts(self._settings.schema, **offset, passage=self._passage.number))
 
     def _is_to_run(self, entry: Entry, known: dict[object, Row], held: set[str]) -> bool:
         if entry.id in known:
@@ -429,16 +429,16 @@ class QueueConsumer:
         expired = expired_of(connection, entries) if any(entry.can_expire for entry in entries) else {}
         if expired:
             entries = [entry for entry in entries if entry.id not in expired]
-        if entries and self._gate.probing and not self._gate.begins_probe(connection):
+        if entries and self._gate.on_trial and not self._gate.begins_trial(connection):
             return State.LOCKED, Counts()
         # One by one, each statement waits for its answer: a failure is told where it happens.
-        pipelined = self._subscription.pipeline and not (self._one_by_one or self._gate.probing)
-        how = attempt, self.meter, self._reading.number, first_failed_at
+        pipelined = self._subscription.pipeline and not (self._one_by_one or self._gate.on_trial)
+        how = attempt, self.meter, self._passage.number, first_failed_at
         run_handler(connection, self._subscription, entries, *how, pipelined=pipelined)
         for entry in expired.values():
-            record_expiry(connection, self._queue, entry, attempt - 1, self._reading.number)
+            record_expiry(connection, self._queue, entry, attempt - 1, self._passage.number)
         if self._waiting:
-            at_commit(connection, *key_order.wait(self._queue, self._waiting, self._reading.number, self._earlier))
+            at_commit(connection, *key_order.wait(self._queue, self._waiting, self._passage.number, self._earlier))
         return self._close(connection, entries, passed, attempt, known_failed)
 
     def _close(
@@ -448,9 +448,9 @@ class QueueConsumer:
         if known_failed and entries:
             entry = entries[0]
             row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, sql.MARKED, *sql.settle(self._queue, row, self._reading.number))
+            at_commit(connection, sql.MARKED, *sql.settle(self._queue, row, self._passage.number))
         elif entries:
-            at_commit(connection, *consumed(self._queue, self._reading.number, entries, self._earlier))
+            at_commit(connection, *consumed(self._queue, self._passage.number, entries, self._earlier))
         left = max(self._one_by_one - len(passed), 0)
         self._append_offset(connection, last.position, 1 if left else 0, last.id)
         goes_on = self._goes_on and not left and not self._gate.limited and last.position != self.end
@@ -475,23 +475,23 @@ class QueueConsumer:
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with begin(connection):
             locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
-            position, _, message_id, reading, is_held, _ = offsets[0] if offsets else sql.NO_OFFSET
+            position, _, message_id, passage, is_held, _ = offsets[0] if offsets else sql.NO_OFFSET
             if not locked[0][0] or is_held or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
-            if reading != self._reading.number:
-                self._reading = reading_of(connection, self._queue, reading)
+            if passage != self._passage.number:
+                self._passage = passage_of(connection, self._queue, passage)
             blocked = subscription.blocks_queue and row.status == Status.FAILED
             # Messages that wait had no part in the failure, and are passed with it.
             waiting = [each for each in self._waiting if position < each.position < entry.position]
-            at_commit(connection, *key_order.wait(self._queue, waiting, reading, self._earlier))
-            at_commit(connection, *sql.settle_failure(self._queue, row, reading, process_name()))
-            if row.status == Status.CONSUMED and self._gate.probing:  # skipped: the handler works
+            at_commit(connection, *key_order.wait(self._queue, waiting, passage, self._earlier))
+            at_commit(connection, *sql.settle_failure(self._queue, row, passage, process_name()))
+            if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
                 self._gate.close(connection)
             if blocked:
                 # This start had an end: the worker that takes the queue for the next attempt begins to count anew.
-                self._drop_claims(connection, position, message_id)
+                self._drop_starts(connection, position, message_id)
             else:
                 self._one_by_one = max(self._one_by_one - 1, 0)
                 self._append_offset(connection, entry.position, 1 if self._one_by_one else 0, entry.id)

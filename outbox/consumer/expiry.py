@@ -58,10 +58,10 @@ def event_of_expiry(queue: GroupQueue, entry: Entry, attempts: int) -> MessageEx
     )
 
 
-def record_expiry(connection: Connection, queue: GroupQueue, entry: Entry, attempts: int, reading: int) -> None:
+def record_expiry(connection: Connection, queue: GroupQueue, entry: Entry, attempts: int, passage: int) -> None:
     """Have the inbox say at the COMMIT that a message expired, and tell it after that.
 
-    ``reading`` is the number of the group's reading of the queue, as of each result.
+    ``passage`` is the number of the group's passage of the queue, as of each result.
     """
-    at_commit(connection, *sql.settle(queue, expiry_of(entry, attempts), reading))
+    at_commit(connection, *sql.settle(queue, expiry_of(entry, attempts), passage))
     after_commit(connection, partial(emit, event_of_expiry(queue, entry, attempts)))

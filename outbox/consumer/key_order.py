@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.consumer.sql import HOLDS_KEY, MARKED_TRANSACTION, keep_earlier, last_turn, of_earlier_reading
+from outbox.consumer.sql import HOLDS_KEY, MARKED_TRANSACTION, keep_earlier, last_turn, of_earlier_passage
 from outbox.database.execute import Row, Statement, Template, execute
 from outbox.database.session import begin
 from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from outbox.consumer.subscription import Entry, Subscription
 
 #: The condition that an inbox row ``m`` holds back the later messages of its key, as far as its group has read.
-_HOLDS = f"{HOLDS_KEY} AND NOT {of_earlier_reading('m')}"
+_HOLDS = f"{HOLDS_KEY} AND NOT {of_earlier_passage('m')}"
 
-# As in `outbox.consumer.sql.known`: a probe of the index for each key, whatever the statistics say. The first condition
-# is one probe for all, where nothing is held.
+# As in `outbox.consumer.sql.known`: a look-up in the index for each key, whatever the statistics say. The first
+# condition is one look-up for all, where nothing is held.
 _HELD = Template(f"""
 SELECT k FROM unnest((SELECT %(keys)s::text[])) k CROSS JOIN LATERAL (
     SELECT FROM {{s}}.consumer_message m
@@ -51,21 +51,21 @@ SELECT k FROM unnest((SELECT %(keys)s::text[])) k CROSS JOIN LATERAL (
 """)
 
 # A row that came in between (a quarantine, the same message in another queue) stays: there is no effect to undo. One of
-# an earlier reading is that of a message which is to be handled again.
+# an earlier passage is that of a message which is to be handled again.
 _WAIT = Template(f"""
 INSERT INTO {{s}}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
-                                       body_digest, reading, order_key, turn, follows)
-SELECT %(group)s, id, %(topic)s, %(queue)s, position, 'waiting', 0, digest, %(reading)s, key,
+                                       body_digest, passage, order_key, turn, follows)
+SELECT %(group)s, id, %(topic)s, %(queue)s, position, 'waiting', 0, digest, %(passage)s, key,
        {last_turn("m.key")} + row_number() OVER (PARTITION BY key ORDER BY position), true
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[], %(keys)s::text[])
        AS m (id, position, digest, key)
  WHERE {MARKED_TRANSACTION}
 ON CONFLICT (consumer_group, message_id) DO UPDATE
-   SET status = 'waiting', attempts = 0, claims = 0, next_attempt_at = NULL, queue = excluded.queue,
+   SET status = 'waiting', attempts = 0, starts = 0, next_attempt_at = NULL, queue = excluded.queue,
        position = excluded.position, body_digest = excluded.body_digest, last_error = NULL, error_kind = NULL,
-       reading = excluded.reading, order_key = excluded.order_key, turn = excluded.turn, follows = true,
+       passage = excluded.passage, order_key = excluded.order_key, turn = excluded.turn, follows = true,
        changed_at = clock_timestamp()
- WHERE c.message_id = ANY (%(again)s::uuid[]) AND c.reading < excluded.reading
+ WHERE c.message_id = ANY (%(again)s::uuid[]) AND c.passage < excluded.passage
    AND c.status IN {REREAD} AND c.discarded_at IS NULL
 """)
 
@@ -96,7 +96,7 @@ WITH first AS MATERIALIZED (
 # The conditions are asked again of a row that another transaction changed meanwhile.
 _RELEASE = f"""
 UPDATE {{s}}.consumer_message m
-   SET status = 'failed', next_attempt_at = clock_timestamp(), attempts = 0, claims = 0, follows = false,
+   SET status = 'failed', next_attempt_at = clock_timestamp(), attempts = 0, starts = 0, follows = false,
        last_error = NULL, error_kind = NULL, changed_at = clock_timestamp()
   FROM first
  WHERE m.consumer_group = %(group)s AND m.message_id = first.message_id AND first.follows
@@ -114,7 +114,7 @@ UPDATE {{s}}.consumer_message m
        error_kind = %(kind)s, changed_at = clock_timestamp()
   FROM first
  WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.order_key = first.order_key
-   AND first.status = 'parked' AND m.status = 'waiting' AND NOT {of_earlier_reading("m")}
+   AND first.status = 'parked' AND m.status = 'waiting' AND NOT {of_earlier_passage("m")}
 RETURNING m.message_id, m.queue, m.position, m.last_error
 """)
 
@@ -124,10 +124,10 @@ def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
     return _HELD(of.schema, group=of.group, topic=of.topic, keys=list(keys))
 
 
-def wait(of: GroupQueue, entries: Sequence[Entry], reading: int, again: Collection[UUID]) -> list[Statement]:
+def wait(of: GroupQueue, entries: Sequence[Entry], passage: int, again: Collection[UUID]) -> list[Statement]:
     """Write the inbox rows of messages whose key is held back, in the transaction that was marked.
 
-    ``again``: the messages that this reading handles again; their rows of the earlier one are kept.
+    ``again``: the messages that this passage handles again; their rows of the earlier one are kept.
     """
     if not entries:
         return []
@@ -141,10 +141,10 @@ def wait(of: GroupQueue, entries: Sequence[Entry], reading: int, again: Collecti
         positions=[entry.position for entry in entries],
         digests=[entry.digest() for entry in entries],
         keys=[entry.key for entry in entries],
-        reading=reading,
+        passage=passage,
         again=earlier,
     )
-    return [keep_earlier(of.schema, group=of.group, ids=earlier, reading=reading), waiting] if earlier else [waiting]
+    return [keep_earlier(of.schema, group=of.group, ids=earlier, passage=passage), waiting] if earlier else [waiting]
 
 
 def keys_of(entries: Sequence[Entry]) -> list[str]:

@@ -83,12 +83,12 @@ def retry_next(
 ) -> Counts:
     """Retry the group's failed message that is due first; nothing if none is due."""
     schema, group, topic = settings.schema, subscription.group, subscription.topic
-    claim = sql.claim_due(schema, group=group, topic=topic, ordered=subscription.blocks_queue)
+    start = sql.start_retry(schema, group=group, topic=topic, ordered=subscription.blocks_queue)
     with begin(connection):
-        (due,) = execute(connection, claim)
+        (due,) = execute(connection, start)
         if not due:
             return Counts()
-    message_id, queue, position, attempts, claims, reading = due[0]
+    message_id, queue, position, attempts, starts, passage = due[0]
     queue_of_group = GroupQueue(schema, group, topic, queue)
     entry = Entry(position, message_id, None)
     try:
@@ -98,29 +98,29 @@ def retry_next(
                 return Counts(more=True)
             # The row lock is held: no other worker runs this message until this transaction ends, so that all the
             # earlier starts were of workers that have died.
-            if claims > settings.max_claims:
-                raise AttemptFailed(entry, *crashed(subscription, attempts, claims))
+            if starts > settings.max_starts:
+                raise AttemptFailed(entry, *crashed(subscription, attempts, starts))
             # A message that was never attempted (its quarantine was released) hasn't been through the group's filter.
             taken = filter_of(subscription) if locked[0][1] else EVERYTHING
             (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
             if not rows:
                 raise AttemptFailed(entry, attempts + 1, PRUNED)
             entry = to_entry(rows[0], subscription, queue)
-            if (ended := _without_handler(connection, queue_of_group, entry, attempts, reading, gate)) is not None:
+            if (ended := _without_handler(connection, queue_of_group, entry, attempts, passage, gate)) is not None:
                 if ended.taken:
                     at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
                 return ended
-            run_handler(connection, subscription, [entry], attempts + 1, meter, reading, locked[0][2])
-            counts = _close_retry(connection, subscription, queue_of_group, entry, attempts + 1, reading)
+            run_handler(connection, subscription, [entry], attempts + 1, meter, passage, locked[0][2])
+            counts = _close_retry(connection, subscription, queue_of_group, entry, attempts + 1, passage)
             meter.done += 1
             return counts
     except AttemptFailed as failed:
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
-            at_commit(connection, *sql.settle_failure(queue_of_group, row, reading, process_name()))
+            at_commit(connection, *sql.settle_failure(queue_of_group, row, passage, process_name()))
             if not row.holds:
                 at_commit(connection, *key_order.release_next(subscription, queue_of_group, failed.entry))
-            if row.status == Status.CONSUMED and gate.probing:  # skipped: the handler works
+            if row.status == Status.CONSUMED and gate.on_trial:  # skipped: the handler works
                 gate.close(connection)
         count_attempt(meter, row)
         emit(event_of(subscription, queue, row, failed.__cause__))
@@ -130,16 +130,16 @@ def retry_next(
 
 
 def _without_handler(
-    connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempts: int, reading: int, gate: Gate
+    connection: Connection, queue_of_group: GroupQueue, entry: Entry, attempts: int, passage: int, gate: Gate
 ) -> Counts | None:
     """Return how a retry ends whose message isn't to be handled, or not now; None where it is."""
     if entry.message is None:
         execute(connection, sql.forget(queue_of_group.schema, queue_of_group.group, entry.id))
         return Counts(taken=1, more=True)
     if entry.can_expire and expired_of(connection, [entry]):
-        record_expiry(connection, queue_of_group, entry, attempts, reading)
+        record_expiry(connection, queue_of_group, entry, attempts, passage)
         return Counts(taken=1, more=True)
-    return Counts() if gate.probing and not gate.begins_probe(connection) else None
+    return Counts() if gate.on_trial and not gate.begins_trial(connection) else None
 
 
 def _close_retry(
@@ -148,10 +148,10 @@ def _close_retry(
     queue_of_group: GroupQueue,
     entry: Entry,
     attempt: int,
-    reading: int,
+    passage: int,
 ) -> Counts:
     row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-    at_commit(connection, sql.MARKED, *sql.settle(queue_of_group, row, reading))
+    at_commit(connection, sql.MARKED, *sql.settle(queue_of_group, row, passage))
     at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
     try:
         commit(connection)
@@ -172,10 +172,10 @@ DUTIES = (
         SELECT(half_id resolution) ON op_message
         consumer: consumer
         SELECT INSERT UPDATE DELETE ON consumer_message consumer_offset
-        SELECT INSERT ON consumer_claim rate_grant
+        SELECT INSERT ON consumer_lease rate_grant
         SELECT INSERT UPDATE ON consumer_start group_control
         INSERT ON reread_message log_loss audit
-        SELECT ON consumer_reading
+        SELECT ON consumer_passage
         SELECT INSERT DELETE ON attempt_history
         """,
         role="consume",

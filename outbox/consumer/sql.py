@@ -184,8 +184,8 @@ def take_queue(queue: GroupQueue) -> Statement:
 
 
 def is_held(row: str) -> str:
-    """Return the expression that tells whether the queue of a row is claimed: NULL if not, false if that has lapsed."""
-    return f"""(SELECT CASE WHEN k.worker IS NOT NULL THEN k.until > clock_timestamp() END FROM {{s}}.consumer_claim k
+    """Return the expression that tells whether the queue of a row is leased: NULL if not, false if that has lapsed."""
+    return f"""(SELECT CASE WHEN k.worker IS NOT NULL THEN k.until > clock_timestamp() END FROM {{s}}.consumer_lease k
          WHERE k.consumer_group = {row}.consumer_group AND k.topic = {row}.topic AND k.queue = {row}.queue
          ORDER BY k.term DESC, k.renewal DESC LIMIT 1)"""
 
@@ -194,13 +194,13 @@ def is_held(row: str) -> str:
 #: worker that has died.
 START_TIME = "interval '1 s'"
 
-#: Read the newest offset. Rows: ``(position, claims, id of the message there, reading, is held, is new)`` or none.
+#: Read the newest offset. Rows: ``(position, starts, id of the message there, passage, is held, is new)`` or none.
 offset: Template = Template(f"""
-SELECT position, claims, message_id, reading, {is_held("o")},
+SELECT position, starts, message_id, passage, {is_held("o")},
        written_at > clock_timestamp() - {START_TIME}
   FROM {{s}}.consumer_offset o
  WHERE consumer_group = %s AND topic = %s AND queue = %s
- ORDER BY position DESC, claims DESC LIMIT 1
+ ORDER BY position DESC, starts DESC LIMIT 1
 """)
 
 #: What `offset` would say of a queue that has no offset.
@@ -212,7 +212,7 @@ SELECT q, coalesce(n.position, 0), n.message_id
   FROM unnest(%(queues)s::int[]) q
   LEFT JOIN LATERAL (SELECT position, message_id FROM {s}.consumer_offset o
                       WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q
-                      ORDER BY position DESC, claims DESC LIMIT 1) n ON true
+                      ORDER BY position DESC, starts DESC LIMIT 1) n ON true
 """)
 
 #: Tell whether a group has any offset of a topic. Rows: ``(known,)``.
@@ -226,24 +226,24 @@ INSERT INTO {s}.consumer_start (consumer_group, topic, queue, position) VALUES (
 ON CONFLICT DO NOTHING
 """)
 
-#: Append an offset: all up to ``position`` is handled; ``claims`` starts of what follows had no end.
+#: Append an offset: all up to ``position`` is handled; ``starts`` starts of what follows had no end.
 append_offset: Template = Template("""
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
 VALUES (%s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT DO NOTHING
 """)
 
-# The conflict's update makes a prune wait that was about to delete the row without claims.
+# The conflict's update makes a prune wait that was about to delete the row without starts.
 #: Forget the starts that were counted at the offset ``position``: one of them had an end.
-drop_claims: Template = Template("""
+drop_starts: Template = Template("""
 WITH dropped AS (
     DELETE FROM {s}.consumer_offset
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position = %(position)s
-       AND claims > 0
+       AND starts > 0
 )
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
-VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0, %(id)s, %(reading)s)
-ON CONFLICT (consumer_group, topic, queue, position, claims) DO UPDATE SET written_at = clock_timestamp()
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
+VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, 0, %(id)s, %(passage)s)
+ON CONFLICT (consumer_group, topic, queue, position, starts) DO UPDATE SET written_at = clock_timestamp()
 """)
 
 #: Read which of these messages of a queue the group has had, at the same position: the last. Rows: ``(position, id)``
@@ -269,13 +269,13 @@ SELECT message_id
  ORDER BY message_id
 """)
 
-# As in `drop_claims`, a prune waits that was about to delete the row.
+# As in `drop_starts`, a prune waits that was about to delete the row.
 #: Move an offset back, or to where the log begins now; and write down the loss.
 go_back: Template = Template("""
 WITH dropped AS (
     DELETE FROM {s}.consumer_offset
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s
-       AND (position > %(agreed)s OR (position = %(agreed)s AND claims > 0))
+       AND (position > %(agreed)s OR (position = %(agreed)s AND starts > 0))
 ), started AS (
     UPDATE {s}.consumer_start SET position = %(agreed)s
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s AND position > %(agreed)s
@@ -283,27 +283,27 @@ WITH dropped AS (
     INSERT INTO {s}.log_loss (consumer_group, topic, queue, position, agreed, message_ids)
     VALUES (%(group)s, %(topic)s, %(queue)s, %(position)s, %(agreed)s, %(lost)s::uuid[])
 )
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
 VALUES (%(group)s, %(topic)s, %(queue)s, %(agreed)s, 0, %(id)s,
-        coalesce((SELECT max(reading) FROM {s}.consumer_reading
+        coalesce((SELECT max(passage) FROM {s}.consumer_passage
                    WHERE consumer_group = %(group)s AND topic = %(topic)s AND queue = %(queue)s), 0))
-ON CONFLICT (consumer_group, topic, queue, position, claims)
+ON CONFLICT (consumer_group, topic, queue, position, starts)
 DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id
 """)
 
-# The first attempt at a message writes its row when it has ended, or writes over that of an earlier reading.
+# The first attempt at a message writes its row when it has ended, or writes over that of an earlier passage.
 #: When the group failed at a message for the first time, or NULL, by its inbox row.
 FIRST_FAILED_AT = "CASE WHEN last_error IS NOT NULL THEN received_at END"
 
 _KNOWN = f"""message_id, status, attempts,
            greatest(extract(epoch FROM next_attempt_at - clock_timestamp()), 0)::float8,
-           queue, position, discarded_at IS NOT NULL, reading, {FIRST_FAILED_AT}"""
+           queue, position, discarded_at IS NOT NULL, passage, {FIRST_FAILED_AT}"""
 
-# One probe of the primary key for each id, whatever the statistics say of a group that is younger than they are: for
+# One look-up in the primary key for each id, whatever the statistics say of a group that is younger than they are: for
 # ``message_id = ANY (…)`` the planner would read the whole group each time. It doesn't see how many ids there are: by
 # their number it would make a new plan each time, which takes longer than to run it.
 #: Read which messages the inbox knows.
-#: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded, reading,
+#: Rows: ``(id, status, attempts, seconds until the next attempt, queue, position, is discarded, passage,
 #: first failed at)``.
 known: Template = Template(f"""
 SELECT c.* FROM unnest((SELECT %b::uuid[])) AS m (id) CROSS JOIN LATERAL (
@@ -329,7 +329,7 @@ SELECT c.* FROM (SELECT half_id AS id FROM {{s}}.message
 #: Insert the inbox rows of messages that were consumed at the first attempt, in the transaction that was marked.
 consumed: Template = Template(f"""
 INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
-                                   reading)
+                                   passage)
 SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
   FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)
  WHERE {MARKED_TRANSACTION}
@@ -339,24 +339,24 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
 HOLDS_KEY = f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"
 
 
-def of_earlier_reading(row: str) -> str:
+def of_earlier_passage(row: str) -> str:
     """Return the condition that the message of an inbox row, by its alias, is to be handled again.
 
     Of such a row nothing follows any more: it holds back no key, and isn't retried before the group comes to it.
     """
-    return f"""EXISTS (SELECT FROM (SELECT reading, position FROM {{s}}.consumer_reading r
+    return f"""EXISTS (SELECT FROM (SELECT passage, position FROM {{s}}.consumer_passage r
                       WHERE r.consumer_group = {row}.consumer_group AND r.topic = {row}.topic AND r.queue = {row}.queue
-                      ORDER BY reading DESC LIMIT 1) r
-                WHERE r.reading > {row}.reading AND r.position < {row}.position)"""
+                      ORDER BY passage DESC LIMIT 1) r
+                WHERE r.passage > {row}.passage AND r.position < {row}.position)"""
 
 
 # An earlier message of the key may have come back: its quarantine was released, or an operator has restored it.
 def is_first_of_key(row: str) -> str:
     """Return the condition that a failed row, by its alias, isn't held back by an earlier one of its key."""
-    return f"""({row}.order_key IS NULL OR NOT ({of_earlier_reading(row)} OR EXISTS (
+    return f"""({row}.order_key IS NULL OR NOT ({of_earlier_passage(row)} OR EXISTS (
         SELECT FROM {{s}}.consumer_message e
          WHERE e.consumer_group = {row}.consumer_group AND e.topic = {row}.topic AND e.order_key = {row}.order_key
-           AND {HOLDS_KEY} AND NOT {of_earlier_reading("e")}
+           AND {HOLDS_KEY} AND NOT {of_earlier_passage("e")}
            AND (e.turn, e.position, e.message_id) < ({row}.turn, {row}.position, {row}.message_id))))"""
 
 
@@ -368,44 +368,44 @@ def last_turn(key: str) -> str:
 
 
 # A worker lets go of the message when its handler has failed, and records that after: another one may have failed at it
-# more often by then. A row of an earlier reading doesn't count.
+# more often by then. A row of an earlier passage doesn't count.
 _SETTLE = Template(
     f"""
 INSERT INTO {{s}}.consumer_message AS c (consumer_group, message_id, topic, queue, position, status, attempts,
-                                       next_attempt_at, body_digest, last_error, error_kind, reading, order_key, turn)
+                                       next_attempt_at, body_digest, last_error, error_kind, passage, order_key, turn)
 SELECT %(group)s, %(id)s, %(topic)s, %(queue)s, %(position)s, %(status)s, %(attempts)s,
-       clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s, %(kind)s, %(reading)s, key,
+       clock_timestamp() + make_interval(secs => %(delay)s), %(digest)s, %(error)s, %(kind)s, %(passage)s, key,
        CASE WHEN key IS NOT NULL THEN {last_turn("k.key")} + 1 END
   FROM (SELECT CASE WHEN %(holds)s THEN %(key)s::text COLLATE "C" END AS key) k
 ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = excluded.status, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
        order_key = CASE WHEN %(holds)s THEN coalesce(c.order_key, excluded.order_key) END,
        turn = CASE WHEN %(holds)s THEN
-                   CASE WHEN c.turn IS NULL OR {of_earlier_reading("c")} THEN excluded.turn ELSE c.turn END END,
+                   CASE WHEN c.turn IS NULL OR {of_earlier_passage("c")} THEN excluded.turn ELSE c.turn END END,
        follows = false,
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
-       received_at = CASE WHEN c.reading < excluded.reading THEN clock_timestamp() ELSE c.received_at END,
-       reading = greatest(c.reading, excluded.reading),
-       error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()
+       received_at = CASE WHEN c.passage < excluded.passage THEN clock_timestamp() ELSE c.received_at END,
+       passage = greatest(c.passage, excluded.passage),
+       error_kind = excluded.error_kind, starts = 0, changed_at = clock_timestamp()
  WHERE c.status = 'failed' AND c.attempts <= excluded.attempts
-    OR (c.reading < excluded.reading AND c.status IN {REREAD} AND c.discarded_at IS NULL)
+    OR (c.passage < excluded.passage AND c.status IN {REREAD} AND c.discarded_at IS NULL)
 """,
     lossy=("error", "kind"),
 )
 
 # --- handling again --------------------------------------------------------------------------------------------------
 
-#: Read behind which position of a queue a reading began. Rows: ``(position,)`` or none.
-reading_began: Template = Template("""
-SELECT position FROM {s}.consumer_reading WHERE consumer_group = %s AND topic = %s AND queue = %s AND reading = %s
+#: Read behind which position of a queue a passage began. Rows: ``(position,)`` or none.
+passage_began: Template = Template("""
+SELECT position FROM {s}.consumer_passage WHERE consumer_group = %s AND topic = %s AND queue = %s AND passage = %s
 """)
 
 # In the order of ids, as all locks of several rows.
-#: Lock the rows of these messages that an earlier reading wrote, without waiting. Rows: ``(id,)`` of each that is ours.
+#: Lock the rows of these messages that an earlier passage wrote, without waiting. Rows: ``(id,)`` of each that is ours.
 lock_earlier: Template = Template(f"""
 SELECT c.message_id FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT message_id FROM {{s}}.consumer_message
-     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s
+     WHERE consumer_group = %(group)s AND message_id = m.id AND passage < %(passage)s
        AND status IN {REREAD} AND discarded_at IS NULL
        FOR UPDATE SKIP LOCKED) c
  ORDER BY 1
@@ -421,25 +421,25 @@ SELECT m.id FROM unnest((SELECT %(ids)s::uuid[])) AS m (id)
 """)
 
 # Before anything writes over them.
-#: Keep the rows that these messages have of an earlier reading, as far as a handler had them.
+#: Keep the rows that these messages have of an earlier passage, as far as a handler had them.
 keep_earlier: Template = Template(f"""
-INSERT INTO {{s}}.reread_message (consumer_group, message_id, reading, topic, queue, position, status, attempts,
+INSERT INTO {{s}}.reread_message (consumer_group, message_id, passage, topic, queue, position, status, attempts,
                                  body_digest, last_error, error_kind, received_at, changed_at)
 SELECT c.* FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
-    SELECT consumer_group, message_id, reading, topic, queue, position, status, attempts, body_digest, last_error,
+    SELECT consumer_group, message_id, passage, topic, queue, position, status, attempts, body_digest, last_error,
            error_kind, received_at, changed_at
       FROM {{s}}.consumer_message
-     WHERE consumer_group = %(group)s AND message_id = m.id AND reading < %(reading)s
+     WHERE consumer_group = %(group)s AND message_id = m.id AND passage < %(passage)s
        AND status IN {REREAD} AND discarded_at IS NULL AND status IN {TRIED} OFFSET 0) c
 ON CONFLICT DO NOTHING
 """)
 
-#: Write of messages, whose rows of an earlier reading are locked, that they were consumed at the first attempt of this
+#: Write of messages, whose rows of an earlier passage are locked, that they were consumed at the first attempt of this
 #: one, in the transaction that was marked.
 consumed_again: Template = Template(f"""
 UPDATE {{s}}.consumer_message c
-   SET status = 'consumed', attempts = 1, claims = 0, next_attempt_at = NULL, queue = %(queue)s, position = m.position,
-       body_digest = m.digest, last_error = NULL, error_kind = NULL, reading = %(reading)s, order_key = NULL,
+   SET status = 'consumed', attempts = 1, starts = 0, next_attempt_at = NULL, queue = %(queue)s, position = m.position,
+       body_digest = m.digest, last_error = NULL, error_kind = NULL, passage = %(passage)s, order_key = NULL,
        turn = NULL, follows = false, changed_at = clock_timestamp()
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[]) AS m (id, position, digest)
  WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
@@ -470,7 +470,7 @@ ON CONFLICT DO NOTHING
 # A start of a moment ago is of a worker that lives and has no lock yet: a second one would be counted as a crash.
 _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
                       WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'failed'
-                        AND next_attempt_at <= clock_timestamp() - CASE WHEN claims > 0 THEN {START_TIME} ELSE '0' END
+                        AND next_attempt_at <= clock_timestamp() - CASE WHEN starts > 0 THEN {START_TIME} ELSE '0' END
                         AND (NOT %(ordered)s OR position <= (
                              SELECT max(o.position) FROM {{s}}.consumer_offset o
                               WHERE o.consumer_group = c.consumer_group AND o.topic = c.topic AND o.queue = c.queue))
@@ -478,7 +478,7 @@ _DUE = f"""SELECT message_id FROM {{s}}.consumer_message c
                         AND {is_first_of_key("c")}
                       ORDER BY next_attempt_at LIMIT 1"""
 
-#: Read the failed message that is due first; ``ordered`` as in `claim_due`. Rows: ``(id,)`` or none.
+#: Read the failed message that is due first; ``ordered`` as in `start_retry`. Rows: ``(id,)`` or none.
 due: Template = Template(_DUE)
 
 #: Read which groups may have something for a retry pass: messages that are due, or hold back or wait for their key.
@@ -491,16 +491,16 @@ SELECT g, t FROM unnest(%(groups)s::text[], %(topics)s::text[]) AS u (g, t)
 """)
 
 #: Count a start of the failed message that is due first, and write down when; if ``ordered``, only of those behind
-#: their queue's offset. Not of queues that are claimed. Rows: ``(id, queue, position, attempts, claims, the group's
-#: reading of the queue)`` or none.
-claim_due: Template = Template(f"""
+#: their queue's offset. Not of queues that are leased. Rows: ``(id, queue, position, attempts, starts, the group's
+#: passage of the queue)`` or none.
+start_retry: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
-   SET claims = claims + 1, next_attempt_at = clock_timestamp()
+   SET starts = starts + 1, next_attempt_at = clock_timestamp()
  WHERE consumer_group = %(group)s
    AND message_id = ({_DUE} FOR UPDATE SKIP LOCKED)
    AND status = 'failed'
-RETURNING message_id, queue, position, attempts, claims,
-          coalesce((SELECT max(reading) FROM {{s}}.consumer_reading r
+RETURNING message_id, queue, position, attempts, starts,
+          coalesce((SELECT max(passage) FROM {{s}}.consumer_passage r
                      WHERE r.consumer_group = m.consumer_group AND r.topic = m.topic AND r.queue = m.queue), 0)
 """)
 
@@ -520,7 +520,7 @@ SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s
 RETRY = """status = CASE WHEN m.follows THEN 'waiting' ELSE 'failed' END,
        next_attempt_at = CASE WHEN NOT m.follows THEN clock_timestamp() END,
        attempts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.attempts END,
-       claims = CASE WHEN m.status = 'parked' THEN 0 ELSE m.claims END"""
+       starts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.starts END"""
 
 # The row takes the position of the newest send that was read, which tells this send from the next one. A row that a
 # retry or an operator holds is left alone: what they make of it is seen at the next look.
@@ -559,15 +559,15 @@ class InboxUpdate:
     key: str | None = None
 
 
-def settle(of: GroupQueue, row: InboxUpdate, reading: int) -> list[Statement]:
-    """Write the inbox row of one message after an attempt, over a failed one or one of an earlier reading."""
-    settled = _SETTLE(of.schema, group=of.group, topic=of.topic, queue=of.queue, **asdict(row), reading=reading)
-    if not reading:
+def settle(of: GroupQueue, row: InboxUpdate, passage: int) -> list[Statement]:
+    """Write the inbox row of one message after an attempt, over a failed one or one of an earlier passage."""
+    settled = _SETTLE(of.schema, group=of.group, topic=of.topic, queue=of.queue, **asdict(row), passage=passage)
+    if not passage:
         return [settled]
-    return [keep_earlier(of.schema, group=of.group, ids=[row.id], reading=reading), settled]
+    return [keep_earlier(of.schema, group=of.group, ids=[row.id], passage=passage), settled]
 
 
-def settle_failure(of: GroupQueue, row: InboxUpdate, reading: int, worker: str) -> list[Statement]:
+def settle_failure(of: GroupQueue, row: InboxUpdate, passage: int, worker: str) -> list[Statement]:
     """Write the inbox row of one message after a failed attempt, and the attempt into its history."""
     values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "chars": _ERROR_CHARS}
-    return [*settle(of, row, reading), _FAILED(of.schema, group=of.group, topic=of.topic, **values)]
+    return [*settle(of, row, passage), _FAILED(of.schema, group=of.group, topic=of.topic, **values)]

@@ -409,12 +409,12 @@ class TransactionEnded(AttemptFailed):
         self.entries = entries
 
 
-def crashed(subscription: Subscription, attempts: int, claims: int) -> tuple[int, HandlerFailure]:
-    """Return what came of a message that was claimed for the last time allowed, and after how many attempts.
+def crashed(subscription: Subscription, attempts: int, starts: int) -> tuple[int, HandlerFailure]:
+    """Return what came of a message that was started for the last time allowed, and after how many attempts.
 
     It is parked; where the group blocks rather than go past a message, all those starts count as one attempt.
     """
-    died = f"started {claims - 1} times without ever finishing: the worker died each time"
+    died = f"started {starts - 1} times without ever finishing: the worker died each time"
     if subscription.on_exhausted == "block":
         return attempts + 1, HandlerFailure(died, kind=_CRASH_KIND)
     return attempts, HandlerFailure(died, Status.PARKED, kind=_CRASH_KIND)
@@ -548,21 +548,21 @@ def handled(queue: GroupQueue, entries: Sequence[Entry], attempt: int) -> Messag
     return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
 
 
-def consumed(queue: GroupQueue, reading: int, entries: Sequence[Entry], earlier: Collection[UUID]) -> list[Statement]:
-    """Write the inbox rows of messages that were consumed at their first attempt in a reading.
+def consumed(queue: GroupQueue, passage: int, entries: Sequence[Entry], earlier: Collection[UUID]) -> list[Statement]:
+    """Write the inbox rows of messages that were consumed at their first attempt in a passage.
 
-    ``earlier`` are those of `outbox.consumer.reading.take_earlier`.
+    ``earlier`` are those of `outbox.consumer.passage.take_earlier`.
     """
     statements: list[Statement] = []
     again = [entry for entry in entries if entry.id in earlier] if earlier else []
     if new := [entry for entry in entries if entry.id not in earlier] if again else entries:
-        statements.append(sql.consumed(queue.schema, *queue.values, reading, *_columns(new)))
+        statements.append(sql.consumed(queue.schema, *queue.values, passage, *_columns(new)))
     if again:
         ids, positions, digests = _columns(again)
-        of_reading = {"group": queue.group, "ids": ids, "reading": reading}
+        of_passage = {"group": queue.group, "ids": ids, "passage": passage}
         written = {"queue": queue.queue, "positions": positions, "digests": digests}
-        statements.append(sql.keep_earlier(queue.schema, **of_reading))
-        statements.append(sql.consumed_again(queue.schema, **of_reading, **written))
+        statements.append(sql.keep_earlier(queue.schema, **of_passage))
+        statements.append(sql.consumed_again(queue.schema, **of_passage, **written))
     return statements
 
 

@@ -95,17 +95,17 @@ WITH RECURSIVE place AS (
 SKIPPED = """skipped AS (
     SELECT r.queue, r.former,
            least(r.position,
-                 (SELECT min(l.position) FROM {s}.consumer_reading l
+                 (SELECT min(l.position) FROM {s}.consumer_passage l
                    WHERE l.consumer_group = r.consumer_group AND l.topic = r.topic AND l.queue = r.queue
-                     AND l.reading > r.reading AND l.position < l.former),
+                     AND l.passage > r.passage AND l.position < l.former),
                  (SELECT min(l.agreed) FROM {s}.log_loss l
                    WHERE l.consumer_group = r.consumer_group AND l.topic = r.topic AND l.queue = r.queue
                      AND l.found_at > r.began_at)) AS position
-      FROM {s}.consumer_reading r
+      FROM {s}.consumer_passage r
      WHERE r.consumer_group = %(group)s AND r.topic = %(topic)s AND r.position > r.former
 )"""
 
-#: Whether an earlier reading of the group has consumed the message of an inbox row ``c``: it took effect, whatever
+#: Whether an earlier passage of the group has consumed the message of an inbox row ``c``: it took effect, whatever
 #: became of it when it was read again.
 TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e
                    WHERE e.consumer_group = c.consumer_group AND e.message_id = c.message_id
@@ -261,7 +261,7 @@ HALF_MISSING = "half missing"
 OPS = "!"
 
 #: The payload that a listener sends to itself, to see whether notifications arrive.
-PROBE = "?"
+PING = "?"
 
 #: Between topic and queue in the news of a queue that has new messages. No topic has it in its name.
 NEWS_OF_QUEUE = ":"

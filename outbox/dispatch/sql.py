@@ -12,7 +12,7 @@ from outbox.message.model import NUMBER_BITS
 if TYPE_CHECKING:
     from outbox.settings import Settings
 
-# The probe keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
+# This look keeps an idle pass at one round trip: two index look-ups, no plan worth mentioning.
 #: Read the newest cursor, and whether anything is to be done. Rows: one, for a `Cursor`; none before the first.
 newest_cursor: Template = Template(f"""
 SELECT c.id, c.next_xid::text, c.in_flight::text[], c.target::text, c.after_sequence, c.until_sequence,

@@ -270,7 +270,7 @@ class Server(ServerLike):
             try:
                 self._ask("start")
             except EmbeddedError as error:
-                # Another program may have taken the port between the probe and the server's start.
+                # Another program may have taken the port between this choice and the server's start.
                 if "could not bind" not in str(error) or attempt == _PORT_TRIES - 1:
                     raise
             else:
@@ -314,10 +314,10 @@ def free_port() -> int:
         EmbeddedError: a hundred ports tried at random are all taken.
     """
     for port in _random.sample(_PORTS, 100):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                candidate.bind((HOST, port))
             except OSError:  # it is taken
                 continue
             return port

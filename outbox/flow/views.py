@@ -156,7 +156,7 @@ class Sagas(OverDatabases):
         """
 
         def read(database: Database) -> FlowView | None:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 schema = database.schema
                 flows, commands, deadlines = execute(
                     connection,
@@ -180,7 +180,7 @@ class Sagas(OverDatabases):
         """
 
         def read(database: Database) -> CommandPreview | None:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 (rows,) = execute(connection, sql.commanded(database.schema, command=command))
             for flow, saga, step, kind, answered in rows:
                 return CommandPreview(flow, saga, step, CommandKind(kind), answered and CommandAnswer(answered))

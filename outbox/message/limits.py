@@ -29,8 +29,8 @@ class Breaker:
 
     It opens once ``failures`` attempts of the group at a topic have failed within ``window`` (timedelta or seconds),
     and none has succeeded meanwhile, counted over all workers. Open, the group handles nothing, so no message uses up
-    its attempts. After ``probe_after`` (timedelta or seconds) one message is handled by one worker: if that succeeds,
-    the breaker is closed and the group goes on; if not, the next one is tried after ``probe_after`` again.
+    its attempts. After ``trial_after`` (timedelta or seconds) one message is handled by one worker: if that succeeds,
+    the breaker is closed and the group goes on; if not, the next one is tried after ``trial_after`` again.
 
     Raises:
         InvalidHandler: a number that can't work.
@@ -39,24 +39,24 @@ class Breaker:
 
     failures: int = 10
     window: dt.timedelta | float = 60.0
-    probe_after: dt.timedelta | float = 30.0
+    trial_after: dt.timedelta | float = 30.0
 
     def __post_init__(self) -> None:
         if isinstance(self.failures, bool) or not isinstance(self.failures, int) or not 1 <= self.failures <= 10_000:
             raise InvalidHandler(f"Breaker: failures = {self.failures!r} must be between 1 and 10000")
-        for name in ("window", "probe_after"):
+        for name in ("window", "trial_after"):
             if (seconds := check_seconds(name, getattr(self, name))) == 0:
                 raise InvalidHandler(f"Breaker: {name} must be longer than nothing")
             object.__setattr__(self, name, seconds)
 
     def __str__(self) -> str:
-        window, probe_after = self.seconds
-        return f"{self.failures} failures in {window:g} s, a probe after {probe_after:g} s"
+        window, trial_after = self.seconds
+        return f"{self.failures} failures in {window:g} s, a trial after {trial_after:g} s"
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The window and the time before a probe, in seconds."""
-        return check_seconds("window", self.window), check_seconds("probe_after", self.probe_after)
+        """The window and the time before a trial, in seconds."""
+        return check_seconds("window", self.window), check_seconds("trial_after", self.trial_after)
 
 
 def rate_of(value: str | float) -> float:

@@ -88,7 +88,7 @@ class Status(enum.StrEnum):
 
     @property
     def reread(self) -> bool:
-        """Tell whether a later reading handles it again: not if it was set aside for ever, or is too old."""
+        """Tell whether a later passage handles it again: not if it was set aside for ever, or is too old."""
         return self.open or self.tried
 
 

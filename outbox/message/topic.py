@@ -116,7 +116,7 @@ class Topic(Generic[T]):
                 Or the content type has no codec.
         """
         content_type = self.content_type if content_type is None else content.check_content_type(content_type)
-        # By alias, as the reader expects it. The warnings are of what the reading finds, which raises.
+        # By alias, as the reader expects it. The warnings are of what is read, which raises.
         try:
             if content.is_json(content_type):
                 raw: bytes = self.type_adapter.dump_json(body, by_alias=True, warnings="none")

@@ -31,7 +31,7 @@ class GroupControl:
     """What holds a group of a topic back.
 
     ``rate`` is messages a second, as an operator has set it; None: as its handler declares. ``opened_because`` is the
-    error at which its breaker opened, ``openings`` how often that has happened, ``probe_at`` when a message is tried.
+    error at which its breaker opened, ``openings`` how often that has happened, ``trial_at`` when a message is tried.
     """
 
     database: str
@@ -43,7 +43,7 @@ class GroupControl:
     pause_reason: str | None
     rate: float | None
     opened_at: dt.datetime | None
-    probe_at: dt.datetime | None
+    trial_at: dt.datetime | None
     opened_because: str | None
     openings: int
 
@@ -59,11 +59,11 @@ class GroupControl:
 
 
 _CONTROLS = Query(f"""
--- group topic state paused_at paused_by pause_reason rate opened_at probe_at opened_because openings
+-- group topic state paused_at paused_by pause_reason rate opened_at trial_at opened_because openings
 {GROUP_QUEUES}
 SELECT g.consumer_group, g.topic,
        {GROUP_STATE},
-       c.paused_at, c.paused_by, c.pause_reason, c.rate, c.opened_at, c.probe_at, c.opened_because,
+       c.paused_at, c.paused_by, c.pause_reason, c.rate, c.opened_at, c.trial_at, c.opened_because,
        coalesce(c.openings, 0)
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
   LEFT JOIN {{s}}.group_control c ON c.consumer_group = g.consumer_group AND c.topic = g.topic
@@ -81,7 +81,7 @@ RETURNING topic
 _RESUME = Template("""
 UPDATE {s}.group_control
    SET paused_at = NULL, paused_by = NULL, pause_reason = NULL,
-       probe_at = CASE WHEN opened_at IS NOT NULL THEN clock_timestamp() END
+       trial_at = CASE WHEN opened_at IS NOT NULL THEN clock_timestamp() END
  WHERE consumer_group = %(group)s AND topic = ANY (%(topics)s::text[])
    AND (paused_at IS NOT NULL OR opened_at IS NOT NULL)
 RETURNING topic
@@ -147,7 +147,7 @@ class GroupControls(OverDatabases):
         """Return each group of each topic with what holds it back."""
         rows = []
         for each in self.databases.having("consumer", database):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 rows += controls_in(connection, each)
         return rows
 

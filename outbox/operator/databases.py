@@ -77,7 +77,7 @@ class Database:
         return self.settings.schema
 
     @contextmanager
-    def reading(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
+    def read_only(self, seconds: float = READ_SECONDS) -> Iterator[Connection]:
         """Give a connection in a transaction that only reads, with a time limit on each statement.
 
         Raises as `Caller.check`.
@@ -174,7 +174,7 @@ def read_each(
         if database.name in unreached:
             continue
         try:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 found[database.name] = read(connection, database)
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):

@@ -16,7 +16,7 @@ DUTIES = (
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
-        SELECT ON reconciliation_order segment_hold consumer_reading reread_message group_control
+        SELECT ON reconciliation_order segment_hold consumer_passage reread_message group_control
         """,
     ),
     Duty(
@@ -48,8 +48,8 @@ DUTIES = (
         SELECT DELETE ON rate_grant consumer_start reconciliation_settled reconciliation_mark
         INSERT ON audit
         INSERT UPDATE DELETE ON consumer_offset
-        SELECT INSERT DELETE ON consumer_claim
-        INSERT DELETE ON consumer_reading
+        SELECT INSERT DELETE ON consumer_lease
+        INSERT DELETE ON consumer_passage
         """,
     ),
 )

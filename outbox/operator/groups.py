@@ -1,7 +1,7 @@
 """Acts on a group as a whole: have it read again, have it skip a backlog, delete one that is gone.
 
 A **reset** moves the group back in each queue that is ahead of where it is to go on; a **skip** moves it ahead in each
-queue that is behind that. Both begin the group's next reading (`outbox.consumer.reading`): nothing in the inbox is
+queue that is behind that. Both begin the group's next passage (`outbox.consumer.passage`): nothing in the inbox is
 changed by that. A reset is undone by a skip to where the group was, as far as it hasn't read on.
 
 **The races.** Both take the group's lock, as a worker does that starts: of two acts on a group, or an act and a start,
@@ -60,7 +60,7 @@ class GroupRow(GroupControl):
     ``oldest_lag`` is for how many seconds the oldest of these messages has waited; None also where the
     producer's tables are in another database.
 
-    ``workers`` consume for it now. ``readings`` is how often operators have moved it, ``moved_at`` when last.
+    ``workers`` consume for it now. ``passages`` is how often operators have moved it, ``moved_at`` when last.
     """
 
     lag: int | None
@@ -68,7 +68,7 @@ class GroupRow(GroupControl):
     failed: int
     parked: int
     workers: int
-    readings: int
+    passages: int
     moved_at: dt.datetime | None
 
 
@@ -167,20 +167,20 @@ class Groups(HealthViews):
         for each in self.databases.having("consumer", database):
             if each.name in overview.unreachable:
                 continue
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 for handler in merged(workers_in(connection, each)):
                     if handler.kind == "consumer":
                         key = each.name, handler.topic, handler.group
                         consuming[key] = consuming.get(key, 0) + len(handler.workers)
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
-                for group, topic, readings, moved_at in execute(connection, sql.readings(each.schema))[0]:
-                    moved[each.name, topic, group] = readings, moved_at
+                for group, topic, passages, moved_at in execute(connection, sql.passages(each.schema))[0]:
+                    moved[each.name, topic, group] = passages, moved_at
         rows = []
         for lag in (lag for topic in overview.topics for lag in topic.groups):
             key = lag.database, lag.topic, lag.group
             # One that began since isn't among them yet.
             if control := controls.get(key):
-                readings, moved_at = moved.get(key, (0, None))
+                passages, moved_at = moved.get(key, (0, None))
                 row = GroupRow(
                     **dataclasses.asdict(control),
                     lag=lag.lag,
@@ -188,7 +188,7 @@ class Groups(HealthViews):
                     failed=lag.failed,
                     parked=lag.parked,
                     workers=consuming.get(key, 0),
-                    readings=readings,
+                    passages=passages,
                     moved_at=moved_at,
                 )
                 rows.append(row)
@@ -303,7 +303,7 @@ class Groups(HealthViews):
     def _consumer_of(self, group: str, topic: str, name: str | None) -> Database:
         having: list[str] = []
         for each in self.databases.having("consumer", name):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 (((known,),),) = execute(connection, sql.knows_group(each.schema, group=group, topic=topic))
             having += [each.name] if known else []
         return knowing(self.databases, having, group, topic, name)
@@ -311,11 +311,11 @@ class Groups(HealthViews):
     def _source_of(self, consumer: Database, group: str, topic: str, name: str | None) -> Database:
         having = {}
         for each in self.databases.having("producer", name):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 (topics,) = execute(connection, health_sql.TOPICS(each.schema))
             if topic in dict(topics):
                 having[each.name] = database_address(each.engine.url)
-        with consumer.reading() as connection:
+        with consumer.read_only() as connection:
             found = source_of(consumer.name, topic, group, having, workers_in(connection, consumer))
         if found is not None:
             return self.databases[found]
@@ -336,7 +336,7 @@ class Groups(HealthViews):
         start = _start_of(to)
         consumer = self._consumer_of(group, topic, database)
         producer = self._source_of(consumer, group, topic, source)
-        with producer.reading() as connection:
+        with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
                 start = execute(connection, NOW)[0][0][0] - start
             starts = start_positions(connection, producer.schema, topic, start)
@@ -344,7 +344,7 @@ class Groups(HealthViews):
 
     def _preview(self, plan: _Plan) -> GroupMove:
         CALLER.get().search()
-        with plan.consumer.reading() as connection:
+        with plan.consumer.read_only() as connection:
             (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
         moves = plan.moves(dict(rows))
         messages = sum(move.messages for _, move in moves)
@@ -373,12 +373,12 @@ class Groups(HealthViews):
                 "ids": [start.message_id for start, _ in moves],
             }
             (rows,) = execute(connection, sql.move(schema, **plan.pair, **values))
-            reading, messages = rows[0][0], sum(move.messages for _, move in moves)
+            passage, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
-            result = {"reading": reading, "messages": messages, "missing": preview.missing, "queues": by_queue}
+            result = {"passage": passage, "messages": messages, "missing": preview.missing, "queues": by_queue}
             execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.topic}", result))
         does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
-        return f"{what} {does.format(counted(messages, 'message'))} (reading {reading})"
+        return f"{what} {does.format(counted(messages, 'message'))} (passage {passage})"
 
 
 def _start_of(to: Start | str) -> Start | dt.timedelta:
@@ -391,7 +391,7 @@ def _start_of(to: Start | str) -> Start | dt.timedelta:
 
 
 def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
-    with consumer.reading(_COUNTING) as connection:
+    with consumer.read_only(_COUNTING) as connection:
         (inbox,) = execute(connection, sql.contents(consumer.schema, group=group, topic=topic))
         handlers = merged(workers_in(connection, consumer))
     ours = [each for each in handlers if (each.kind, each.topic, each.group) == ("consumer", topic, group)]
@@ -406,7 +406,7 @@ def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], mess
         "after": [move.position for _, move in moves],
         "until": [move.former for _, move in moves],
     }
-    with plan.source.reading(_COUNTING) as connection:
+    with plan.source.read_only(_COUNTING) as connection:
         (rows,) = execute(connection, sql.messages_between(plan.source.schema, topic=plan.topic, **values))
     # Numbers are dense: a numbered message that isn't there was pruned.
     there = sum(count for _, count in rows)

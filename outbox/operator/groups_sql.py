@@ -82,43 +82,43 @@ SELECT p.queue, (SELECT max(position) FROM {{s}}.consumer_offset o
  ORDER BY 1
 """)
 
-#: Read how often operators moved each group, and when last. Rows: ``(group, topic, readings, when)``.
-readings: Template = Template("""
-SELECT consumer_group, topic, max(reading)::int, max(began_at) FROM {s}.consumer_reading GROUP BY 1, 2
+#: Read how often operators moved each group, and when last. Rows: ``(group, topic, passages, when)``.
+passages: Template = Template("""
+SELECT consumer_group, topic, max(passage)::int, max(began_at) FROM {s}.consumer_passage GROUP BY 1, 2
 """)
 
-# As in the consumer's `drop_claims`, a prune waits that was about to delete the row that is written. A worker that
-# handles messages outside of transactions holds no lock meanwhile: by a newer claim it finds that its results count no
+# As in the consumer's `drop_starts`, a prune waits that was about to delete the row that is written. A worker that
+# handles messages outside of transactions holds no lock meanwhile: by a newer lease it finds that its results count no
 # more.
-#: Move a group in some queues, whose locks are held: that begins its next reading. Rows: ``(reading,)`` for each queue.
+#: Move a group in some queues, whose locks are held: that begins its next passage. Rows: ``(passage,)`` for each queue.
 move: Template = Template("""
 WITH moved AS (
     SELECT queue, former, position, message_id,
-           (SELECT coalesce(max(reading), 0) + 1 FROM {s}.consumer_reading
-             WHERE consumer_group = %(group)s AND topic = %(topic)s)::smallint AS reading
+           (SELECT coalesce(max(passage), 0) + 1 FROM {s}.consumer_passage
+             WHERE consumer_group = %(group)s AND topic = %(topic)s)::smallint AS passage
       FROM unnest(%(queues)s::int[], %(formers)s::bigint[], %(positions)s::bigint[], %(ids)s::uuid[])
            m (queue, former, position, message_id)
 ), dropped AS (
     DELETE FROM {s}.consumer_offset o USING moved m
      WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = m.queue
-       AND (o.position > m.position OR (o.position = m.position AND o.claims > 0))
+       AND (o.position > m.position OR (o.position = m.position AND o.starts > 0))
 ), stopped AS (
-    INSERT INTO {s}.consumer_claim (consumer_group, topic, queue, term, renewal, worker, started, until)
+    INSERT INTO {s}.consumer_lease (consumer_group, topic, queue, term, renewal, worker, started, until)
     SELECT %(group)s, %(topic)s, m.queue, k.term + 1, 0, NULL, k.started, clock_timestamp()
       FROM moved m CROSS JOIN LATERAL (
-           SELECT term, started FROM {s}.consumer_claim k
+           SELECT term, started FROM {s}.consumer_lease k
             WHERE k.consumer_group = %(group)s AND k.topic = %(topic)s AND k.queue = m.queue
             ORDER BY term DESC, renewal DESC LIMIT 1) k
 ), noted AS (
-    INSERT INTO {s}.consumer_reading (consumer_group, topic, queue, reading, former, position)
-    SELECT %(group)s, %(topic)s, queue, reading, former, position FROM moved
+    INSERT INTO {s}.consumer_passage (consumer_group, topic, queue, passage, former, position)
+    SELECT %(group)s, %(topic)s, queue, passage, former, position FROM moved
 ), written AS (
-    INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims, message_id, reading)
-    SELECT %(group)s, %(topic)s, queue, position, 0, message_id, reading FROM moved
-    ON CONFLICT (consumer_group, topic, queue, position, claims)
-    DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id, reading = excluded.reading
+    INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
+    SELECT %(group)s, %(topic)s, queue, position, 0, message_id, passage FROM moved
+    ON CONFLICT (consumer_group, topic, queue, position, starts)
+    DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id, passage = excluded.passage
 )
-SELECT reading FROM moved
+SELECT passage FROM moved
 """)
 
 #: Count the messages of a topic in the inbox of a group. Rows: ``(status, messages)``.
@@ -132,9 +132,9 @@ forget_group: tuple[Template, ...] = tuple(
     Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s")
     for table in (
         "consumer_offset",
-        "consumer_claim",
+        "consumer_lease",
         "consumer_start",
-        "consumer_reading",
+        "consumer_passage",
         "group_control",
         "rate_grant",
         "segment_hold",
@@ -146,7 +146,7 @@ forget_group: tuple[Template, ...] = tuple(
 )
 
 # Each partition has ctids of its own.
-#: Delete some of the inbox rows of a group, and some of those of earlier readings. Rows: one for each.
+#: Delete some of the inbox rows of a group, and some of those of earlier passages. Rows: one for each.
 delete_rows: tuple[Template, ...] = tuple(
     Template(f"""
 DELETE FROM {{s}}.{table}

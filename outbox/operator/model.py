@@ -190,7 +190,7 @@ class HalfRow:
 
     ``key``, ``born_at`` and ``age`` are None where the half message is gone. ``last_answer`` and ``last_error`` (its
     first line) are None while it is ``being_asked``, which can't be told from a worker that died over it until its
-    claim runs out.
+    lease runs out.
     """
 
     database: str

@@ -58,7 +58,7 @@ class Notes(Lists):
                 )
 
         def write_in(database: Database) -> str | None:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
             for group, topic, kind in kinds:
                 if fingerprint_of(database.name, group, topic, kind) != fingerprint:

@@ -29,7 +29,7 @@ from outbox.acts.changes import (
 from outbox.acts.messages import ACTS, Act, act_named
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
-from outbox.check.once import question_of
+from outbox.check.check_pass import question_of
 from outbox.database.engines import EngineRunner, LoopRunner, calling_engine, engine_of
 from outbox.database.execute import execute
 from outbox.database.session import wait_for
@@ -366,10 +366,10 @@ class OutboxOperator(Operator):
                 running = try_fence(connection, settings, request, target)
                 answer = Resolution.UNKNOWN if running else Resolution.ROLLBACK
                 return Answer(answer, check_sql.RUNNING if running else None, time.monotonic() - began)
-            interview = self._claim(connection, asker, request, target)
+            interview = self._lease(connection, asker, request, target)
         return _hold(connection, asker, interview)
 
-    def _claim(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Interview:
+    def _lease(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Interview:
         schema = self._settings.schema
         (((topic, _),),) = execute(connection, check_sql.lock(schema, target.message_id))
         if (checker := self._checkers.get(topic)) is None:
@@ -381,7 +381,7 @@ class OutboxOperator(Operator):
         asker.make_runner(is_async=checker.is_async)
         rows, _ = execute(
             connection,
-            check_sql.claim_this(schema, target.message_id, question_of(checker)),
+            check_sql.lease_this(schema, target.message_id, question_of(checker)),
             request.record(schema, target, {"asked": "checker"}),
         )
         if not rows:
@@ -411,7 +411,7 @@ def _targets(message_ids: Ids, group: str | None = None) -> list[Target]:
 def _has(database: Database, part: str, target: Target) -> bool:
     """Tell whether a part of a database has the message, in the inbox of its group or (without one) of any."""
     schema, message_id = database.schema, target.message_id
-    with database.reading() as connection:
+    with database.read_only() as connection:
         if part == "producer":
             (((_, state, _),),) = execute(connection, message_states(schema, [message_id]))
             return bool(state != "unknown")

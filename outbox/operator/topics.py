@@ -22,7 +22,7 @@ from outbox.acts.messages import Declaration
 from outbox.acts.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import take_lock
-from outbox.dispatch.once import dispatch_lock
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
 from outbox.message.content import check_topic
 from outbox.operator import groups_sql as sql
@@ -122,7 +122,7 @@ class Topics(Groups):
         """Return the topics whose dispatch is paused, or not done with held messages."""
         rows = []
         for each in self.databases.having("producer", database):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 found = _PAUSES.read(connection, each.schema, most=COUNT_LIMIT)
             rows += [TopicPause(database=each.name, **row) for row in found]
         return rows
@@ -166,7 +166,7 @@ class Topics(Groups):
             InvalidRequest: several databases have it.
         """
         producer = self._producer_of(topic, database)
-        with producer.reading() as connection:
+        with producer.read_only() as connection:
             queues, last_messages, living = _left(connection, producer, topic)
         groups, workers = self._users(topic)
         return TopicContents(producer.name, topic, queues, last_messages, living, groups, workers)
@@ -203,7 +203,7 @@ class Topics(Groups):
     def _producer_of(self, topic: str, name: str | None) -> Database:
         having = []
         for each in self.databases.having("producer", name):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 having += [each] if execute(connection, sql.topic_queues(each.schema, topic))[0] else []
         if len(having) > 1:
             names = ", ".join(each.name for each in having)
@@ -221,7 +221,7 @@ class Topics(Groups):
         groups: list[tuple[str, str]] = []
         workers: set[str] = set()
         for each in self.databases.values():
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 handlers = merged(workers_in(connection, each))
                 if "consumer" in each.parts:
                     rows = execute(connection, sql.groups_of_topic(each.schema, topic=topic))[0]

@@ -49,8 +49,8 @@ from outbox.message import content
 from outbox.message.compression import compress
 from outbox.message.ids import FOLLOWING_VERSION
 from outbox.message.model import Decision, HalfMessage, Outgoing, Preparation, Resolution, followed, headers_of, uuid7
+from outbox.producer.dedupe import Once, chosen_id, following_id, once_of, refuse_once
 from outbox.producer.flow_control import FlowControl
-from outbox.producer.once import Once, chosen_id, following_id, once_of, refuse_once
 from outbox.producer.process import ProcessReport
 from outbox.producer.sql import queues_of, write_halves, write_late, write_once
 from outbox.telemetry import hooks

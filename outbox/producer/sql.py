@@ -147,7 +147,7 @@ SELECT topic, waiting FROM counted WHERE waiting >= %(least)s
 # one is drawn at random from each of at most LOOKED_AT stretches of equal length; each one found stands for a stretch.
 # Up to that many, a stretch is one op, and the count exact.
 #
-# What the cursor means: outbox/dispatch/once.py. Ops of before its snapshot have a lower sequence than those after, and
+# The cursor: outbox/dispatch/dispatch_pass.py. Ops of before its snapshot have a lower sequence than those after, and
 # of those before, the ones with the highest xids are about the newest. Where they tell nothing (in flight then, pruned
 # since, of another cluster), the stretches begin earlier: dispatched ops among them are looked at, and not counted.
 #

@@ -60,12 +60,12 @@ OFFSETS = Rewritten(
     """
 WITH RECURSIVE newest AS (
     (SELECT o.* FROM {s}.consumer_offset o
-      ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, claims DESC LIMIT 1)
+      ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, starts DESC LIMIT 1)
     UNION ALL
     SELECT n.* FROM newest p CROSS JOIN LATERAL (
         SELECT o.* FROM {s}.consumer_offset o
          WHERE (o.consumer_group, o.topic, o.queue) < (p.consumer_group, p.topic, p.queue)
-         ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, claims DESC LIMIT 1) n
+         ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, starts DESC LIMIT 1) n
 )
 SELECT * FROM newest""",
 )

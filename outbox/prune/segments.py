@@ -7,9 +7,9 @@ is truncated leaves nothing.
 A producer and an inbox each have their own (`SegmentedSide`). A producer is emptied of one range of ids in
 ``half_message``, ``op_message``, ``message`` and ``delivery`` together: never an op without its half, never a message
 without its op, never what became of a message without the message. Ids of no segment (of before the first one, of
-clocks that are far off, of business strings) are in the DEFAULT partitions, where `outbox.prune.once` deletes row by
-row; and so are the survivors of a segment that is dropped, which keeps the number of partitions small. Ids of business
-strings are never in a segment: they lie behind all times.
+clocks that are far off, of business strings) are in the DEFAULT partitions, where `outbox.prune.prune_pass` deletes row
+by row; and so are the survivors of a segment that is dropped, which keeps the number of partitions small. Ids of
+business strings are never in a segment: they lie behind all times.
 
 No transaction waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be
 kept is found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone

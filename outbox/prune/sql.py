@@ -82,21 +82,21 @@ old_offsets: Template = _deleting(
     """
 SELECT o.ctid FROM {s}.consumer_offset o
  WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-   AND (o.position, o.claims) < (SELECT n.position, n.claims FROM {s}.consumer_offset n
+   AND (o.position, o.starts) < (SELECT n.position, n.starts FROM {s}.consumer_offset n
                                   WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
                                     AND n.queue = o.queue
-                                  ORDER BY n.position DESC, n.claims DESC LIMIT 1)
+                                  ORDER BY n.position DESC, n.starts DESC LIMIT 1)
 """,
 )
 
-#: Delete claims that newer ones have replaced. Rows: one for each.
-old_claims: Template = _deleting(
-    "consumer_claim",
+#: Delete leases that newer ones have replaced. Rows: one for each.
+old_leases: Template = _deleting(
+    "consumer_lease",
     "ctid",
     """
-SELECT o.ctid FROM {s}.consumer_claim o
+SELECT o.ctid FROM {s}.consumer_lease o
  WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-   AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_claim n
+   AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_lease n
                                WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
                                  AND n.queue = o.queue
                                ORDER BY n.term DESC, n.renewal DESC LIMIT 1)
@@ -245,8 +245,8 @@ SELECT ctid FROM {s}.attempt_history
 """,
 )
 
-# While a message may yet be compensated, it counts that an earlier reading has consumed it.
-#: Delete inbox rows of earlier readings that were written over ``retention`` seconds ago. Rows: one for each.
+# While a message may yet be compensated, it counts that an earlier passage has consumed it.
+#: Delete inbox rows of earlier passages that were written over ``retention`` seconds ago. Rows: one for each.
 old_earlier_rows: Template = _deleting(
     "reread_message",
     "ctid",

@@ -68,7 +68,7 @@ class Comparison:
         return compared(self.producer.read(task.ranges), self.consumer.read(task.ranges), self.rules)
 
     def again(self, ids: Iterable[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-        """Read messages from both sides, the producer's first, and judge them (`Reading`); ``ids`` are in order."""
+        """Read messages from both sides, the producer's first, and judge them (`SecondRead`); ``ids`` are in order."""
         collected = self(Task(0, tuple(map(only, ids))))
         others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
         return collected.table, others
@@ -133,18 +133,18 @@ def in_flight(table: pa.Table) -> pa.Table:
 # --- the second look -------------------------------------------------------------------------------------
 
 #: Reads messages again: those that differ or are in flight (`rows.FINDING`), and how many others have which outcome.
-Reading = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
+SecondRead = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
 
 #: So many messages are read again at once.
 BATCH = 2_000
-#: A message on which both sides are at work is different at each reading; after so many it is reported as it is.
-_MOST_READINGS = 4
+#: A message on which both sides are at work is different at each read; after so many it is reported as it is.
+_MOST_READS = 4
 
 
 def recheck(
-    findings: pa.Table, read_again: Reading, done: Callable[[int], None] = lambda _: None, batch: int | None = None
+    findings: pa.Table, read_again: SecondRead, done: Callable[[int], None] = lambda _: None, batch: int | None = None
 ) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
-    """Read differences (`rows.FINDING`) again, until two readings in a row agree; ``batch`` of them at once.
+    """Read differences (`rows.FINDING`) again, until two reads in a row agree; ``batch`` of them at once.
 
     Returns those that are still there, and what of them is in flight now; and how the counts change.
     """
@@ -155,13 +155,13 @@ def recheck(
     for start in range(0, findings.num_rows, batch):
         outcomes = _outcomes(findings.slice(start, batch))
         change.subtract(outcomes.values())
-        for reading in range(_MOST_READINGS):
+        for attempt in range(_MOST_READS):
             findings_now, others = read_again(sorted(outcomes))
             still = differing(findings_now)
             opened.append(in_flight(findings_now))
             change.update(others)
             before, outcomes = outcomes, _outcomes(still)
-            if outcomes == before or not outcomes or reading == _MOST_READINGS - 1:
+            if outcomes == before or not outcomes or attempt == _MOST_READS - 1:
                 break
         change.update(outcomes.values())
         confirmed.append(still)

@@ -32,7 +32,7 @@ from sqlalchemy import Connection
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import plan, sql
 from outbox.reconcile.job import Outcome, Pair, Range
-from outbox.reconcile.plan import MOST_BUCKETS, Probe, pieces_of, scattered
+from outbox.reconcile.plan import MOST_BUCKETS, Sample, pieces_of, scattered
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
@@ -160,7 +160,7 @@ def mixing_of(snapshots: Snapshots) -> sql.Mixing:
     """Return how both servers are to hash: fast, if they give the same values; else by md5, which all have."""
     connections = snapshots.producer.connection, snapshots.consumer.connection
     if all(_version(connection) >= _FAST_SINCE for connection in connections):
-        values = [execute(connection, sql.PROBE)[0] for connection in connections]
+        values = [execute(connection, sql.FAST_VALUES)[0] for connection in connections]
         if values[0] == values[1]:
             return sql.FAST
     return sql.PORTABLE
@@ -255,15 +255,15 @@ class PairDigester:
 
 
 def narrowed(
-    digester: Digester, first: Digested, probe: Probe | None, say: Callable[[str], None] = lambda _: None
+    digester: Digester, first: Digested, sample: Sample | None, say: Callable[[str], None] = lambda _: None
 ) -> Digested:
     """Return the ranges of a first level, those that differ cut up as far as it pays.
 
-    ``probe`` are the facts of before; ``say`` is told what is digested once more.
+    ``sample`` are the facts of before; ``say`` is told what is digested once more.
     """
     result, level = first, first
     for _ in range(_MOST_LEVELS):
-        if (size := _size_of_pieces(result, level, probe)) is None:
+        if (size := _size_of_pieces(result, level, sample)) is None:
             break
         # Others may be smaller than most of them are.
         large = [each for each, rows in result.differing if rows >= 4 * size]
@@ -280,7 +280,7 @@ def narrowed(
     return result
 
 
-def _size_of_pieces(result: Digested, level: Digested, probe: Probe | None) -> int | None:
+def _size_of_pieces(result: Digested, level: Digested, sample: Sample | None) -> int | None:
     """Return how many rows of a side the pieces of the next level are to have; None if there is to be none.
 
     ``level`` is what was digested last; how many of its ranges differ tells how many differences are in them.
@@ -290,9 +290,9 @@ def _size_of_pieces(result: Digested, level: Digested, probe: Probe | None) -> i
         return None
     size = rows / 2 / len(level.differing)
     differences = scattered(level.buckets, len(level.differing)) * level.buckets / len(level.differing)
-    if probe is not None:
+    if sample is not None:
         # What lies together fills the ranges that differ: then there is nothing to be had by cutting them up.
-        small = min(probe.share * result.rows / rows, 1.0)
-        differences = max(differences, scattered(probe.ranges, small * probe.ranges) * size / probe.rows)
+        small = min(sample.share * result.rows / rows, 1.0)
+        differences = max(differences, scattered(sample.ranges, small * sample.ranges) * size / sample.rows)
     pieces = pieces_of(size, differences)
     return None if pieces == 1 else max(int(size / pieces), rows // 2 // MOST_BUCKETS, 1)

@@ -32,7 +32,7 @@ class Rules:
     those of business strings, which have no time; None, and nothing was pruned. ``offsets`` and ``starts`` are the
     group's position and its first offset by queue (without offsets it has read everything), ``lost`` the ids that it
     found the producer to have lost, ``skipped`` the ranges that it will never read: queue, after which position, up to
-    which one, ``again`` the ids of what took effect in an earlier reading, and has failed or is parked since the group
+    which one, ``again`` the ids of what took effect in an earlier passage, and has failed or is parked since the group
     read it again.
     """
 

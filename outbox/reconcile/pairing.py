@@ -30,7 +30,7 @@ from outbox.reconcile.compare import (
     Comparison,
     Engine,
     LocalEngine,
-    Reading,
+    SecondRead,
     Side,
     Task,
     in_flight,
@@ -136,7 +136,7 @@ def group_of(job: Job, pair: Pair, consumer: Connection) -> dict[str, Any]:
 
 
 def read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Read messages again (`Reading`), on connections of its own; once more where a source is lost over it."""
+    """Read messages again (`SecondRead`), on connections of its own; once more where a source is lost over it."""
 
     def read() -> tuple[pa.Table, Counter[Outcome]]:
         rules = rules_now(job, pair)
@@ -197,7 +197,7 @@ def by_queue(*tables: pa.Table) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """What one reading of both sides found, in one snapshot of each: a result before its second look.
+    """What one read of both sides found, in one snapshot of each: a result before its second look.
 
     Its ``findings`` are messages in flight and differences, without the ``backlog``. ``again`` reads messages once
     more, ``batch`` of them at once. ``fresh`` are ranges that are settled from now on; without ``settled`` nothing can
@@ -207,7 +207,7 @@ class FirstPass:
     result: PairResult
     backlog: Backlog
     rules: Rules
-    again: Reading
+    again: SecondRead
     batch: int = BATCH
     settled: settling.SettledRanges | None = None
     fresh: Sequence[settling.SettledRange] = ()
@@ -268,7 +268,7 @@ class Strategy:
     """How a pair is going to be compared, by what can be known before the first digest.
 
     ``gaps`` are the unsettled ranges; ``points`` are ids, evenly spread over all rows, None where they aren't read yet.
-    ``digesting`` is what it comes to, None where that can't be known; ``probe`` told how big the ranges are that are
+    ``digesting`` is what it comes to, None where that can't be known; ``sample`` told how big the ranges are that are
     digested.
     """
 
@@ -278,7 +278,7 @@ class Strategy:
     size: plan.Size
     points: Sequence[UUID] | None = None
     digesting: plan.Digesting | None = None
-    probe: plan.Probe | None = None
+    sample: plan.Sample | None = None
 
 
 #: Clean ranges that are read for their lags.
@@ -424,20 +424,20 @@ class Pairing(AnyPairing):
             messages = plan.rows_within(gaps, points, size)
         if tier is not Tier.DIGEST or not gaps:
             return Strategy(tier, engine, gaps, size, points, plan.everything(messages))
-        probe = self._probe(gaps, points, messages, comparison.rules)
-        digesting = plan.first_digests(messages, probe.density) if probe else plan.unprobed(messages)
-        return Strategy(tier, engine, gaps, size, points, digesting, probe)
+        sample = self._draw(gaps, points, messages, comparison.rules)
+        digesting = plan.first_digests(messages, sample.density) if sample else plan.unsampled(messages)
+        return Strategy(tier, engine, gaps, size, points, digesting, sample)
 
-    def _probe(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, rules: Rules) -> plan.Probe | None:
+    def _draw(self, gaps: Sequence[Range], points: Sequence[UUID], messages: int, rules: Rules) -> plan.Sample | None:
         """Digest a few small ranges, so that nothing is digested in vain where nearly all differ."""
-        with timed(self.seconds, "probe"):
-            ranges = plan.probes(self.snapshots, self.common.size, self.pair, gaps, points, messages)
+        with timed(self.seconds, "sample"):
+            ranges = plan.sampled_ranges(self.snapshots, self.common.size, self.pair, gaps, points, messages)
             if not ranges:
                 return None
             found = self._digester(rules).digest(ranges, ranges)
-        probe = plan.Probe(found.buckets, len(found.differing), plan.ROWS_OF_PROBE)
-        self.because(str(probe))
-        return probe
+        sample = plan.Sample(found.buckets, len(found.differing), plan.SAMPLE_ROWS)
+        self.because(str(sample))
+        return sample
 
     def _digester(self, rules: Rules) -> PairDigester:
         horizon = UUID(bytes=rules.horizon or FIRST_ID.bytes)
@@ -455,16 +455,16 @@ class Pairing(AnyPairing):
     def digests(self, comparison: Comparison, strategy: Strategy) -> Digested:
         """Digest what isn't settled; nothing where that doesn't pay."""
         if strategy.digesting is None or not strategy.digesting.pays:
-            if strategy.probe is not None:
+            if strategy.sample is not None:
                 self.because("digests wouldn't pay: everything is read")
             return Digested([], [])
         with timed(self.seconds, "digest"):
-            bucket = strategy.digesting.size if strategy.probe else None
+            bucket = strategy.digesting.size if strategy.sample else None
             of_producer = self.common.digests(self.snapshots, self.pair, bucket)
             self.progress.stage(f"{self.pair}: digests", None)
             digester = self._digester(comparison.rules)
             first = digested(self.snapshots, self.pair, of_producer, digester.horizon)
-            return narrowed(digester, first, strategy.probe, self.because)
+            return narrowed(digester, first, strategy.sample, self.because)
 
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""

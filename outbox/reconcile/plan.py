@@ -9,7 +9,7 @@ which changes no choice: only ratios do.
 
 A range differs if one of the differences is in it. Where they are scattered, of which nothing else is known, a range
 with ``m`` of them on average has one with the probability 1 - exp(-m), so that the share of ranges that differ tells m.
-Differences that lie together are seen by the share of rows in small ranges that differ, which a probe tells.
+Differences that lie together are seen by the share of rows in small ranges that differ, which a sample tells.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _ROWS_OF_BUCKET = 60
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.
 _FEW_ROWS = 2_000_000
-#: Rows of a side in a range that is probed: so few that what lies together is told from what is scattered.
-ROWS_OF_PROBE = 100
-#: For so many messages one range is probed, which costs a hundredth of reading them; and so many at least, or none.
-_MESSAGES_OF_PROBE, _FEWEST_PROBES, _MOST_PROBES = 3_000, 8, 512
+#: Rows of a side in a range that is sampled: so few that what lies together is told from what is scattered.
+SAMPLE_ROWS = 100
+#: For so many messages one range is sampled, which costs a hundredth of reading them; and so many at least, or none.
+_MESSAGES_OF_SAMPLE, _FEWEST_SAMPLES, _MOST_SAMPLES = 3_000, 8, 512
 #: Rows of a side in a task: bounds the memory, and is worth a task's overhead.
 _ROWS_OF_TASK = 400_000
 #: Below so many rows of a side, reading them is as fast as digesting them.
@@ -93,22 +93,22 @@ def points_of_ranges(snapshots: Snapshots, size: Size, pair: Pair, ranges: Seque
     return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, pair.group, ranges, step))
 
 
-def probes(
+def sampled_ranges(
     snapshots: Snapshots, size: Size, pair: Pair, gaps: Sequence[Range], at: Sequence[UUID], rows: int
 ) -> list[Range]:
     """Return a few small ranges, spread over gaps with about so many rows of a side; none where that is few.
 
     ``at`` are points that are evenly spread over the larger side.
     """
-    count = min(rows // _MESSAGES_OF_PROBE, _MOST_PROBES)
-    if count < _FEWEST_PROBES:
+    count = min(rows // _MESSAGES_OF_SAMPLE, _MOST_SAMPLES)
+    if count < _FEWEST_SAMPLES:
         return []
     at = [point for point in at if within(point, gaps)]
     # Anywhere between two of them: what differs may be as evenly spread as they are.
     chance = SystemRandom()
     steps = range(0, len(at) - 1, max(-(-len(at) // count), 1))
     firsts = [UUID(int=chance.randrange(at[step].int, at[step + 1].int)) for step in steps]
-    found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, ROWS_OF_PROBE))
+    found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, SAMPLE_ROWS))
     chosen: list[Range] = []
     before = FIRST_ID
     for first, end in sorted((first, end) for first, end in found if end is not None):
@@ -118,8 +118,8 @@ def probes(
     return chosen
 
 
-def unprobed(messages: int) -> Digesting:
-    """Return what it comes to to digest so few messages that nothing was probed, if hardly any differ."""
+def unsampled(messages: int) -> Digesting:
+    """Return what it comes to to digest so few messages that nothing was sampled, if hardly any differ."""
     return known_ranges(messages, max(messages // _ROWS_OF_BUCKET, 1), 0, _ROWS_OF_BUCKET)
 
 
@@ -275,7 +275,7 @@ MOST_BUCKETS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Sample:
     """What a few small ranges, evenly spread, have told: so many of them differ, of ``rows`` rows of a side each."""
 
     ranges: int
@@ -293,7 +293,7 @@ class Probe:
         return self.differing / self.ranges
 
     def __str__(self) -> str:
-        return f"{self.differing:,} of {self.ranges:,} probed ranges of {self.rows:,.0f} rows differ"
+        return f"{self.differing:,} of {self.ranges:,} sampled ranges of {self.rows:,.0f} rows differ"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from outbox.acts.changes import ActRequest, ActRun, Target, apply, lock, resend
 from outbox.acts.messages import ACTS, STATES
 from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, lock_key, sqlstate, statement
 from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, take_lock, wait_at_most
-from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
 from outbox.reconcile.job import DONE, HEALED, InboxState, Job, Outcome, Pair, Repair
@@ -85,7 +85,7 @@ def repair(
 
 # --- the two databases -----------------------------------------------------------------------------------
 
-# One probe for each id in what follows, whatever the statistics say.
+# One look-up for each id in what follows, whatever the statistics say.
 
 # The consumer that runs the handler of a failed message holds its row: it is left alone.
 _LOCK_INBOX = f"""
@@ -109,7 +109,7 @@ SELECT m.id, c.number FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL 
 # Without a reason there is nothing to tell: a consumed row with an error is one that the handler has skipped.
 _SETTLE_INBOX = """
 UPDATE {s}.consumer_message
-   SET status = %(status)s, next_attempt_at = NULL, claims = 0, changed_at = clock_timestamp(),
+   SET status = %(status)s, next_attempt_at = NULL, starts = 0, changed_at = clock_timestamp(),
        discarded_at = NULL, quarantined_by = NULL, quarantined_from = NULL,
        error_kind = CASE WHEN %(status)s = 'parked' THEN coalesce(error_kind, 'parked by a repair') END,
        last_error = CASE WHEN %(why)s::text IS NOT NULL THEN concat_ws('; before: ', %(why)s::text, last_error) END
@@ -190,7 +190,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @dataclass(frozen=True, slots=True)
 class LockedRow:
-    """An inbox row as it is now; it is locked. ``took_effect``: so it did in an earlier reading of the group."""
+    """An inbox row as it is now; it is locked. ``took_effect``: so it did in an earlier passage of the group."""
 
     status: Status
     attempts: int
@@ -499,7 +499,7 @@ def _result_of_sync(finding: Finding, row: LockedRow | None, effects: int | None
     if row is not None and row.status is truth:
         return HEALED
     if truth is Status.CONSUMED and row is not None and row.took_effect and row.status.reread:
-        return "refused: the group reads it again: it took effect in an earlier reading"
+        return "refused: the group reads it again: it took effect in an earlier passage"
     if truth is Status.CONSUMED and effects != 1:
         return "refused: no business table is named" if effects is None else f"refused: it took effect {effects} times"
     if truth is Status.QUARANTINED and effects:

@@ -215,7 +215,7 @@ def _check_databases(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _PairComparison:
-    """One reading of a pair, with its measures, in snapshots of its own."""
+    """One read of a pair, with its measures, in snapshots of its own."""
 
     run_id: UUID
     job: Job
@@ -285,7 +285,7 @@ class _PairComparison:
 
 def arriving(first: FirstPass) -> list[UUID]:
     """Return the ids of what is on its way as far as measures go: all that lies beyond the offset is."""
-    # What took effect in an earlier reading of the group isn't on its way, also where this reading fails.
+    # What took effect in an earlier passage of the group isn't on its way, also where this read fails.
     coming = (each for each in in_transit(first.result.findings) if each.bytes not in first.rules.again)
     return [*coming, *to_uuids(first.backlog.positions)]
 

@@ -261,7 +261,7 @@ def settings(name: str, seconds: float) -> Statement:
 
     It gives sorts and hashes enough memory, and compiles nothing. Time-outs of the role or the database are meant for
     services, and the snapshot idles while others read: in their place no statement and no pause takes longer than
-    ``seconds``, since until then vacuum removes nothing it sees. The server probes a host that fell silent.
+    ``seconds``, since until then vacuum removes nothing it sees. The server tests a host that fell silent.
     """
     limit = f"{int(seconds * 1000)}ms"
     values = {
@@ -298,7 +298,7 @@ PORTABLE = Mixing(
 )
 
 #: What the fast hashes give on this server. Rows: ``(number, number)``.
-PROBE = Statement(
+FAST_VALUES = Statement(
     f"SELECT {FAST.one}, {FAST.two}".format(
         id="'0192a4c3-8f21-7a1b-9c3d-5e6f7a8b9c0d'::uuid", digest=r"'\x00112233445566778899aabbccddeeff'::bytea"
     )

@@ -13,7 +13,7 @@ from outbox.database.duty import PARTS, Part
 from outbox.database.execute import Template, execute
 from outbox.database.sql import take_lock
 from outbox.dispatch import sql as dispatch_sql
-from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once, release_due_once
 from outbox.message.model import Counts
 from outbox.testing import sql
 from outbox.testing.runners import TransactionRunner, read

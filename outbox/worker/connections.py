@@ -116,7 +116,7 @@ class WorkerDatabase:
 
 
 def keep_alive(driver: Any) -> None:
-    """Have the kernel probe an idle TCP connection, so that a server which vanished is noticed within half a minute."""
+    """Have the kernel test an idle TCP connection, so that a server which vanished is noticed within half a minute."""
     with suppress(OSError), _socket(driver) as sock:  # without it, the server's end of the watch remains
         if sock.family == socket.AF_UNIX:
             return
@@ -133,7 +133,7 @@ def keep_alive(driver: Any) -> None:
 def set_up(connection: Connection, name: str, *, by_url: bool) -> None:
     """Set what a session of a worker's needs, unless a pooler would hand the session to others.
 
-    The server is to probe this host, so that a worker which vanished keeps no lock for longer than half a minute (by
+    The server is to test this host, so that a worker which vanished keeps no lock for longer than half a minute (by
     itself it would wait for two hours); functions and operators are to be PostgreSQL's own; and a session that the
     application hasn't named is called ``name``. A pooler invents the number of the server process. ``by_url``: the
     connection was made by `arguments_of`, which prepares nothing in case that there is a pooler.

@@ -14,16 +14,16 @@ from typing import Any
 
 from outbox.database.engines import Backoff, discard
 from outbox.database.execute import driver_of
-from outbox.database.sql import PROBE, listen
+from outbox.database.sql import PING, listen
 from outbox.telemetry.events import ListenerLost, ListenerSilent, ListenerWorking
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of
 from outbox.worker.connections import WorkerDatabase, cut
 from outbox.worker.duty import jittered
 
-#: Seconds without a notification after which a probe is sent, and in which it must arrive.
-PROBE_AFTER = 30.0
-PROBE_WITHIN = 5.0
+#: Seconds without a notification after which a ping is sent, and in which it must arrive.
+PING_AFTER = 30.0
+PING_WITHIN = 5.0
 _FIRST_WAIT = 0.1
 
 
@@ -32,7 +32,7 @@ class Listener:
 
     ``wake`` is called with the news of new messages (`outbox.database.sql.read_news`), with `OPS`, or with None when
     anything may have been missed.
-    ``probe`` has `PROBE` sent by another connection. What the server processes ``own_pids`` sent is known here already.
+    ``ping`` has `PING` sent by another connection. What the server processes ``own_pids`` sent is known here already.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Listener:
         *,
         name: str = "outbox",
         wake: Callable[[str | None], None],
-        probe: Callable[[], None],
+        ping: Callable[[], None],
         own_pids: Callable[[], Collection[int | None]],
         stopping: threading.Event,
         reconnect_cap: float,
@@ -51,7 +51,7 @@ class Listener:
         self._schema = schema
         self._name = name
         self._wake = wake
-        self._probe = probe
+        self._ping = ping
         self._own_pids = own_pids
         self._stopping = stopping
         self._backoff = Backoff(_FIRST_WAIT, reconnect_cap)
@@ -70,7 +70,7 @@ class Listener:
         if self._driver is not None:
             cut(self._driver)
         if self._thread.is_alive():
-            self._thread.join(PROBE_WITHIN)
+            self._thread.join(PING_WITHIN)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -92,20 +92,20 @@ class Listener:
         self._lost = False
         # A notification before the LISTEN is lost.
         self._wake(None)
-        probe_at, probe_until = time.monotonic(), 0.0
+        ping_at, ping_until = time.monotonic(), 0.0
         while not self._stopping.is_set():
             now = time.monotonic()
-            if now >= probe_at:
-                self._probe()
-                probe_at, probe_until = now + jittered(PROBE_AFTER), now + PROBE_WITHIN
-            elif probe_until and now >= probe_until:
+            if now >= ping_at:
+                self._ping()
+                ping_at, ping_until = now + jittered(PING_AFTER), now + PING_WITHIN
+            elif ping_until and now >= ping_until:
                 self._set_working(False)
-                probe_until = 0.0
-            arrived = list(driver.notifies(timeout=min(probe_at, probe_until or probe_at) - now, stop_after=1))
+                ping_until = 0.0
+            arrived = list(driver.notifies(timeout=min(ping_at, ping_until or ping_at) - now, stop_after=1))
             if arrived:
                 self._set_working(True)
-                probe_at, probe_until = time.monotonic() + jittered(PROBE_AFTER), 0.0
-                for payload in {n.payload for n in arrived if n.pid not in self._own_pids()} - {PROBE}:
+                ping_at, ping_until = time.monotonic() + jittered(PING_AFTER), 0.0
+                for payload in {n.payload for n in arrived if n.pid not in self._own_pids()} - {PING}:
                     self._wake(payload)
 
     def _set_working(self, working: bool) -> None:

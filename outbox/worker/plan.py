@@ -21,10 +21,10 @@ from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import announce
 from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
-from outbox.database.sql import OPS, PROBE, REPORT_INTERVAL, notify, read_news
+from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
-from outbox.prune.once import prune_consumer_once
+from outbox.prune.prune_pass import prune_consumer_once
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Lane, RunningDuty
@@ -303,19 +303,19 @@ class Plan:
             return
         schema = self.settings.schema
 
-        def send_probe(connection: Connection, *_: object) -> Counts:
-            announce(connection, notify(schema, PROBE))
+        def send_ping(connection: Connection, *_: object) -> Counts:
+            announce(connection, notify(schema, PING))
             return Counts()
 
         # Not among the duties of which the worker reports: it has no work of its own.
-        task = Task(name=f"probe {source.address}", one_pass=send_probe, every=math.inf)
-        probe = RunningDuty(task, self._lane_of("upkeep", source), self.settings.reconnect_cap, title=self._title)
+        task = Task(name=f"ping {source.address}", one_pass=send_ping, every=math.inf)
+        ping = RunningDuty(task, self._lane_of("upkeep", source), self.settings.reconnect_cap, title=self._title)
         self.listeners[source] = Listener(
             source,
             schema,
             name=self._named("listen"),
             wake=partial(self._wake, source),
-            probe=probe.wake,
+            ping=ping.wake,
             own_pids=lambda: {self._dispatch_runner.backend_pid},
             stopping=self._stopping,
             reconnect_cap=self.settings.reconnect_cap,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
     from outbox.worker.duty import RunningDuty
 
-#: How long (seconds) a statement of a sample may run: a sample holds up prune and probes.
+#: How long (seconds) a statement of a sample may run: a sample holds up prune and pings.
 _SAMPLE_SECONDS = 2.0
 #: How long (seconds) the end of a worker waits until its row is deleted.
 _GOODBYE_SECONDS = 2.0
@@ -55,8 +55,8 @@ ON CONFLICT (id) DO UPDATE
 
 # The worker that writes the row of a minute takes its sample. The row is empty until then, and for good if that worker
 # dies over it.
-#: Claim this minute's sample. Rows: ``(minute as text,)``, none if another worker was faster.
-_CLAIM_SAMPLE = Template("""
+#: Take this minute's sample. Rows: ``(minute as text,)``, none if another worker was faster.
+_TAKE_SAMPLE = Template("""
 INSERT INTO {s}.stats_sample (sampled_at, stats) VALUES (date_trunc('minute', statement_timestamp()), '{}')
 ON CONFLICT (sampled_at) DO NOTHING
 RETURNING sampled_at::text
@@ -107,12 +107,12 @@ def report_once(
     schema, values = settings.schema, asdict(facts)
     values |= {name: _json(connection, values[name]) for name in ("roles", "handlers", "duties")}
     with connection.begin():
-        _, claimed = execute(connection, _BEAT(schema, **values), _CLAIM_SAMPLE(schema))
-    if not claimed:
+        _, taken = execute(connection, _BEAT(schema, **values), _TAKE_SAMPLE(schema))
+    if not taken:
         return Counts(taken=1)
     statistics = sample(connection)
     with connection.begin():
-        execute(connection, _WRITE_SAMPLE(schema, _json(connection, statistics), claimed[0][0]))
+        execute(connection, _WRITE_SAMPLE(schema, _json(connection, statistics), taken[0][0]))
     return Counts(taken=2, done=1)
 
 

@@ -61,10 +61,10 @@ class Worker:
 
     Connections to the database of the Outbox: one for each consuming thread (the sum of ``threads`` of the
     subscriptions); one for each checker that runs (at most ``checks_in_flight``) and for a compensation that runs; and
-    at most seven: for dispatch and release, for prune, reports and probes, and one each for check, LISTEN,
+    at most seven: for dispatch and release, for prune, reports and pings, and one each for check, LISTEN,
     reconciliations, bulk jobs, and compensations. A reconciliation that runs has some of its own, to both databases.
     For each further database that is a ``source`` of subscriptions: one for each of their consuming threads, one for
-    probes, one for LISTEN. They don't count in the engine's pool.
+    pings, one for LISTEN. They don't count in the engine's pool.
 
     A worker is used once. Raises `InvalidSettings` for a role that doesn't exist.
     """

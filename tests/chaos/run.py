@@ -130,7 +130,7 @@ def chaos(kills: int, seed: int, *, flows: int = 0, show: Callable[[int], None] 
             "OUTBOX_CHECK_INTERVAL": "0.5",
             "OUTBOX_CHECK_TIMEOUT": "1",
             "OUTBOX_MAX_CHECKS": "1000",
-            "OUTBOX_MAX_CLAIMS": "30000",
+            "OUTBOX_MAX_STARTS": "30000",
             "BANK_A_CONFIRM_WITHIN": "1",
             # Bank A hears of each transfer, and refunds what an operator doesn't.
             "OUTBOX_CONFIRM_INTERVAL": "0.5",

@@ -18,7 +18,7 @@ from outbox import INJECTED, Orphan, Outbox, Resolution, Settings
 from tests.check.support import Bench
 
 NAME = "outbox-killed"
-#: A claim lasts longer than any test. One question at a time: while a thread is stopped, no other goes on.
+#: A lease lasts longer than any test. One question at a time: while a thread is stopped, no other goes on.
 SETTINGS = Settings(max_checks=2, check_interval=1000, checks_in_flight=1)
 CHANGE = text("INSERT INTO change VALUES (:number, :part)")
 PAYMENT = text("INSERT INTO payment VALUES (:number, 1)")

@@ -76,7 +76,7 @@ class Half:
         self.due = self.parked = self.open = self.leased = False
         return True
 
-    def claim(self) -> tuple[int, int]:
+    def lease(self) -> tuple[int, int]:
         """Count a question; return its number, and the counter."""
         self.checks += 1
         self.asked += 1
@@ -85,9 +85,9 @@ class Half:
         self.due = self.wanted = False
         return self.asked, self.checks
 
-    def answer(self, claim: tuple[int, int], resolution: Resolution) -> bool:
+    def answer(self, lease: tuple[int, int], resolution: Resolution) -> bool:
         """Take the answer to a question, unless another was put since; tell whether it was the decision."""
-        question, counter = claim
+        question, counter = lease
         if question != self.asked:
             return False
         self.unanswered -= 1

@@ -63,7 +63,7 @@ class Script:
         with self._guard:
             half = self._model.halves[orphan.body["number"]]
             self._look(half, orphan)
-            claim = half.claim()
+            lease = half.lease()
             self._by_hand = False
             answer = self._answers[(half.number + half.asked) % len(self._answers)]
         if session is not None:
@@ -74,9 +74,9 @@ class Script:
             return UNKNOWN
         if answer in ROUGH:
             if half.number in self._disturbed:
-                return self._answered(half, claim, "unknown", session)
+                return self._answered(half, lease, "unknown", session)
             self._disturbed.add(half.number)
-        return self._answered(half, claim, self._disturb(answer, half, session), session)
+        return self._answered(half, lease, self._disturb(answer, half, session), session)
 
     def _look(self, half: Half, orphan: Orphan) -> None:
         expected = half.due and not half.parked and not half.spent
@@ -135,9 +135,9 @@ class Script:
                 self._begin_pass()
                 self._world.check(1)
 
-    def _answered(self, half: Half, claim: tuple[int, int], answer: str, session: Session | None) -> Any:
+    def _answered(self, half: Half, lease: tuple[int, int], answer: str, session: Session | None) -> Any:
         with self._guard:
-            first = half.answer(claim, _MEANING.get(answer, UNKNOWN))
+            first = half.answer(lease, _MEANING.get(answer, UNKNOWN))
             self._model.noted[half.number] += first and session is not None
         match answer:
             case "commit" | "lost":

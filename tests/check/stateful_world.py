@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Orphan, Outbox, Settings
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
+from outbox.check.check_pass import check_once
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import Pass
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.message.model import Answer, Counts
-from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once
 from tests.check.stateful_calls import Call, Refused, Sessions
 from tests.check.stateful_model import EXT, MAX_CHECKS, PAID, TOPICS
 
@@ -31,7 +31,7 @@ SETTINGS = Settings(
     check_interval=1000,
     max_checks=MAX_CHECKS,
     retry_delays=(1000.0, 1000.0),
-    max_claims=1000,
+    max_starts=1000,
     prune_batch=3,
 )
 CHANGE = text("INSERT INTO change VALUES (:number)")

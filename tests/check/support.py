@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
+from outbox.check.check_pass import check_once
 from outbox.database.engines import NewRunner
 from outbox.worker.connections import OwnRunner, Runners, WorkerDatabase
 from tests.kit import Tables, dispatch_all, open_observer, python, wait_until

@@ -1,4 +1,4 @@
-"""Threads, connections, claims: no checker or connection of one holds up a pass, and no late word counts."""
+"""Threads, connections, leases: no checker or connection of one holds up a pass, and no late word counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Answer, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check import sql as check_sql
 from outbox.check.asker import Interview
-from outbox.check.once import question_of
+from outbox.check.check_pass import question_of
 from outbox.database.decision import decide
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import driver_of, execute
@@ -74,7 +74,7 @@ def test_late_answer_in_a_room_that_cannot_be_closed(bench: Bench, takes_session
 def test_answer_to_a_question_that_another_has_put_since(
     bench: Bench, takes_session: bool, verdict: Resolution
 ) -> None:
-    """A process that slept longer than its claim: the half was asked about again, and its old answer is void."""
+    """A process that slept longer than its lease: the half was asked about again, and its old answer is void."""
 
     def plain(orphan: Orphan) -> Resolution:
         bench.let_go.wait()
@@ -106,8 +106,8 @@ def test_answer_to_a_question_that_another_has_put_since(
     assert bench.op(half_id) == ("commit", "check")
 
 
-def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
-    """An UNKNOWN that waits for the history of its half leaves a claim alone that came in between."""
+def test_answer_that_is_recorded_while_another_asks(bench: Bench) -> None:
+    """An UNKNOWN that waits for the history of its half leaves a lease alone that came in between."""
     bench.register(bench.let_go, timeout=60, interval=1)
     half_id = bench.prepare()
     other = bench.colleague(Outbox(bench.engine, settings=bench.settings))
@@ -115,7 +115,7 @@ def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
     checker = bench.outbox.checkers["paid"]
     with bench.engine.connect() as mine, bench.engine.connect() as rival, ThreadPoolExecutor(1) as pool:
         with mine.begin():
-            ((row,),) = execute(mine, check_sql.claim("outbox", "paid", 1, question_of(checker)))
+            ((row,),) = execute(mine, check_sql.lease("outbox", "paid", 1, question_of(checker)))
         interview = Interview.of(checker, bench.settings, row)
         with rival.begin():
             rival.execute(text("SELECT FROM outbox.check_history FOR UPDATE"))
@@ -123,9 +123,9 @@ def test_answer_that_is_recorded_while_another_claims(bench: Bench) -> None:
             pid = driver_of(mine).info.backend_pid
             bench.wait_for(lambda: bench.value("SELECT cardinality(pg_blocking_pids(:pid))", pid=pid), "it waits")
             bench.age()
-            claimed = other.check()
+            leased = other.check()
         recording.result(60)
-    assert (claimed, bench.waits(half_id).wait > 900) in [(Counts(taken=1, failed=1), True), (Counts(), False)]
+    assert (leased, bench.waits(half_id).wait > 900) in [(Counts(taken=1, failed=1), True), (Counts(), False)]
 
 
 @pytest.mark.parametrize("act", ["reset", "check"])
@@ -168,7 +168,7 @@ def test_answer_just_before_the_end_of_its_time(bench: Bench) -> None:
     checker = bench.outbox.checkers["paid"]
     with bench.engine.connect() as connection:
         with connection.begin():
-            ((row,),) = execute(connection, check_sql.claim("outbox", "paid", 1, question_of(checker)))
+            ((row,),) = execute(connection, check_sql.lease("outbox", "paid", 1, question_of(checker)))
         interview = Interview.of(checker, bench.settings, row)
         bench.asker.begin(interview)
         bench.wait_for(lambda: bench.op(half_id) and not asking_threads(), "the answer is recorded")
@@ -413,7 +413,7 @@ def test_half_that_somebody_is_deciding(bench: Bench, ending: str) -> None:
 
 
 def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:
-    """Giving a claim back waits for nobody either."""
+    """Giving a lease back waits for nobody either."""
     bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.connect() as rival:
@@ -474,7 +474,7 @@ def test_topics_take_turns(new_bench: NewBench) -> None:
 
 
 def test_pass_with_nothing_to_do(bench: Bench) -> None:
-    """One statement looks, and nobody is claimed, when nothing is due: also with a thousand halves that wait."""
+    """One statement looks, and no half is leased, when nothing is due: also with a thousand halves that wait."""
     bench.register(COMMIT)
     with bench.engine.begin() as connection:
         for _ in range(1000):

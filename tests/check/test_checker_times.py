@@ -218,7 +218,7 @@ def test_the_longest_times_that_may_be_set(new_bench: NewBench) -> None:
 
 
 def test_checker_for_a_moment_only(new_bench: NewBench) -> None:
-    """A worker without the checker leaves what another one has claimed; who has it goes on with his own rules."""
+    """A worker without the checker leaves what another one has leased; who has it goes on with his own rules."""
     bench = new_bench()
     asked = bench.register(UNKNOWN, max_checks=2)
     half_id = bench.prepare()

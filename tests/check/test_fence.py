@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import INJECTED, Counts, Outbox, Outgoing, Resolution
 from outbox.check import sql as check_sql
-from outbox.check.once import check_fences
+from outbox.check.check_pass import check_fences
 from outbox.database.decision import decide, fence_key
 from outbox.database.execute import execute
 from outbox.database.sql import take_lock

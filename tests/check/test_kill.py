@@ -217,7 +217,7 @@ def prepare(town: Town, number: int, *, fenced: bool) -> None:
 def test_checker_is_ended(town: Town, end: str, kind: str, answer: Resolution) -> None:
     """A checking process is killed, or cut off, after any round trip, or in the question: another finds the verdict.
 
-    Not before the lease of the claim has ended, and what was asked counts.
+    Not before the lease has ended, and what was asked counts.
     """
     before: dict[int, list[str | None]] = {}
     stages: set[tuple[str, bool, bool]] = set()
@@ -234,7 +234,7 @@ def test_checker_is_ended(town: Town, end: str, kind: str, answer: Resolution) -
         town.wait_for_the_end()
         before[after] = town.answers(after)
         if not before[after]:
-            town.postpone(after)  # nobody has claimed it: the next process would
+            town.postpone(after)  # nobody has leased it: the next process would
         if said == "ended":
             assert where == "returned"
             break
@@ -250,12 +250,12 @@ def new_checker(town: Town, kind: str, answer: Resolution) -> Child:
 
 
 def see_the_stages(kind: str, answer: Resolution, stages: set[tuple[str, bool, bool]]) -> None:
-    """See that the process was stopped everywhere: where it was, whether a claim was open, an op written."""
+    """See that the process was stopped everywhere: where it was, whether a lease was open, an op written."""
     assert ("not asked", False, False) in stages
     if kind == "fence":
         assert ("not asked", False, True) in stages
         return
-    # After the claim and before the question; in the question; after the op and before its COMMIT.
+    # After the lease and before the question; in the question; after the op and before its COMMIT.
     assert stages >= {("not asked", True, False), ("asked", True, False)}
     assert (("asked", True, True) in stages) == (answer is COMMIT)
 

@@ -535,11 +535,11 @@ def test_being_asked_at_this_moment(bench: Bench) -> None:
 
 
 def test_asked_by_another_in_the_same_moment(bench: Bench) -> None:
-    """The operator waits for a pass that is claiming the half, and then sees that it did."""
+    """The operator waits for a pass that is leasing the half, and then sees that it did."""
     asked = bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.connect() as rival, rival.begin() as transaction:
-        execute(rival, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 40, "another")))
+        execute(rival, check_sql.lease("outbox", "paid", 1, check_sql.Question(15, 40, "another")))
         with beside(bench, lambda: check_now(bench, half_id)) as late:
             bench.wait_for(lambda: waiting(bench), "the operator waits")
             transaction.commit()
@@ -549,11 +549,11 @@ def test_asked_by_another_in_the_same_moment(bench: Bench) -> None:
 
 
 def test_checked_again_after_the_worker_died(bench: Bench) -> None:
-    """Once the claim of a dead worker has run out, an operator may ask."""
+    """Once the lease of a dead worker has run out, an operator may ask."""
     asked = bench.register(COMMIT)
     half_id = bench.prepare()
     with bench.engine.begin() as dead:
-        execute(dead, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 40, "dead")))
+        execute(dead, check_sql.lease("outbox", "paid", 1, check_sql.Question(15, 40, "dead")))
     with pytest.raises(CheckRefused):
         check_now(bench, half_id)
     bench.run("UPDATE outbox.check_history SET asked_at = asked_at - interval '41 s'")

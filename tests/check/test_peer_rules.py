@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.acts.messages import ACTS
-from outbox.dispatch.once import release_due_once
+from outbox.dispatch.dispatch_pass import release_due_once
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message.ids import uuid7_at
 from outbox.message.model import uuid7
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.testing import make_due
 from tests.check.support import Bench, Declined
 

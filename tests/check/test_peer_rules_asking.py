@@ -212,7 +212,7 @@ def test_checker_is_told_what_it_needs(bench: Bench) -> None:
 def test_checkers_at_once_are_bounded(bench: Bench) -> None:
     """Checks run in a pool of 2 to 5 threads. AbstractTransactionalMessageCheckListener. Same: 5 in flight.
 
-    Better: nothing queues behind them; what isn't asked isn't claimed.
+    Better: nothing queues behind them; what isn't asked isn't leased.
     """
     gate = threading.Barrier(6, timeout=60)
     lock, at_once, most = threading.Lock(), 0, 0

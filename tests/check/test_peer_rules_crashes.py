@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox import Counts, Orphan, Resolution
-from outbox.check import asker, once
+from outbox.check import asker, check_pass
 from outbox.database.execute import driver_of
 from outbox.database.session import commit
 from tests.check.support import Bench, Declined
@@ -28,7 +28,7 @@ def test_pass_is_bounded_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     Better: what was checked is recorded one by one; the next pass goes on with the rest.
     """
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(once, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(check_pass, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     @bench.outbox.checker("paid")
     def checker(orphan: Orphan) -> Resolution:
@@ -96,18 +96,18 @@ def test_one_poisonous_half_stops_no_other(bench: Bench, kind: str, is_async: bo
     assert bench.waits(poison).parked
 
 
-def test_crash_of_the_asker_frees_its_claim(bench: Bench) -> None:
+def test_crash_of_the_asker_frees_its_lease(bench: Bench) -> None:
     """A check that was sent and never answered is sent again by the next scan. TransactionalMessageServiceImpl. Same.
 
-    Better: the claim ends by the database's clock, and any worker goes on; what was asked counts.
+    Better: the lease ends by the database's clock, and any worker goes on; what was asked counts.
     """
     asked = bench.register(COMMIT)
     half_id = bench.prepare()
     bench.kill_process_that_asks(half_id)
-    claim = bench.waits(half_id)
-    assert (claim.check_times, claim.last_error) == (1, "asked, and no answer came: the worker died or was cut off")
+    lease = bench.waits(half_id)
+    assert (lease.check_times, lease.last_error) == (1, "asked, and no answer came: the worker died or was cut off")
     # Until it must have answered, and one pause longer.
-    assert 20 < claim.wait <= 40
+    assert 20 < lease.wait <= 40
     assert bench.check() == Counts()
     bench.age_and_check()
     assert ([each.checks for each in asked], bench.op(half_id)) == ([2], ("commit", "check"))
@@ -115,8 +115,8 @@ def test_crash_of_the_asker_frees_its_claim(bench: Bench) -> None:
 
 
 #: Where the server ends a backend: the event, the table, the how manieth time, and what it then is that dies.
-CLAIM = [("BEFORE UPDATE", "outbox.half_check", 1), ("BEFORE INSERT", "outbox.check_history", 1)]
-CLAIM += [("COMMIT", "outbox.check_history", 1)]
+LEASE = [("BEFORE UPDATE", "outbox.half_check", 1), ("BEFORE INSERT", "outbox.check_history", 1)]
+LEASE += [("COMMIT", "outbox.check_history", 1)]
 VERDICT = [("BEFORE INSERT", "change", 1), ("AFTER INSERT", "change", 1)]
 VERDICT += [("BEFORE INSERT", "outbox.op_message", 1), ("AFTER INSERT", "outbox.op_message", 1)]
 VERDICT += [("BEFORE DELETE", "outbox.half_check", 1), ("AFTER DELETE", "outbox.half_check", 1)]
@@ -148,7 +148,7 @@ def kill_while_deciding(bench: Bench, point: tuple[str, str, int], *, takes_sess
     try:
         bench.check()
     except DBAPIError:
-        assert point in CLAIM
+        assert point in LEASE
     assert bench.was_killed() or (table == "change" and not takes_session)
     decided = [half for half in (half_id, other) if bench.op(half)]
     assert bench.rows("SELECT half_id FROM change ORDER BY 1") == [(half,) for half in decided if takes_session]
@@ -166,13 +166,13 @@ def kill_while_deciding(bench: Bench, point: tuple[str, str, int], *, takes_sess
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("takes_session", [False, True], ids=["plain", "session"])
-@pytest.mark.parametrize("point", CLAIM + VERDICT, ids=names)
+@pytest.mark.parametrize("point", LEASE + VERDICT, ids=names)
 def test_crash_between_any_two_statements(
     bench: Bench, point: tuple[str, str, int], takes_session: bool, verdict: Resolution
 ) -> None:
     """A crash between message, op and offset doubles or loses. EndTransactionProcessor, #9500. Better.
 
-    Whichever statement of the claim or the decision the server dies at, there is one verdict in the end, and what the
+    Whichever statement of the lease or the decision the server dies at, there is one verdict in the end, and what the
     checker wrote is there as often.
     """
     kill_while_deciding(bench, point, takes_session=takes_session, verdict=verdict)

@@ -10,12 +10,12 @@ from sqlalchemy import text
 
 from outbox import Outgoing, Resolution
 from outbox.check import sql
-from outbox.check.once import check_fences, question_of
+from outbox.check.check_pass import check_fences, question_of
 from outbox.database.decision import fence_key
 from outbox.database.execute import execute
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.operator.health.stats import TopicStats, stats
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.prune.sql import add_up_totals
 from tests.check.support import Bench
 from tests.kit import wait_until
@@ -125,14 +125,14 @@ def test_a_fence_that_is_held_counts_as_asked(bench: Bench) -> None:
 
 
 def test_a_question_that_was_not_put_is_taken_back(bench: Bench) -> None:
-    """A claim that is given back, for there was no connection for the checker, was no check."""
+    """A lease that is given back, for there was no connection for the checker, was no check."""
     bench.register(Resolution.UNKNOWN)
     half_id = bench.prepare()
     with bench.observer.begin() as connection:
         question = question_of(bench.outbox.checkers["paid"])
-        ((claimed,),) = execute(connection, sql.claim("outbox", "paid", 1, question))
+        ((leased,),) = execute(connection, sql.lease("outbox", "paid", 1, question))
         assert counted(bench) == (0, 0, 0)  # not committed yet
-        execute(connection, sql.unasked("outbox", half_id=half_id, claim=claimed[1], id=claimed[2]))
+        execute(connection, sql.unasked("outbox", half_id=half_id, checks=leased[1], id=leased[2]))
     assert counted(bench) == (0, 0, 0)
     assert bench.rows(PUT) == []
 

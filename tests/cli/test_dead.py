@@ -77,13 +77,13 @@ def test_retry_one(cli: Cli, books: Books) -> None:
     assert (again.code, again.json["action"], again.json["message_id"]) == (0, "retry", str(one))
 
 
-def test_a_probe_and_then_all(cli: Cli, books: Books) -> None:
+def test_a_trial_and_then_all(cli: Cli, books: Books) -> None:
     """--limit 1 retries the newest of a kind, alone; without it all are retried as a bulk job."""
     ids = books.parked("no account 17", "no account 18", "no account 19")
     (other,) = books.parked("looks wrong")
     of_kind = fingerprint(cli, "no account")
-    probe = cli("dead", "retry", "--fingerprint", of_kind, "--limit", "1", "--yes")
-    assert (probe.code, probe.out) == (0, ""), probe.err
+    trial = cli("dead", "retry", "--fingerprint", of_kind, "--limit", "1", "--yes")
+    assert (trial.code, trial.out) == (0, ""), trial.err
     assert books.statuses(*ids) == ["parked", "parked", "failed"]
     result = cli("dead", "retry", "--fingerprint", of_kind, "--yes", *BECAUSE, "-o", "json")
     assert result.code == 0, result.err

@@ -83,7 +83,7 @@ def test_what_can_be_read_is_shown(cli: Cli, engine: Engine, command: tuple[str,
     with engine.begin() as connection:
         message_id = str(outbox.send(connection, "orders", {}, key="order-7"))
         for statement in (
-            "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+            "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) "
             "VALUES ('billing', 'orders', 0, 0, 0)",
             "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, "
             "attempts, last_error, error_kind) VALUES ('billing', gen_random_uuid(), 'orders', 0, 1, 'parked', 1, 'E', "

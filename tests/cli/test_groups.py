@@ -43,7 +43,7 @@ def listed(cli: Cli) -> dict[str, Any]:
 def test_reset_and_skip(bench: Bench, cli: Cli) -> None:
     """Each shows what it is about to do, asks, and does it."""
     (row,) = cli("group", "list", "-o", "json").json["items"]
-    assert (row["group"], row["topic"], row["lag"], row["workers"], row["readings"]) == ("g", "t", 1, 0, 0)
+    assert (row["group"], row["topic"], row["lag"], row["workers"], row["passages"]) == ("g", "t", 1, 0, 0)
     reset = ("group", "reset", "g", "--topic", "t", "--to", "2")
     shown = cli(*reset, "--dry-run", "-o", "json").json
     assert (shown["messages"], shown["missing"]) == (2, 0)
@@ -52,13 +52,13 @@ def test_reset_and_skip(bench: Bench, cli: Cli) -> None:
     unexplained = cli(*reset, "--yes")
     assert (unexplained.code, "give --reason" in unexplained.err) == (Code.USAGE, True)
     done = cli(*reset, *WHY)
-    assert (done.code, "reads up to 2 messages again (reading 1)" in done.err) == (Code.DONE, True)
+    assert (done.code, "reads up to 2 messages again (passage 1)" in done.err) == (Code.DONE, True)
     again = cli(*reset, *WHY)
     assert (again.code, "is behind that already" in again.err) == (Code.CONFLICT, True)
     skipped = cli("group", "skip", "g", "--topic", "t", *WHY)
-    assert (skipped.code, "leaves 3 messages out (reading 2)" in skipped.err) == (Code.DONE, True)
+    assert (skipped.code, "leaves 3 messages out (passage 2)" in skipped.err) == (Code.DONE, True)
     (row,) = cli("group", "list", "-o", "json").json["items"]
-    assert (row["lag"], row["readings"]) == (0, 2)
+    assert (row["lag"], row["passages"]) == (0, 2)
     audited = cli("audit", "list", "--action", "reset_group", "-o", "json").json["items"]
     assert [(each["target"], each["actor"], each["reason"]) for each in audited] == [("g/t", "ada", "a test")]
 

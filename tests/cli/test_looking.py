@@ -22,7 +22,7 @@ from outbox.cli import groups
 from outbox.cli.exits import Code
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.operator.health import stats
 from outbox.operator.look import lists_sql
 from outbox.testing import drain
@@ -51,11 +51,11 @@ class World:
 def consume(engine: Engine, outbox: Outbox, source: Engine | None = None) -> None:
     """Run all consumers until there is nothing left."""
     with engine.connect() as connection, (source or engine).connect() as other:
-        reading = connection if source is None else other
+        reader = connection if source is None else other
         for subscription in outbox.subscriptions.values():
             consumer = Consumer(subscription, outbox.settings)
-            consumer.start(connection, reading)
-            while consumer.consume_once(connection, reading).more:
+            consumer.start(connection, reader)
+            while consumer.consume_once(connection, reader).more:
                 pass
 
 

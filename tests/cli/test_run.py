@@ -117,11 +117,11 @@ def test_a_service_that_speaks_sql_only_needs_no_application(url: str, tmp_path:
     with engine.begin() as connection:
         connection.execute(text("SELECT outbox.send('paid', '{}'), outbox.send('paid', '{}', delay => '0.2 s')"))
     log = tmp_path / "log"
-    with log.open("w") as stderr, worker_process(["--url", url], stderr=stderr) as process, engine.connect() as reading:
-        reading.execution_options(isolation_level="AUTOCOMMIT")
+    with log.open("w") as stderr, worker_process(["--url", url], stderr=stderr) as process, engine.connect() as reader:
+        reader.execution_options(isolation_level="AUTOCOMMIT")
         count = text("SELECT count(*) FROM outbox.message")
-        wait_until(lambda: reading.scalar(count) == 2, "both are dispatched")
-        duties = wait_until(lambda: reading.scalar(text("SELECT duties FROM outbox.worker")), "it reports")
+        wait_until(lambda: reader.scalar(count) == 2, "both are dispatched")
+        duties = wait_until(lambda: reader.scalar(text("SELECT duties FROM outbox.worker")), "it reports")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     engine.dispose()

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Settings
-from outbox.compensate.once import compensate_once
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.database.engines import EngineRunner
 from tests.check.killed import Stops
 from tests.compensate.support import give_back

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.compensate.compensation import Compensation
-from outbox.compensate.once import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import EngineRunner, NewRunner

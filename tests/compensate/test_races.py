@@ -17,7 +17,7 @@ from outbox import Message
 from outbox.compensate import sql as compensate_sql
 from outbox.compensate.run import CompensationRun, ItemTable
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import newest_sends, resend
+from outbox.dispatch.dispatch_pass import newest_sends, resend
 from outbox.errors import ActRefused, CompensationRefused
 from outbox.message.model import Counts
 from tests.compensate.support import Town, give_back, record
@@ -84,7 +84,7 @@ def test_many_compensations_of_one_message(town: Town) -> None:
     engine = create_engine(town.producer.url, pool_size=RIVALS)
     with engine.connect() as connection:
         book = ItemTable(connection, "outbox")
-        item = book.claim(compensate_sql.Key(bulk_job_id, 1))
+        item = book.lease(compensate_sql.Key(bulk_job_id, 1))
         assert item is not None
         _, item = book.read(item)
     together = threading.Barrier(RIVALS)

@@ -46,7 +46,7 @@ def test_ordered_and_not_yet_undone(town: Town) -> None:
 
 
 def test_parked_when_it_was_read_again(town: Town) -> None:
-    """It took effect in the first reading: that isn't undone without a word."""
+    """It took effect in the first passage: that isn't undone without a word."""
     half_id = consumed(town)
     reset(town)
     town.consume(town.declare(refuse, retry_delays=()))

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from outbox.console import connections
 from outbox.embedded import ServerLike
-from tests.console.reading import Visitor
+from tests.console.visitor import Visitor
 from tests.console.web import Asker, Http, Shop, asker, console_of
 from tests.kit.databases import clones
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.acts.messages import ACTS, Act
-from outbox.dispatch.once import dispatch_lock
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from tests.console.web import GROUP, Http, Shop
 
 WHY = {"reason": "ticket 4711"}

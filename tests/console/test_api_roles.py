@@ -17,7 +17,7 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 #: Who isn't logged in may see these: the login itself, what it needs, and the probes, which tell nothing.
 PUBLIC = {"/login", "/logout", "/static/{name}", "/healthz", "/readyz"}
 #: What changes nothing although its method is POST.
-READING = {f"{API}/messages/query"}
+READS = {f"{API}/messages/query"}
 #: Acts that need more than an operator.
 OF_ADMINS = {"commit", "rollback", "compensate"}
 
@@ -63,7 +63,7 @@ def ask(http: Http, method: str, path: str) -> Any:
     if method in SAFE:
         return http.ask(method, filled)
     if path.startswith(API):
-        return http.ask(method, filled, json=BODIES.get(path, {} if path in READING else {"reason": "x"}))
+        return http.ask(method, filled, json=BODIES.get(path, {} if path in READS else {"reason": "x"}))
     return http.ask(method, filled, data=FORM)
 
 
@@ -101,7 +101,7 @@ def test_a_viewer_can_change_nothing(looking: Http) -> None:
     """Each POST as viewer is forbidden, and the answer names the permission that is missing."""
     viewer = looking.as_role("viewer")
     for method, path in routes(looking):
-        if method in SAFE or path in PUBLIC | READING:
+        if method in SAFE or path in PUBLIC | READS:
             continue
         answer = ask(viewer, method, path)
         assert answer.status_code == 403, (method, path, answer.text)
@@ -120,29 +120,29 @@ def test_an_operator_decides_and_compensates_nothing(looking: Http) -> None:
 
 
 @pytest.fixture(scope="module")
-def reading(museum: Shop, make_console: Callable[..., Http]) -> Http:
+def viewing(museum: Shop, make_console: Callable[..., Http]) -> Http:
     """A console that only reads, asked by its admin."""
     return make_console(museum.outbox, read_only=True)
 
 
-def test_a_console_that_only_reads_changes_nothing(reading: Http) -> None:
+def test_a_console_that_only_reads_changes_nothing(viewing: Http) -> None:
     """Each POST by an admin is refused with the setting that is to blame; looking works."""
-    for method, path in routes(reading):
+    for method, path in routes(viewing):
         if method in SAFE or path in PUBLIC:
             continue
-        answer = ask(reading, method, path)
-        if path in READING:
+        answer = ask(viewing, method, path)
+        if path in READS:
             assert answer.status_code == 200
             continue
         assert answer.status_code == 403, (method, path, answer.text)
         assert "OUTBOX_CONSOLE_READ_ONLY" in answer.text
-    assert reading.get("/meta").json()["permissions"] == ["view"]
+    assert viewing.get("/meta").json()["permissions"] == ["view"]
 
 
-def test_a_console_that_only_reads_reveals_nothing(reading: Http) -> None:
+def test_a_console_that_only_reads_reveals_nothing(viewing: Http) -> None:
     """A reveal must be recorded, and this console can't write."""
-    message_id = reading.get("/messages").json()["items"][0]["id"]
-    assert reading.get(f"/messages/{message_id}/payload").status_code == 200
+    message_id = viewing.get("/messages").json()["items"][0]["id"]
+    assert viewing.get(f"/messages/{message_id}/payload").status_code == 200
     for path in ("payload/reveal", "payload/raw"):
-        answer = reading.post(f"/messages/{message_id}/{path}")
+        answer = viewing.post(f"/messages/{message_id}/{path}")
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:outbox:problem:read-only")

@@ -13,9 +13,9 @@ from sqlalchemy import NullPool, create_engine, text
 
 from outbox.acts.messages import ACTS
 from outbox.embedded import ServerLike
-from tests.console.reading import Page
 from tests.console.test_api_roles import ask as ask_for
 from tests.console.test_api_roles import routes
+from tests.console.visitor import Page
 from tests.console.web import API, Http, Shop
 
 DEAD = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
@@ -173,7 +173,7 @@ def test_nothing_is_zero_that_is_not_known(shop: Shop, make_console: Callable[..
     with shop.engine.begin() as connection:
         connection.execute(
             text(
-                "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+                "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) "
                 "VALUES ('auditing', 'elsewhere', 0, 7, 0)"
             )
         )

@@ -192,15 +192,15 @@ def test_a_client_that_has_gone_ends_its_export(
 ) -> None:
     """Also one in which nothing fits: no page more is read."""
     monkeypatch.setattr(lists, "SEARCH_SECONDS", 0.0)
-    gone, reads, original = portal.call(anyio.Event), [], Database.reading
+    gone, reads, original = portal.call(anyio.Event), [], Database.read_only
 
-    def reading(database: Database, *seconds: float) -> Any:
+    def read_only(database: Database, *seconds: float) -> Any:
         reads.append(1)
         if len(reads) == 3:
             portal.call(gone.set)
         return original(database, *seconds)
 
-    monkeypatch.setattr(Database, "reading", reading)
+    monkeypatch.setattr(Database, "read_only", read_only)
     requested(portal, http.app, "/export/messages.csv", b"body=n%3Dnone", gone)
     assert 3 <= len(reads) < BOMBS / 2
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.testing import drain
-from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
+from tests.console.visitor import Visitor
 from tests.console.web import Http, Shop
 
 WHY = {"reason": "the handler was wrong"}
@@ -30,7 +30,7 @@ def group(shop: Shop) -> str:
 def test_the_endpoints(acting: Http, group: str) -> None:
     """The groups, what a reset would do, a reset, a skip, a delete; and what there isn't."""
     (row,) = acting.get("/groups").json()["items"]
-    assert (f"/groups/{row['group']}/{row['topic']}", row["lag"], row["readings"]) == (group, 0, 0)
+    assert (f"/groups/{row['group']}/{row['topic']}", row["lag"], row["passages"]) == (group, 0, 0)
     assert acting.get(f"{group}/reset?to=first").json()["messages"] == 3
     assert acting.get(f"{group}/reset?to=monday").status_code == 422
     assert acting.post(f"{group}/reset", {"to": "first"}).status_code == 422

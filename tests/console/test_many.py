@@ -25,7 +25,7 @@ FILL = (
     f"INSERT INTO outbox.topic (name, queues) SELECT t, 1 FROM ({NAMES}) f",
     "INSERT INTO outbox.half_check (half_id, topic, fenced, next_check_at) "
     f"SELECT gen_random_uuid(), t, false, now() - interval '1 day' FROM ({NAMES}) f",
-    "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+    "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) "
     f"SELECT 'billing', t, 0, 1, 0 FROM ({NAMES}) f",
     "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, "
     "last_error, error_kind) SELECT 'billing', gen_random_uuid(), t, 0, 1, 'parked', 1, 'E', 'E' || n "

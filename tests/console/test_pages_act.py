@@ -10,9 +10,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from outbox.acts.messages import ACTS, Act
-from outbox.dispatch.once import dispatch_lock
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.testing import bulk, check
-from tests.console.reading import Page, Visitor
+from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Shop
 from tests.kit import wait_until
 
@@ -38,10 +38,10 @@ def ask(visitor: Visitor, message: UUID, label: str) -> Page:
 
 
 def test_a_dead_letter_is_retried(visitor: Visitor, shop: Shop) -> None:
-    """From its group as a probe: what would happen is said, it is done, told once, and in the audit."""
+    """From its group as a trial: what would happen is said, it is done, told once, and in the audit."""
     (message,) = shop.parked(1, trouble="no such street")
     dead = visitor.go("dead")
-    asked = visitor.go(dead.link("Retry one as a probe"))
+    asked = visitor.go(dead.link("Retry one as a trial"))
     assert "Retry in billing?" in asked.text
     assert "all of its attempts again" in asked.text
     assert asked.has_link("Cancel")

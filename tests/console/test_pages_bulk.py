@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from outbox.embedded import ServerLike
 from outbox.testing import bulk
-from tests.console.reading import Page, Visitor
+from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, Http, Shop
 from tests.operator.health import consume, dispatch, send
 

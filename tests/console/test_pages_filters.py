@@ -12,7 +12,7 @@ from outbox.acts.changes import MessageStatus
 from outbox.console.pages.lists import PERIODS, pairs_of, read
 from outbox.errors import InvalidRequest
 from outbox.operator.model import HalfFilter, InboxFilter, MessageFilter
-from tests.console.reading import Page, Visitor
+from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http
 
 

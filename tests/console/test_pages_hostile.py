@@ -13,13 +13,13 @@ from outbox.embedded import ServerLike
 from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.settings import Settings
-from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
+from tests.console.visitor import Visitor
 from tests.console.web import GROUP, Asker, Shop, console_of
 from tests.kit.databases import clones
 
 SCRIPT = """'"><script src=/x>alert(1)</script><img src=x onerror=alert(2)><a hx-get=/y hx-trigger=load>{{ 7*7 }}</a>"""
-#: Turns the reading direction around, rings a bell, colours a terminal, joins lines.
+#: Turns the direction of reading around, rings a bell, colours a terminal, joins lines.
 STEERING = "paid \u202e00.1\u202c \x07\x1b[31mred\x1b[0m \u2028line\u200b"
 
 

@@ -18,7 +18,7 @@ from outbox.acts.changes import Target
 from outbox.console import create_console_router
 from outbox.operator.model import Selector
 from outbox.testing import bulk
-from tests.console.reading import Page, Visitor
+from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, ROLES, TOPIC, Asker, Http, Shop, authorizer
 from tests.operator.health import handler, hold_back, report, sample, this_minute
 

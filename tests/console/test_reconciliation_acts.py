@@ -9,9 +9,9 @@ import pytest
 
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.duty.repairs import Repairer
-from tests.console.reading import Page, Visitor
 from tests.console.reconciled import Reconciled, reconciled
 from tests.console.test_pages_look import well_made
+from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop, console_of
 from tests.operator.health import report
 
@@ -93,9 +93,9 @@ def test_another_site_orders_nothing(acting: Http, found: Reconciled) -> None:
 
 def test_a_console_that_only_reads_orders_nothing(ask: object, shop: Shop, found: Reconciled) -> None:
     """Not even for its admin."""
-    reading: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
-    assert reading.post(ORDER).status_code == 403
-    assert reading.post(f"{RUNS}/{found.run}/repair", {"reason": "why"}).status_code == 403
+    viewing: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
+    assert viewing.post(ORDER).status_code == 403
+    assert viewing.post(f"{RUNS}/{found.run}/repair", {"reason": "why"}).status_code == 403
 
 
 def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:

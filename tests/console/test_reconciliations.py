@@ -13,9 +13,9 @@ from sqlalchemy import text
 
 from outbox.message.model import uuid7
 from outbox.reconcile.duty.following import followings
-from tests.console.reading import Visitor
 from tests.console.reconciled import CARD, Reconciled, reconciled, sums
 from tests.console.test_pages_look import well_made
+from tests.console.visitor import Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop
 from tests.operator.health import report
 

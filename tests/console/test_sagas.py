@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from outbox import Settings
-from tests.console.reading import Visitor
 from tests.console.test_pages_look import well_made
+from tests.console.visitor import Visitor
 from tests.console.web import Http, Shop, console_of
 from tests.flow.support import World
 
@@ -60,8 +60,8 @@ def test_only_an_admin_answers(acting: Http, ask: object, shop: Shop, world: Wor
     """Neither by the API nor by a page, which doesn't offer it; nor from another site, nor where all only read."""
     hotel = command_of(world, doubtful)
     form = "/acts/answer"
-    reading: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
-    for http in (acting.as_role("viewer"), acting.as_role("operator"), reading):
+    viewing: Http = ask(console_of(shop.outbox, read_only=True), "admin")  # type: ignore[operator]
+    for http in (acting.as_role("viewer"), acting.as_role("operator"), viewing):
         assert http.get(f"/sagas/{doubtful}").status_code == 200
         assert http.post(f"/sagas/commands/{hotel}/answer", {"answer": "done", **WHY}).status_code == 403
         data = {"command": str(hotel), "answer": "done", **WHY}

@@ -234,10 +234,10 @@ def operator_away(shop: Shop) -> Operator:
 
 def test_a_console_that_only_reads_ends_sessions_for_itself(shop: Shop, ask: Asker) -> None:
     """It writes nothing, so that others can't know."""
-    reading, there = shared(ask, shop.outbox, read_only=True), shared(ask, shop.outbox)
-    (cookie,) = cookies_of(reading, 1)
-    assert reading.ask("POST", "/logout", headers=cookie).status_code == 303
-    assert [each.get("/meta", headers=cookie).status_code for each in (reading, there)] == [401, 200]
+    viewing, there = shared(ask, shop.outbox, read_only=True), shared(ask, shop.outbox)
+    (cookie,) = cookies_of(viewing, 1)
+    assert viewing.ask("POST", "/logout", headers=cookie).status_code == 303
+    assert [each.get("/meta", headers=cookie).status_code for each in (viewing, there)] == [401, 200]
 
 
 def test_a_session_does_not_act_for_another_site(looking: Http) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 
 from outbox import Message, Outbox, Settings
-from outbox.consumer.outside.claimed_queue import ClaimedQueue
 from outbox.consumer.outside.consumer import consumer_of
+from outbox.consumer.outside.leased_queue import LeasedQueue
 
 #: Messages of which a process handles this many at once.
 CONCURRENCY = 4
-LIMITS = Settings(retry_delays=(0.0,) * 5, max_claims=3)
+LIMITS = Settings(retry_delays=(0.0,) * 5, max_starts=3)
 
 
 class Effects:
@@ -48,23 +48,23 @@ def die(*_: Any) -> None:
 
 
 def _before(name: str) -> None:
-    setattr(ClaimedQueue, name, die)
+    setattr(LeasedQueue, name, die)
 
 
 def _after(name: str) -> None:
-    original: Callable[..., Any] = getattr(ClaimedQueue, name)
+    original: Callable[..., Any] = getattr(LeasedQueue, name)
 
     def then_die(*arguments: Any, **options: Any) -> None:
         original(*arguments, **options)
         die()
 
-    setattr(ClaimedQueue, name, then_die)
+    setattr(LeasedQueue, name, then_die)
 
 
-#: Where a process dies: after the claim's commit; with handlers running; with results that aren't written; inside the
+#: Where a process dies: after the lease's commit; with handlers running; with results that aren't written; inside the
 #: transaction that writes them; and after its commit.
 STEPS: dict[str, Callable[[], None]] = {
-    "claimed": lambda: _before("_accept"),
+    "leased": lambda: _before("_accept"),
     "handling": lambda: None,
     "handled": lambda: _before("_update_of"),
     "writing": lambda: _after("_write"),

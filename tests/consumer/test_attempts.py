@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Park, Skip
 from outbox.consumer.sql import MOST_ATTEMPTS
 from outbox.operator.model import FailedAttempt
-from outbox.prune.once import prune_consumer_once
+from outbox.prune.prune_pass import prune_consumer_once
 from tests.consumer.support import Bench, record
 
 COUNT = "SELECT count(*) FROM outbox.attempt_history"

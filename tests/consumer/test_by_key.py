@@ -130,7 +130,7 @@ def exhausted(bench: Bench, policy: str, *, crash: bool = False) -> tuple[Any, W
     send(bench, "a1", "a2", "a3")
     bench.consume(consumer)
     if crash:
-        bench.run(f"UPDATE outbox.consumer_message SET claims = {bench.settings.max_claims} WHERE status = 'failed'")
+        bench.run(f"UPDATE outbox.consumer_message SET starts = {bench.settings.max_starts} WHERE status = 'failed'")
     bench.retry(consumer)
     bench.retry(consumer, due=False)
     return consumer, ward
@@ -291,7 +291,7 @@ def test_a_group_that_is_not_ordered_by_key_any_more(bench: Bench) -> None:
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("state", ["failed", "parked"])
 def test_a_held_key_is_read_again(any_bench: Bench, batch: int, state: str) -> None:
-    """After a reset, what an earlier reading had holds back nothing: all of the key are handled again, in order."""
+    """After a reset, what an earlier passage had holds back nothing: all of the key are handled again, in order."""
     any_bench.app.declare_topic("t", 1)
     ward = Ward("a2")
     options: dict[str, Any] = {"ordered": "key", "batch": batch, "retry_delays": () if state == "parked" else (60.0,)}
@@ -317,7 +317,7 @@ def test_a_held_key_is_read_again(any_bench: Bench, batch: int, state: str) -> N
     assert any_bench.ledger()[3:] == ["a1", "a2", "a3", "a4"]
     assert set(states(any_bench).values()) == {"consumed"}
     assert any_bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE order_key IS NOT NULL") == [0]
-    # The evidence of the earlier reading: not of the message that only waited.
+    # The evidence of the earlier passage: not of the message that only waited.
     assert any_bench.rows("SELECT status FROM outbox.reread_message ORDER BY message_id") == [
         "consumed",
         state,
@@ -348,8 +348,8 @@ def test_a_blocked_crasher_keeps_its_order_in_place(bench: Bench) -> None:
     bench.send(1, 2)
     queue = bench.rows("SELECT queue FROM outbox.message LIMIT 1")[0]
     bench.run(
-        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims, written_at) "
-        f"VALUES ('g', 't', {queue}, 0, {bench.settings.max_claims}, clock_timestamp() - interval '1 minute')"
+        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts, written_at) "
+        f"VALUES ('g', 't', {queue}, 0, {bench.settings.max_starts}, clock_timestamp() - interval '1 minute')"
     )
     bench.consume(consumer)
     assert bench.statuses() == [("failed", 1)]

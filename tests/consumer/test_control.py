@@ -18,12 +18,12 @@ from outbox.consumer.control.gate import READ_EVERY, Gate
 from outbox.errors import ActRefused, InvalidHandler, InvalidMessage, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
 from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerProbed
+from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
 from outbox.telemetry.hooks import add_hook
 from tests.consumer.support import Bench, record
 from tests.kit import consume_all
 
-BREAKER = Breaker(failures=3, window=60, probe_after=30)
+BREAKER = Breaker(failures=3, window=60, trial_after=30)
 
 
 class Clock:
@@ -51,7 +51,7 @@ def clock() -> Clock:
 def events() -> Iterator[list[TelemetryEvent]]:
     """What is told of breakers."""
     found: list[TelemetryEvent] = []
-    kinds = BreakerOpened, BreakerProbed, BreakerClosed
+    kinds = BreakerOpened, BreakerTried, BreakerClosed
     remove = add_hook(lambda event: found.append(event) if isinstance(event, kinds) else None)
     yield found
     remove()
@@ -91,9 +91,9 @@ def control(bench: Bench) -> Any:
     return bench.app.operator.control_of("g", "t")
 
 
-def probe_due(bench: Bench) -> None:
-    """Let the time before the next probe be over."""
-    bench.run("UPDATE outbox.group_control SET probe_at = clock_timestamp() - interval '1 ms'")
+def trial_due(bench: Bench) -> None:
+    """Let the time before the next trial be over."""
+    bench.run("UPDATE outbox.group_control SET trial_at = clock_timestamp() - interval '1 ms'")
 
 
 # --- pause -----------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_an_operator_sets_another_rate(bench: Bench, declare: Callable[..., Cons
 
 def test_prune_deletes_old_grants(bench: Bench, declare: Callable[..., Consumer]) -> None:
     """A grant counts as long as it lasts."""
-    from outbox.prune.once import prune_consumer_once
+    from outbox.prune.prune_pass import prune_consumer_once
 
     consumer = declare(rate="10/s")
     bench.send(1)
@@ -374,7 +374,7 @@ def test_failures_before_the_window_do_not_count(bench: Bench, declare: Callable
     assert bench.app.operator.control_of("skips", "t").state == "running"
 
 
-def test_one_probe_at_a_time_decides(
+def test_one_trial_at_a_time_decides(
     bench: Bench, declare: Callable[..., Consumer], clock: Clock, events: list[TelemetryEvent]
 ) -> None:
     """When it is due, one message is tried by one of two workers. It fails: the next one, later; it succeeds: go on."""
@@ -383,7 +383,7 @@ def test_one_probe_at_a_time_decides(
     bench.send(*range(20))
     dependency.down = True
     bench.consume(consumers[0])
-    probe_due(bench)
+    trial_due(bench)
     assert control(bench).state == "half_open"
     for consumer in consumers:
         clock.look()
@@ -394,13 +394,13 @@ def test_one_probe_at_a_time_decides(
     dependency.down = False
     clock.look()
     assert not bench.consume(consumers[1])
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     bench.consume(consumers[1])
     assert dependency.calls == 4 + 16
     assert control(bench).state == "running"
     kinds = [type(event) for event in events]
-    assert kinds == [BreakerOpened, BreakerProbed, BreakerProbed, BreakerClosed]
+    assert kinds == [BreakerOpened, BreakerTried, BreakerTried, BreakerClosed]
     # Those that failed while it was open have used up one attempt each, and what failed before it closed is forgotten.
     assert [attempts for status, attempts in bench.statuses() if status == "failed"] == [1] * 4
     dependency.down = True
@@ -409,14 +409,14 @@ def test_one_probe_at_a_time_decides(
     assert control(bench).state == "running"
 
 
-def test_a_retry_can_be_the_probe(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
-    """Where nothing waits but what has failed; and a pass without anything to retry leaves the probe to others."""
+def test_a_retry_can_be_the_trial(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
+    """Where nothing waits but what has failed; and a pass without anything to retry leaves the trial to others."""
     dependency = Dependency()
     dependency.down = True
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(1, 2, 3)
     bench.consume(consumer)
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert not bench.retry(consumer, due=False)
     assert not bench.consume(consumer)
@@ -426,14 +426,14 @@ def test_a_retry_can_be_the_probe(bench: Bench, declare: Callable[..., Consumer]
     assert control(bench).state == "running"
 
 
-def test_a_retry_that_fails_as_the_probe(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
-    """One attempt of one message, and nothing more until the next probe."""
+def test_a_retry_that_fails_as_the_trial(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
+    """One attempt of one message, and nothing more until the next trial."""
     dependency = Dependency()
     dependency.down = True
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(1, 2, 3)
     bench.consume(consumer)
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert bench.retry(consumer).failed == 1
     clock.look()
@@ -442,7 +442,7 @@ def test_a_retry_that_fails_as_the_probe(bench: Bench, declare: Callable[..., Co
 
 
 def test_resume_tries_at_once(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
-    """An operator who has mended the dependency needn't wait for the next probe."""
+    """An operator who has mended the dependency needn't wait for the next trial."""
     dependency = Dependency()
     dependency.down = True
     consumer = declare(dependency, breaker=BREAKER)
@@ -454,10 +454,10 @@ def test_resume_tries_at_once(bench: Bench, declare: Callable[..., Consumer], cl
     assert bench.consume(consumer).done == 2
 
 
-def test_a_probe_that_takes_long_has_no_rival(
+def test_a_trial_that_takes_long_has_no_rival(
     bench: Bench, declare: Callable[..., Consumer], clock: Clock, engine: Engine
 ) -> None:
-    """While its transaction runs, longer than the time between two probes, no second one begins."""
+    """While its transaction runs, longer than the time between two trials, no second one begins."""
     dependency = Dependency()
     rival = declare(dependency, breaker=BREAKER)
     seen: list[int] = []
@@ -465,7 +465,7 @@ def test_a_probe_that_takes_long_has_no_rival(
     def handle(message: Message, session: Session) -> None:
         if dependency.down:
             dependency(message, session)
-        probe_due(bench)
+        trial_due(bench)
         clock.now += 60
         with engine.connect() as connection:
             seen.append(consume_all(rival, connection, connection).done)
@@ -476,13 +476,13 @@ def test_a_probe_that_takes_long_has_no_rival(
     dependency.down = True
     bench.consume(consumer)
     dependency.down = False
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     consumer.consume_once(bench.connection, bench.source)
     assert seen[0] == 0
 
 
-def test_a_probe_that_dies_closes_nothing(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
+def test_a_trial_that_dies_closes_nothing(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Its connection is cut in the handler: the breaker stays open, and another worker tries when it is time."""
     dependency = Dependency()
     cut = "SELECT pg_terminate_backend(pg_backend_pid())"
@@ -496,7 +496,7 @@ def test_a_probe_that_dies_closes_nothing(bench: Bench, declare: Callable[..., C
     bench.send(*range(6))
     dependency.down = True
     bench.consume(consumer)
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     dependency.down = False
     with bench.consumer.connect() as connection, pytest.raises(DBAPIError):
@@ -504,7 +504,7 @@ def test_a_probe_that_dies_closes_nothing(bench: Bench, declare: Callable[..., C
     assert control(bench).state == "open"
     assert bench.ledger() == []
     assert not bench.consume(other)
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     bench.consume(other)
     assert bench.ledger() == ["3", "4", "5"]
@@ -527,7 +527,7 @@ def test_a_commit_that_fails_closes_nothing(bench: Bench, declare: Callable[...,
     dependency.down = True
     bench.consume(consumer)
     dependency.down = False
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     bench.consume(consumer)
     assert control(bench).state == "open"
@@ -555,7 +555,7 @@ def test_of_many_threads_one_opens_it(
     assert dependency.calls <= 3 + 2 * 4
 
 
-def test_a_probe_that_is_skipped_closes_it(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
+def test_a_trial_that_is_skipped_closes_it(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """The handler has answered: what it needs is there."""
     dependency = Dependency()
     dependency.down = True
@@ -569,13 +569,13 @@ def test_a_probe_that_is_skipped_closes_it(bench: Bench, declare: Callable[..., 
     bench.send(*range(5))
     bench.consume(consumer)
     dependency.down = False
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert bench.consume(consumer).done == 2
     assert control(bench).state == "running"
 
 
-def test_an_ordered_group_is_probed_by_its_head(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
+def test_an_ordered_group_is_tried_by_its_head(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Its order stays: the message at which it stopped is the one that is tried."""
     dependency = Dependency()
     dependency.down = True
@@ -585,7 +585,7 @@ def test_an_ordered_group_is_probed_by_its_head(bench: Bench, declare: Callable[
     dependency.down = False
     bench.age_retries()
     assert not bench.consume(consumer)
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert bench.consume(consumer).done == 3
     assert bench.ledger() == ["1", "2", "3"]
@@ -603,7 +603,7 @@ def test_a_group_without_a_breaker_goes_by_none(bench: Bench, declare: Callable[
     assert control(bench).state == "running"
 
 
-@pytest.mark.parametrize("options", [{"failures": 0}, {"failures": True}, {"window": 0}, {"probe_after": -1}])
+@pytest.mark.parametrize("options", [{"failures": 0}, {"failures": True}, {"window": 0}, {"trial_after": -1}])
 def test_a_breaker_that_cannot_work(options: dict[str, Any]) -> None:
     """It is refused where it is declared."""
     with pytest.raises((InvalidHandler, InvalidMessage), match=next(iter(options))):

@@ -12,12 +12,12 @@ from outbox import Breaker, Message
 from outbox.consumer.consumer import Consumer
 from tests.consumer.support import Bench, record
 from tests.consumer.test_by_key import by_key, send, states
-from tests.consumer.test_control import BREAKER, Clock, Dependency, age_grants, control, gated, probe_due
+from tests.consumer.test_control import BREAKER, Clock, Dependency, age_grants, control, gated, trial_due
 from tests.consumer.test_expired import FUTURE, PAST, expire, retry_all
 from tests.consumer.test_reread import WHY, reset
 
 #: It opens at the first failure.
-SOON = Breaker(failures=1, window=60, probe_after=30)
+SOON = Breaker(failures=1, window=60, trial_after=30)
 KINDS = pytest.mark.parametrize("outside", [False, True], ids=["transactional", "outside"])
 
 
@@ -47,9 +47,9 @@ def declared(bench: Bench, clock: Clock, provider: Provider, *, outside: bool, *
     return gated(bench, clock, provider, **one_at_a_time, **options)
 
 
-def probe(bench: Bench, clock: Clock) -> None:
-    """Have workers find that a probe is due."""
-    probe_due(bench)
+def trial(bench: Bench, clock: Clock) -> None:
+    """Have workers find that a trial is due."""
+    trial_due(bench)
     clock.look()
 
 
@@ -63,8 +63,8 @@ def settle_all(bench: Bench, consumer: Consumer) -> None:
 
 
 @KINDS
-def test_a_probe_is_the_first_message_of_its_key(bench: Bench, *, outside: bool) -> None:
-    """What waits for a message of its key is passed, and is no probe; a probe that fails leaves all as it was."""
+def test_a_trial_is_the_first_message_of_its_key(bench: Bench, *, outside: bool) -> None:
+    """What waits for a message of its key is passed, and is no trial; a trial that fails leaves all as it was."""
     clock, provider = Clock(), Provider()
     consumer = declared(bench, clock, provider, outside=outside, ordered="key", breaker=SOON)
     send(bench, "a1", "a2", "b1", "b2", "c1", "a3")
@@ -75,13 +75,13 @@ def test_a_probe_is_the_first_message_of_its_key(bench: Bench, *, outside: bool)
     bench.consume(consumer)
     assert provider.calls == ["a1"]
 
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
     assert provider.calls == ["a1", "b1"]
     assert control(bench).state == "open"
 
     provider.down = False
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
     assert control(bench).state == "running"
     assert provider.done == ["c1"]
@@ -92,14 +92,14 @@ def test_a_probe_is_the_first_message_of_its_key(bench: Bench, *, outside: bool)
 
 
 @KINDS
-def test_the_retry_of_a_head_is_a_probe(bench: Bench, *, outside: bool) -> None:
+def test_the_retry_of_a_head_is_a_trial(bench: Bench, *, outside: bool) -> None:
     """Where all keys are held: one head is tried. It fails: nothing follows it; it succeeds: its key goes on."""
     clock, provider = Clock(), Provider()
     consumer = declared(bench, clock, provider, outside=outside, ordered="key", breaker=SOON)
     send(bench, "a1", "a2", "a3")
     provider.down = True
     bench.consume(consumer)
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
     bench.retry(consumer)
     assert provider.calls == ["a1", "a1"]
@@ -107,7 +107,7 @@ def test_the_retry_of_a_head_is_a_probe(bench: Bench, *, outside: bool) -> None:
     clock.look()
     assert not bench.retry(consumer)
     provider.down = False
-    probe(bench, clock)
+    trial(bench, clock)
     settle_all(bench, consumer)
     assert control(bench).state == "running"
     assert provider.done == ["a1", "a2", "a3"]
@@ -192,8 +192,8 @@ def test_a_pause_ends_a_pass_between_batches(bench: Bench) -> None:
 
 
 @KINDS
-def test_what_expires_is_no_probe(bench: Bench, *, outside: bool) -> None:
-    """It closes nothing, nor puts off the probe: the next message that is handled is the one that decides."""
+def test_what_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
+    """It closes nothing, nor puts off the trial: the next message that is handled is the one that decides."""
     clock, provider = Clock(), Provider()
     consumer = declared(bench, clock, provider, outside=outside, ordered=False, breaker=BREAKER)
     send(bench, "a1", "a2", "a3")
@@ -201,7 +201,7 @@ def test_what_expires_is_no_probe(bench: Bench, *, outside: bool) -> None:
     bench.consume(consumer)
     assert control(bench).state == "open"
     bench.send("x1", "x2", key="x", expires_at=PAST)
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
     assert (states(bench)["x1"], states(bench)["x2"]) == ("expired", "expired")
     assert control(bench).state in {"open", "half_open"}
@@ -213,14 +213,14 @@ def test_what_expires_is_no_probe(bench: Bench, *, outside: bool) -> None:
     assert provider.calls[3:] == ["b1"]
     assert control(bench).state == "open"
     provider.down = False
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
     assert provider.done == ["b2"]
     assert control(bench).state == "running"
 
 
 @KINDS
-def test_a_retry_that_expires_is_no_probe(bench: Bench, *, outside: bool) -> None:
+def test_a_retry_that_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
     """Of three that have failed two expire: the third one is tried, and closes it."""
     clock, provider = Clock(), Provider()
     consumer = declared(bench, clock, provider, outside=outside, ordered=False, breaker=BREAKER)
@@ -230,7 +230,7 @@ def test_a_retry_that_expires_is_no_probe(bench: Bench, *, outside: bool) -> Non
     expire(bench, "a1")
     expire(bench, "a2")
     provider.down = False
-    probe(bench, clock)
+    trial(bench, clock)
     bench.run(
         "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '1 s'"
         " WHERE message_id <> (SELECT max(message_id::text)::uuid FROM outbox.consumer_message)"
@@ -238,7 +238,7 @@ def test_a_retry_that_expires_is_no_probe(bench: Bench, *, outside: bool) -> Non
     retry_all(bench, consumer)
     assert [states(bench)[body] for body in ("a1", "a2", "a3")] == ["expired", "expired", "failed"]
     assert control(bench).state in {"open", "half_open"}
-    probe(bench, clock)
+    trial(bench, clock)
     settle_all(bench, consumer)
     assert provider.done == ["a3"]
     assert control(bench).state == "running"
@@ -289,14 +289,14 @@ def test_a_reset_leaves_a_breaker_open(bench: Bench, ordered: Any, *, outside: b
     assert control(bench).state == "open"
 
     provider.down = True
-    probe(bench, clock)
+    trial(bench, clock)
     bench.consume(consumer)
-    # Where nothing waits for another, it may be the one that had failed, whose retry is of the new reading.
+    # Where nothing waits for another, it may be the one that had failed, whose retry is of the new passage.
     assert provider.calls[calls:] in ([["a1"]] if ordered else [["a1"], ["b1"]])
     assert control(bench).state == "open"
     provider.down, provider.ill = False, set()
     provider.done.clear()
-    probe(bench, clock)
+    trial(bench, clock)
     bench.age_retries()
     bench.consume(consumer)
     settle_all(bench, consumer)

@@ -117,9 +117,9 @@ def test_a_breaker_under_kills(banks: Bench, spawn: Spawn) -> None:
     send(banks, 300)
     wait_until(lambda: state(banks) != "running", "the breaker opens")
     for number in range(CREW):
-        probed = failures(banks)
+        tried = failures(banks)
         replace(crew, number, spawn, "broken", 10 + number)
-        wait_until(lambda probed=probed: failures(banks) > probed, "another one tries a message")  # type: ignore[misc]
+        wait_until(lambda tried=tried: failures(banks) > tried, "another one tries a message")  # type: ignore[misc]
         assert state(banks) != "running"
     # Three had a few in hand when it opened; since then, one by one.
     assert failures(banks) < 100

@@ -10,13 +10,13 @@ from sqlalchemy import Connection
 
 from outbox import Breaker, Message
 from outbox.consumer.consumer import Consumer
-from outbox.consumer.outside.claimed_queue import ClaimedQueue
+from outbox.consumer.outside.leased_queue import LeasedQueue
 from outbox.message.model import Counts
 from tests.consumer.support import Bench
-from tests.consumer.test_control import Clock, age_grants, control, gated, probe_due
+from tests.consumer.test_control import Clock, age_grants, control, gated, trial_due
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "concurrency": 4, "ordered": False}
-BREAKER = Breaker(failures=3, window=60, probe_after=30)
+BREAKER = Breaker(failures=3, window=60, trial_after=30)
 
 
 class Dependency:
@@ -94,14 +94,14 @@ def test_a_breaker_opens_and_one_call_closes_it(bench: Bench) -> None:
     clock.look()
     assert not bench.consume(consumer)
 
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     bench.consume(consumer)
     assert len(dependency.bodies) == burnt + 1
     assert control(bench).state == "open"
 
     dependency.down = False
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert bench.consume(consumer).done == 30 - burnt - 1
     assert control(bench).state == "running"
@@ -116,7 +116,7 @@ def test_a_retry_decides_too(bench: Bench) -> None:
     bench.consume(consumer)
     assert not bench.retry(consumer)
     dependency.down = False
-    probe_due(bench)
+    trial_due(bench)
     clock.look()
     assert bench.retry(consumer).done >= 1
     assert control(bench).state == "running"
@@ -124,13 +124,13 @@ def test_a_retry_decides_too(bench: Bench) -> None:
 
 def test_a_success_among_failures_keeps_it_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the messages end together, so that the offset shows one of them alone."""
-    write_results = ClaimedQueue.write_results
+    write_results = LeasedQueue.write_results
 
-    def together(queue: ClaimedQueue, connection: Connection) -> Counts:
+    def together(queue: LeasedQueue, connection: Connection) -> Counts:
         """Write what came of all, and nothing before: three failures alone would rightly open it."""
         return Counts() if queue.in_flight else write_results(queue, connection)
 
-    monkeypatch.setattr(ClaimedQueue, "write_results", together)
+    monkeypatch.setattr(LeasedQueue, "write_results", together)
     all_began = threading.Barrier(4)
 
     def handle(message: Message) -> None:

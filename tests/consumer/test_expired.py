@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from outbox import Message
 from outbox.consumer.consumer import Consumer
 from outbox.errors import InvalidMessage
-from outbox.prune.once import prune_consumer_once
+from outbox.prune.prune_pass import prune_consumer_once
 from outbox.telemetry.events import MessageExpired, MessagesHandled
 from outbox.telemetry.hooks import add_hook
 from tests.consumer.support import Bench, record

@@ -159,7 +159,7 @@ def test_an_old_queue_is_pruned_while_another_is_behind(bench: Bench) -> None:
     consumer = bench.declare(on_pruned="skip", early=True)
     consumer.start(bench.connection, bench.source)
     bench.run(
-        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) VALUES ('g', 't', 0, 1, 0)"
+        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) VALUES ('g', 't', 0, 1, 0)"
     )
     bench.app.declare_topic("t", 3)
     load.send(40)

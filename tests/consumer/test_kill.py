@@ -133,20 +133,20 @@ def copies(bench: Bench) -> int:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_while_a_group_reads_again(banks: Bench, spawn: Spawn, seed: int) -> None:
-    """Resets while three workers work and are killed: each message takes effect once in each reading that it is in."""
+    """Resets while three workers work and are killed: each message takes effect once in each passage that it is in."""
     chance = random.Random(seed)  # noqa: S311
     operator = Operator.open({"producer": banks.producer, "consumer": banks.consumer}, banks.settings)
     crew = [spawn("money", seed + number) for number in range(CREW)]
     send(banks, *range(60))
-    for reading in range(1, 4):
+    for passage in range(1, 4):
         wait_until(lambda: unfinished(banks) == 0, "all is consumed or parked")
-        operator.reset_group("g", "t", "first", by="ada", why=f"reading {reading}")
+        operator.reset_group("g", "t", "first", by="ada", why=f"passage {passage}")
         goal = chance.randint(5, 55)
-        again = "SELECT count(*) FROM outbox.consumer_message WHERE reading = :reading"
-        wait_until(lambda: banks.value(again, reading=reading) >= goal, "some of it was read again")  # noqa: B023
+        again = "SELECT count(*) FROM outbox.consumer_message WHERE passage = :passage"
+        wait_until(lambda: banks.value(again, passage=passage) >= goal, "some of it was read again")  # noqa: B023
         for number in range(CREW):
             kill(crew[number])
-            crew[number] = spawn("money", 10 * reading + number)
+            crew[number] = spawn("money", 10 * passage + number)
     wait_until(lambda: unread(banks) == 0 and unfinished(banks) == 0, "all of it was read again")
     for worker in crew:
         kill(worker)
@@ -154,7 +154,7 @@ def test_killed_while_a_group_reads_again(banks: Bench, spawn: Spawn, seed: int)
         SELECT message_id FROM outbox.consumer_message WHERE status = 'consumed'
          UNION ALL SELECT message_id FROM outbox.reread_message WHERE status = 'consumed'"""
     assert sorted(banks.rows(effects)) == sorted(banks.rows("SELECT message_id FROM ledger"))
-    assert banks.rows("SELECT count(*) FROM outbox.consumer_message WHERE reading < 3") == [0]
+    assert banks.rows("SELECT count(*) FROM outbox.consumer_message WHERE passage < 3") == [0]
     assert banks.rows("SELECT sum(balance) FROM account") == [banks.value("SELECT count(*) FROM ledger")]
 
 

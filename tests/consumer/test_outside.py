@@ -154,7 +154,7 @@ def test_failed_messages_are_retried(bench: Bench) -> None:
         bench.retry(consumer)
     assert sorted(attempts) == [1, 1, 2, 2, 3, 3, 4]
     assert bench.statuses() == [("consumed", 3), ("parked", 4)]
-    assert bench.rows("SELECT DISTINCT claims FROM outbox.consumer_message") == [0]
+    assert bench.rows("SELECT DISTINCT starts FROM outbox.consumer_message") == [0]
 
 
 def test_ordered_group_retries_in_place(bench: Bench) -> None:

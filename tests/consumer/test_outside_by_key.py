@@ -83,7 +83,7 @@ def test_a_key_drains_in_the_pass_that_releases_it(bench: Bench) -> None:
 
 
 def test_a_held_key_is_read_again(bench: Bench) -> None:
-    """After a reset, what an earlier reading had holds back nothing."""
+    """After a reset, what an earlier passage had holds back nothing."""
     ward = Ward("a2")
     consumer = bench.declare(ward, **OUTSIDE)
     send(bench, "a1", "a2", "a3")

@@ -26,11 +26,11 @@ from sqlalchemy.exc import OperationalError
 from outbox import Message, Settings
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside.calls import Call, CallContext, Calls
-from outbox.consumer.outside.sql import CLAIM_SECONDS
+from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.consumer.subscription import Entry, Subscription
 from outbox.database.engines import start_loop
 from outbox.database.execute import driver_of
-from outbox.telemetry.events import ClaimLost
+from outbox.telemetry.events import LeaseLost
 from outbox.telemetry.hooks import add_hook
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
@@ -65,8 +65,8 @@ class Tasks:
 
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
-    """Handlers that end with the test; their claim is renewed all the time, so that a cut is seen soon."""
-    monkeypatch.setattr("outbox.consumer.outside.claimed_queue._RENEW_LEFT", CLAIM_SECONDS)
+    """Handlers that end with the test; their lease is renewed all the time, so that a cut is seen soon."""
+    monkeypatch.setattr("outbox.consumer.outside.leased_queue._RENEW_LEFT", LEASE_SECONDS)
     tasks = Tasks()
     yield tasks
     tasks.open.set()
@@ -110,9 +110,9 @@ def test_tasks_outlive_a_lost_connection(bench: Bench, tasks: Tasks) -> None:
     assert bench.statuses() == [("consumed", 1)] * 2
 
 
-def test_tasks_end_with_their_claim(bench: Bench, tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is known of the database, no task outlives the claim; that was no attempt."""
-    monkeypatch.setattr("outbox.consumer.outside.claimed_queue.CLAIM_SECONDS", 0.5)
+def test_tasks_end_with_their_lease(bench: Bench, tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is known of the database, no task outlives the lease; that was no attempt."""
+    monkeypatch.setattr("outbox.consumer.outside.leased_queue.LEASE_SECONDS", 0.5)
     bench.send("a", "b")
     consumer = bench.declare(tasks, concurrency=2, **OUTSIDE)
     cut_off(bench, consumer, tasks, 2)
@@ -123,7 +123,7 @@ def test_tasks_end_with_their_claim(bench: Bench, tasks: Tasks, monkeypatch: pyt
     assert bench.statuses() == [("consumed", 1)] * 2
 
 
-def test_a_task_that_has_not_begun_ends_with_its_claim() -> None:
+def test_a_task_that_has_not_begun_ends_with_its_lease() -> None:
     """The loop is busy when a call is started, and when its expiry is ordered: that isn't lost."""
     loop, thread = start_loop("busy")
     free = threading.Event()
@@ -164,17 +164,17 @@ def test_tasks_of_a_queue_that_was_taken_over_are_cancelled(bench: Bench, tasks:
     remove()
     assert (sorted(handled), sorted(tasks.begun)) == (["a", "b"], ["a", "b"])
     wait_until(lambda: len(tasks.cancelled) == 2, "the tasks are cancelled")
-    assert [(event.calls, event.results) for event in events if isinstance(event, ClaimLost)] == [(2, 0)]
+    assert [(event.calls, event.results) for event in events if isinstance(event, LeaseLost)] == [(2, 0)]
     assert bench.statuses() == [("consumed", 1)] * 2
 
 
 def lapse(bench: Bench) -> None:
-    """Let all claims that stand be over."""
-    bench.run("UPDATE outbox.consumer_claim SET until = clock_timestamp() - interval '1 s' WHERE worker IS NOT NULL")
+    """Let all leases that stand be over."""
+    bench.run("UPDATE outbox.consumer_lease SET until = clock_timestamp() - interval '1 s' WHERE worker IS NOT NULL")
 
 
 def test_a_worker_that_stood_still_for_too_long_writes_nothing(bench: Bench, tmp_path: Path) -> None:
-    """SIGSTOP past the end of its claim: another worker handles all; what was in flight is all that is repeated."""
+    """SIGSTOP past the end of its lease: another worker handles all; what was in flight is all that is repeated."""
     bench.send(*range(20))
     effects = Effects(tmp_path / "effects")
     context = multiprocessing.get_context("forkserver")

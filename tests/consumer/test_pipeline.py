@@ -346,7 +346,7 @@ def test_a_breaker_counts_what_fails_in_a_pipeline(bench: Bench) -> None:
     def handler(message: Message, cursor: psycopg.Cursor) -> None:
         cursor.execute("SELECT 1 / %s", (0,))
 
-    consumer = bench.declare(handler, batch=5, pipeline=True, breaker=Breaker(failures=3, window=60, probe_after=60))
+    consumer = bench.declare(handler, batch=5, pipeline=True, breaker=Breaker(failures=3, window=60, trial_after=60))
     bench.send(1, 2, 3, 4, 5)
     bench.consume(consumer)
     assert bench.statuses() == [("failed", 1)] * 3

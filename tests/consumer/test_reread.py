@@ -16,16 +16,16 @@ from outbox.database.sql import GroupQueue
 from outbox.errors import ActRefused, InvalidHandler, InvalidRequest, MessagesPruned, NotFound
 from outbox.operator import databases
 from outbox.operator.operator import Operator
-from outbox.prune.once import prune_consumer_once
+from outbox.prune.prune_pass import prune_consumer_once
 from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Window
 from tests.consumer.support import Bench, record
 from tests.consumer.test_resent import Broken
 from tests.kit import wait_until
 
 WHY = "the handler was wrong"
-EARLIER = "SELECT message_id, reading, status FROM outbox.reread_message ORDER BY message_id, reading"
+EARLIER = "SELECT message_id, passage, status FROM outbox.reread_message ORDER BY message_id, passage"
 PAIR = Pair("t", "g")
-READINGS = "SELECT reading, count(*) FROM outbox.consumer_message GROUP BY 1 ORDER BY 1"
+PASSAGES = "SELECT passage, count(*) FROM outbox.consumer_message GROUP BY 1 ORDER BY 1"
 
 
 def operator(bench: Bench) -> Operator:
@@ -54,20 +54,20 @@ def test_all_of_it_once_more(any_bench: Bench, batch: int, ordered: bool) -> Non
     ids = any_bench.send(1, 2, 3)
     any_bench.consume(consumer)
     before = positions(any_bench)
-    assert "reads up to 3 messages again (reading 1)" in reset(any_bench)
+    assert "reads up to 3 messages again (passage 1)" in reset(any_bench)
     assert any_bench.statuses() == [("consumed", 1)] * 3
     any_bench.send(4)
     any_bench.consume(consumer)
     assert any_bench.ledger() == ["1", "2", "3", "1", "2", "3", "4"]
     assert [tuple(row) for row in any_bench.rows(EARLIER)] == [(id_, 0, "consumed") for id_ in sorted(ids)]
-    assert [tuple(row) for row in any_bench.rows(READINGS)] == [(1, 4)]
+    assert [tuple(row) for row in any_bench.rows(PASSAGES)] == [(1, 4)]
     assert positions(any_bench) == {queue: position + 1 for queue, position in before.items()}
     assert not any_bench.consume(consumer)
     assert not any_bench.retry(consumer)
 
 
 def test_again_and_again(bench: Bench) -> None:
-    """The second reading of some, the third of others: each keeps what was before it."""
+    """The second passage of some, the third of others: each keeps what was before it."""
     consumer = bench.declare()
     ids = bench.send(1, 2, 3)
     bench.consume(consumer)
@@ -139,7 +139,7 @@ def test_fails_when_it_is_read_again(any_bench: Bench, ordered: bool) -> None:
     assert [tuple(row) for row in any_bench.rows(EARLIER)] == [(half_id, 0, "consumed")]
 
 
-def test_a_retry_counts_for_the_new_reading(bench: Bench) -> None:
+def test_a_retry_counts_for_the_new_passage(bench: Bench) -> None:
     """What a retry has just handled isn't handled again when the group comes to it."""
     handler = Broken(2)
     consumer = bench.declare(handler, retry_delays=(0.0,))
@@ -215,7 +215,7 @@ def test_reset_while_calls_are_in_flight(any_bench: Bench) -> None:
         consuming.result(60)
     any_bench.consume(consumer)
     assert handled == {1: 2, 2: 2, 3: 2}
-    assert [tuple(row) for row in any_bench.rows(READINGS)] == [(1, 3)]
+    assert [tuple(row) for row in any_bench.rows(PASSAGES)] == [(1, 3)]
     assert any_bench.value("SELECT count(*) FROM outbox.reread_message") == 2
     assert any_bench.statuses() == [("consumed", 1)] * 3
 
@@ -326,7 +326,7 @@ def test_reconciled_with_effects(bench: Bench) -> None:
 
 
 def test_pruned_with_time(bench: Bench) -> None:
-    """What an earlier reading said goes after a while, but for what may yet be compensated: it took effect."""
+    """What an earlier passage said goes after a while, but for what may yet be compensated: it took effect."""
     consumer = bench.declare(handler := Broken(), retry_delays=())
     consumed, parked = bench.send(1, 2)
     bench.consume(consumer)
@@ -350,10 +350,10 @@ def test_delete(any_bench: Bench) -> None:
     reset(any_bench)
     any_bench.consume(consumer)
     seen = operator(any_bench)
-    assert [(row.group, row.readings) for row in seen.groups()] == [("g", 1)]
+    assert [(row.group, row.passages) for row in seen.groups()] == [("g", 1)]
     assert seen.preview_delete("g", "t").inbox == {"consumed": 1}
     assert "with 1 inbox row;" in seen.delete_group("g", "t", by="ada", why="gone")
-    for table in ("consumer_message", "consumer_offset", "consumer_start", "consumer_reading", "reread_message"):
+    for table in ("consumer_message", "consumer_offset", "consumer_start", "consumer_passage", "reread_message"):
         assert any_bench.value(f"SELECT count(*) FROM outbox.{table}") == 0
     assert seen.groups() == []
     with pytest.raises(NotFound):

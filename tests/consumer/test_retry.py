@@ -292,7 +292,7 @@ def test_a_blocked_queue_survives_many_workers(bench: Bench) -> None:
     patient = Patient(1)
     bench.declare(patient, ordered=True, on_exhausted="block", retry_delays=(3600,))
     (half_id, _) = bench.send(1, 2)
-    for number in range(2 * bench.settings.max_claims):
+    for number in range(2 * bench.settings.max_starts):
         consumer = bench.declare(patient, ordered=True, on_exhausted="block", retry_delays=(3600,))
         bench.consume(consumer)
         if number % 2:

@@ -32,7 +32,7 @@ def test_what_was_read_ahead_is_not_handled_when_another_worker_has_gone_past_it
     """Not even if the inbox has forgotten it since: the offset tells, not the inbox."""
     bench.send("a", "b", "c")
     first, second = bench.declare(), bench.declare()
-    # It claims, and consumes one; two are left of what it has read ahead.
+    # It starts, and consumes one; two are left of what it has read ahead.
     steps(bench, first, bench.connection, 2)
     assert bench.ledger() == ["a"]
     with bench.consumer.connect() as other:
@@ -46,12 +46,12 @@ def test_what_was_read_ahead_is_not_handled_when_another_worker_has_gone_past_it
 def test_workers_that_race_to_start_are_no_crash(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Each has written down its start and lost the lock to the next: all live, so no message is to blame."""
     bench.send("a")
-    crew = [bench.declare() for _ in range(bench.settings.max_claims)]
+    crew = [bench.declare() for _ in range(bench.settings.max_starts)]
     late = bench.declare()
     for consumer in crew:
         steps(bench, consumer, bench.connection, 1)
     assert not caplog.records
-    assert bench.value("SELECT max(claims) FROM outbox.consumer_offset") == bench.settings.max_claims
+    assert bench.value("SELECT max(starts) FROM outbox.consumer_offset") == bench.settings.max_starts
     # The newest start may be of one that is between two transactions.
     steps(bench, late, bench.connection, 3)
     assert bench.statuses() == []
@@ -64,14 +64,14 @@ def test_workers_that_race_to_start_are_no_crash(bench: Bench, caplog: pytest.Lo
 def test_starts_without_an_end_are_a_crash(bench: Bench) -> None:
     """If nobody goes on for a while, whoever comes next parks the message, and counts no start of its own."""
     bench.send("a", "b")
-    for _ in range(bench.settings.max_claims):
+    for _ in range(bench.settings.max_starts):
         steps(bench, bench.declare(), bench.connection, 1)
     age_starts(bench)
     late = bench.declare()
     steps(bench, late, bench.connection, 2)
     assert bench.rows("SELECT status FROM outbox.consumer_message ORDER BY position") == ["parked", "consumed"]
     assert bench.rows("SELECT last_error FROM outbox.consumer_message WHERE status = 'parked'") == [
-        f"started {bench.settings.max_claims} times without ever finishing: the worker died each time"
+        f"started {bench.settings.max_starts} times without ever finishing: the worker died each time"
     ]
 
 
@@ -86,7 +86,7 @@ def fail_once(bench: Bench) -> UUID:
 def count_a_retry(bench: Bench) -> list[int]:
     """Start a retry as a worker does that has no lock yet; return how many starts the message has, if it is due."""
     with bench.consumer.connect() as other, other.begin():
-        (rows,) = execute(other, sql.claim_due("outbox", group="g", topic="t", ordered=False))
+        (rows,) = execute(other, sql.start_retry("outbox", group="g", topic="t", ordered=False))
     return [row[4] for row in rows]
 
 
@@ -94,7 +94,7 @@ def test_workers_that_race_to_retry_are_no_crash(bench: Bench) -> None:
     """One of them begins; the others don't count a start until it could have locked the message long ago."""
     fail_once(bench)
     assert count_a_retry(bench) == [1]
-    for _ in range(bench.settings.max_claims):
+    for _ in range(bench.settings.max_starts):
         assert count_a_retry(bench) == []
     consumer = bench.declare()
     assert consumer.retry_once(bench.connection, bench.source) == Counts()
@@ -107,19 +107,19 @@ def test_workers_that_race_to_retry_are_no_crash(bench: Bench) -> None:
 def test_retries_without_an_end_are_a_crash(bench: Bench) -> None:
     """Whoever comes after the last one parks the message."""
     fail_once(bench)
-    for number in range(bench.settings.max_claims):
+    for number in range(bench.settings.max_starts):
         assert count_a_retry(bench) == [number + 1]
         bench.age_retries()
     assert bench.declare().retry_once(bench.connection, bench.source).parked == 1
     assert bench.rows("SELECT last_error FROM outbox.consumer_message") == [
-        f"started {bench.settings.max_claims} times without ever finishing: the worker died each time"
+        f"started {bench.settings.max_starts} times without ever finishing: the worker died each time"
     ]
 
 
 def test_a_slow_retry_is_no_crash(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has the last start, and finds that another one runs the message, neither parks it nor says so."""
     message_id = fail_once(bench)
-    for _ in range(bench.settings.max_claims):
+    for _ in range(bench.settings.max_starts):
         count_a_retry(bench)
         bench.age_retries()
     lock = sql.lock_failed

@@ -175,7 +175,7 @@ def test_python_and_sql_in_one_inbox(connection: psycopg.Connection[Any], bench:
 
 
 def test_read_again(connection: psycopg.Connection[Any], bench: Bench) -> None:
-    """After a reset each message is to be handled once more, as one that is new since; the offset knows the reading."""
+    """After a reset each message is to be handled once more, as one that is new since; the offset knows the passage."""
     first, second = bench.send("one", "two")
     queue, *positions = bench.rows("SELECT DISTINCT queue FROM outbox.message") + bench.rows(
         "SELECT position FROM outbox.message ORDER BY 1"
@@ -196,9 +196,9 @@ def test_read_again(connection: psycopg.Connection[Any], bench: Bench) -> None:
     assert [receive(second, positions[1]) for _ in range(2)] == [True, False]
     assert move()
     connection.commit()
-    earlier = "SELECT message_id, reading, status FROM outbox.reread_message ORDER BY message_id"
+    earlier = "SELECT message_id, passage, status FROM outbox.reread_message ORDER BY message_id"
     assert connection.execute(earlier).fetchall() == [(first, 0, "consumed"), (second, 0, "consumed")]
-    readings = """
-        SELECT DISTINCT reading FROM outbox.consumer_message
-         UNION ALL SELECT max(reading) FROM outbox.consumer_offset"""
-    assert connection.execute(readings).fetchall() == [(1,), (1,)]
+    passages = """
+        SELECT DISTINCT passage FROM outbox.consumer_message
+         UNION ALL SELECT max(passage) FROM outbox.consumer_offset"""
+    assert connection.execute(passages).fetchall() == [(1,), (1,)]

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from outbox.errors import ActRefused, InvalidRequest, NotFound
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from tests.consumer.support import Bench
 from tests.consumer.test_reread import operator
 

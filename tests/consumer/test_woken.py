@@ -213,7 +213,7 @@ def test_what_the_inbox_comes_to_know(bench: Bench, trips: Trips) -> None:
 def test_one_that_comes_between_the_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked up, and not yet read: the next transaction handles it."""
     consumer = settled(bench, batch=10)
-    statements = QueueConsumer._reading_statements
+    statements = QueueConsumer._read_statements
 
     def with_another(self: QueueConsumer, size: int) -> list[Statement]:
         take, offset, messages, known = statements(self, size)
@@ -227,7 +227,7 @@ def test_one_that_comes_between_the_reads(bench: Bench, monkeypatch: pytest.Monk
     with bench.consumer.begin() as connection:
         connection.exec_driver_sql(QUARANTINE.format(id_))
     with monkeypatch.context() as patch:
-        patch.setattr(QueueConsumer, "_reading_statements", with_another)
+        patch.setattr(QueueConsumer, "_read_statements", with_another)
         assert told(bench, consumer).done == 1
     bench.send("after")
     assert told(bench, consumer).done == 1

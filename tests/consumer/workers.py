@@ -20,12 +20,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Breaker, Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once, newest_sends, resend
+from outbox.dispatch.dispatch_pass import dispatch_once, newest_sends, resend
 from outbox.message.model import Counts
 from tests.consumer.support import LEDGER
 
-LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_claims=1_000)
-CRASHING = Settings(retry_delays=(0.0,) * 5, max_claims=3)
+LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_starts=1_000)
+CRASHING = Settings(retry_delays=(0.0,) * 5, max_starts=3)
 WRITE = "INSERT INTO ledger (message_id, body, attempt) VALUES (%s, %s, %s)"
 CREDIT = text("UPDATE account SET balance = balance + 1 WHERE key = :key")
 

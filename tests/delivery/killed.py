@@ -9,7 +9,7 @@ from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
 from outbox.database.engines import EngineRunner
-from outbox.delivery.once import confirm_once
+from outbox.delivery.confirm_pass import confirm_once
 from tests.compensate.killed import armed
 from tests.compensate.killed import serve as serve_passes
 from tests.delivery.support import tell

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox import DeadLetter, Outbox
-from outbox.dead_letter.once import announce_messages_once
+from outbox.dead_letter.announce_pass import announce_messages_once
 from tests.compensate.killed import armed
 from tests.compensate.killed import serve as serve_passes
 

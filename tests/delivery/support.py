@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Outbox, Settings
 from outbox.database.engines import EngineRunner
-from outbox.delivery.once import confirm_once
+from outbox.delivery.confirm_pass import confirm_once
 from outbox.message.model import Counts
 from tests.compensate.support import CLEAN, LEDGER
 from tests.consumer.support import Bench

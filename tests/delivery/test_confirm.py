@@ -432,7 +432,7 @@ def test_what_a_group_skips_is_left_out(post: Post) -> None:
 
 
 def test_parked_when_it_was_read_again(post: Post) -> None:
-    """What was consumed in an earlier reading has taken effect: nobody is called for it as undeliverable."""
+    """What was consumed in an earlier passage has taken effect: nobody is called for it as undeliverable."""
     post.send(1)
     post.consume(post.declare())
     operator = Operator.open({"a": post.producer, "b": post.consumer}, post.settings)

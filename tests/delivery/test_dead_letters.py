@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import DeadLetter, Message, Orphan, Outbox, Resolution, Worker, testing
-from outbox.dead_letter import once
+from outbox.dead_letter import announce_pass
 from outbox.errors import InvalidHandler
 from tests.compensate.test_kill import Killer
 from tests.delivery.killed_calling import note, serve
@@ -273,7 +273,7 @@ def test_in_a_trace(post: Post) -> None:
 
 def test_by_a_worker(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the consumer's calls for messages, one of the producer's for halves."""
-    monkeypatch.setattr(once, "INTERVAL", 0.05)
+    monkeypatch.setattr(announce_pass, "INTERVAL", 0.05)
     app, producing = calling(post), Outbox(post.producer, settings=post.settings)
     producing.on_parked("t")(note)
     half_id = park_half(post, producing)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Outbox
-from outbox.delivery.once import ConfirmReport
+from outbox.delivery.confirm_pass import ConfirmReport
 from outbox.operator.health.overview import Overview
 from outbox.operator.health.rules import Diagnosis, Severity
 from outbox.telemetry.hooks import add_hook

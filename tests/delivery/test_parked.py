@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings, Worker
-from outbox.compensate.once import compensate_once
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.database.engines import EngineRunner
 from outbox.errors import InvalidHandler, InvalidMessage
 from tests.delivery.support import Post, refuse

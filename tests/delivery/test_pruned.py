@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery
 from outbox.prune import segments as module
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.prune.segments import PRODUCER, complete_segments, drop_segment, prune_rows
 from tests.delivery.support import Post
 from tests.prune.yard import OLD, WIDE, YOUNG, Yard

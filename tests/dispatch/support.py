@@ -16,7 +16,7 @@ from outbox.database import at_commit
 from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.dispatch import sql as dispatch_sql
-from outbox.dispatch.once import dispatch_lock, dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.message import content
 from outbox.message.model import Counts, number_of
 

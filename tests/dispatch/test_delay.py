@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import ActRefused, NotFound
 from outbox.settings import DELAY_LEVELS
 from outbox.testing import make_due

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from tests.dispatch.support import run, scalar
 from tests.kit import consume_all, declare, wait_until
 
@@ -27,7 +27,7 @@ SELECT md5(n || ' of ' || :topics)::uuid, CASE WHEN n % 10 = 0 THEN 'rollback' E
   FROM generate_series(1, :rows) n
 """
 OFFSETS = """
-INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)
 SELECT 'g', 'topic-' || n % :topics, 0, n, :topics FROM generate_series(1, :rows) n
 """
 ANALYZE = "ANALYZE outbox.topic, outbox.half_message, outbox.op_message, outbox.message, outbox.consumer_offset"

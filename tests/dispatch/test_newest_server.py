@@ -17,8 +17,8 @@ from outbox import Outbox, Settings, embedded
 from outbox.database import migration
 from outbox.database.at_commit import announce
 from outbox.database.execute import sqlstate
-from outbox.database.sql import PROBE, notify
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.database.sql import PING, notify
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.message.model import uuid7
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
@@ -97,7 +97,7 @@ def connection(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Conne
         yield connection
 
 
-def test_send_dispatch_release_resend_and_probe(
+def test_send_dispatch_release_resend_and_ping(
     engine: Engine, connection: Connection, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is committed, once, and tells that it could wake nobody."""
@@ -120,7 +120,7 @@ def test_send_dispatch_release_resend_and_probe(
     with connection.begin():
         act(connection, settings, "resend", ids[0])
     assert (scalar(connection, count), len(told)) == (5, 2)
-    announce(connection, notify(settings.schema, PROBE))
+    announce(connection, notify(settings.schema, PING))
     assert len(told) == 3
     assert all("too many notifications" in each.reason for each in told)
 

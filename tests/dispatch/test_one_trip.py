@@ -15,7 +15,7 @@ from psycopg import generators
 from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.worker.connections import WorkerDatabase
 from tests.dispatch.support import assert_dense, dispatch_all, messages, run, scalar, send
 from tests.kit import wait_until

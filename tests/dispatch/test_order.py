@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, send, write_now
 
 LOCK = text("UPDATE counter SET value = value + 1 WHERE key = :key RETURNING value")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.operator.health.stats import stats
 from outbox.operator.model import PageRequest, ScheduledFilter

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox, Settings
 from outbox.database.sql import read_news
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.testing import make_due
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, run, scalar, send

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from outbox import Outbox, Settings, embedded
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import SequenceBehind
 from outbox.message.model import Counts
 from tests.dispatch.support import (

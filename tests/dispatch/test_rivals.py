@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once, release_due_once
 from outbox.errors import ActRefused
 from outbox.testing import make_due
 from tests.dispatch.support import (

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import NestedTransaction
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, flush, messages
 from tests.kit import tries
 

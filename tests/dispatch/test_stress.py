@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages, scalar
 from tests.kit import tries
 

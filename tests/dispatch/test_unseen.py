@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
+from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, newest_sends, release_due_once, resend
 from outbox.errors import HalfNotFound, HalvesHidden
 from outbox.operator.health.examine import examine
 from outbox.testing import make_due

@@ -12,9 +12,9 @@ from outbox import Outbox, Settings, embedded
 from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.tables import SEGMENTED
-from outbox.dispatch import once
+from outbox.dispatch import dispatch_pass
 from outbox.dispatch import sql as dispatch_sql
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.dispatch.support import (
     assert_dense,
     by_key,
@@ -125,16 +125,16 @@ def test_a_pinned_transaction_costs_nothing(
             send(app, *range(5), key="k0")
             nodes = scans(connection, next_batch(connection, settings, 100))
             with connection.begin():
-                probe = scans_of_probe(connection, settings)
-            costs.append([rows_read(nodes, table) for table in sorted(TABLES)] + [probe])
+                blocks = blocks_of_idle_pass(connection, settings)
+            costs.append([rows_read(nodes, table) for table in sorted(TABLES)] + [blocks])
             dispatch_all(connection, settings)
         pinned.rollback()
     assert costs[0] == costs[1] == costs[2], costs
     assert costs[0][sorted(TABLES).index("op_message")] <= 10
 
 
-def scans_of_probe(connection: Connection, settings: Settings) -> int:
-    """Return the number of blocks that the probe of an idle pass looks at."""
+def blocks_of_idle_pass(connection: Connection, settings: Settings) -> int:
+    """Return the number of blocks that an idle pass looks at."""
     sql = dispatch_sql.newest_cursor(settings.schema).sql
     plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}").scalar_one()
     top = plan[0]["Plan"]
@@ -196,7 +196,7 @@ def test_an_idle_pass_after_a_bulk_load(
                 nodes.extend(table_scans(connection, statement))
         return execute(connection, *statements, **how)
 
-    monkeypatch.setattr(once, "execute", explained)
+    monkeypatch.setattr(dispatch_pass, "execute", explained)
     assert not dispatch_once(connection, settings)
     assert nodes
     assert rows_read(nodes, "op_message") <= 1

@@ -55,7 +55,7 @@ def test_a_killed_worker_leaves_nothing_half_done(project: Project, moment: str,
             # By itself the server notices within ten seconds, since its session waits for a lock.
             project.scalar(END_WAITING)
             wait_until(lambda: not project.scalar(WAITING), "the server has ended its session")
-            # A worker claims a queue beside its offset, which stays where it was.
+            # A worker notes its start beside the queue's offset, which stays where it was.
             assert (project.scalar(POINTS), project.scalar(CONSUMED)) == (1, 1)
             assert project.scalar(OFFSET) == offset
         blocking.rollback()

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, make_url, text
 
 from outbox import Outbox, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.operator.health.examine import HealthReport, InspectionResult
 from outbox.operator.health.examine import examine as examine_database
 from outbox.operator.health.rules import Diagnosis

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
+from outbox.check.check_pass import check_once
 from outbox.database.engines import EngineRunner
 from outbox.operator.health import inspections
 from outbox.operator.health.rules import Severity

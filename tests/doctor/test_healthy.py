@@ -81,7 +81,7 @@ def test_one_side_alone(durable: ServerLike, part: str) -> None:
         other = "consumer" if part == "producer" else "producer"
         assert inspected(report, "checks").outcome == (Inspected.OK if part == "producer" else Inspected.SKIPPED)
         assert inspected(report, "retries").outcome == (Inspected.OK if part == "consumer" else Inspected.SKIPPED)
-        assert inspected(report, "reading groups").why == f"the {other}'s tables are not in this database"
+        assert inspected(report, "consuming groups").why == f"the {other}'s tables are not in this database"
         assert inspected(report, "tables").outcome is Inspected.OK
     finally:
         durable.drop_database("alone")

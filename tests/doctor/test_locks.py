@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from outbox import Outbox
 from outbox.consumer.consumer import Consumer
 from outbox.database.sql import GroupQueue
-from outbox.dispatch.once import dispatch_lock, dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.operator.health.rules import Severity, Thresholds
 from tests.doctor.support import codes, examine, mend_by_command, raw, the
 

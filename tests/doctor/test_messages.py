@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Park, Retry, Settings
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import release_due_once
-from outbox.prune.once import prune_producer_once
+from outbox.dispatch.dispatch_pass import release_due_once
+from outbox.prune.prune_pass import prune_producer_once
 from tests.doctor.support import codes, dispatch_all, examine, inspected, mend_by_command, sql, the
 
 

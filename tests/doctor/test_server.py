@@ -48,7 +48,7 @@ def test_standby(tmp_path: Path) -> None:
         assert codes(report) == ["server.standby"]
         assert not report.healthy
         assert "standby" in str(inspected(report, "tables").why)
-        for name in ("checks", "dispatch", "parked messages", "reading groups", "replication", "pooler"):
+        for name in ("checks", "dispatch", "parked messages", "consuming groups", "replication", "pooler"):
             assert inspected(report, name).outcome is Inspected.OK
 
 

@@ -37,7 +37,7 @@ def test_not_migrated(empty_url: str) -> None:
     """No tables: the command that installs them is given, and works; nothing that needs them is inspected."""
     report = examine(empty_url)
     assert codes(report) == ["tables.missing"]
-    for name in ("tables", "checks", "dispatch", "parked messages", "reading groups"):
+    for name in ("tables", "checks", "dispatch", "parked messages", "consuming groups"):
         assert inspected(report, name).outcome is Inspected.SKIPPED
     assert inspected(report, "migrations").outcome is Inspected.FINDING
     assert mend_by_command(empty_url, the(report, "tables.missing").mend.splitlines()[0]).code == 0

@@ -25,7 +25,7 @@ from examples.bank_transfer.source import Source, survey
 from examples.bank_transfer.teller import arguments
 from outbox import Counts, Outbox, Settings, testing
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.examples import paused_teller
 from tests.examples.conftest import HEADER
 from tests.kit import wait_until

@@ -13,13 +13,13 @@ def test_billed_again(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for line in (
         "Friday evening: 16 of 25 orders are billed wrongly, or not at all.",
-        "The inbox: 24 consumed in reading 0, 1 parked in reading 0.",
+        "The inbox: 24 consumed in passage 0, 1 parked in passage 0.",
         "It would read 21 messages again",
         "Afterwards 0 orders are billed wrongly.",
-        "The inbox: 4 consumed in reading 0, 21 consumed in reading 1.",
-        "What it said before: 20 consumed in reading 0, 1 parked in reading 0.",
+        "The inbox: 4 consumed in passage 0, 21 consumed in passage 1.",
+        "What it said before: 20 consumed in passage 0, 1 parked in passage 0.",
         "The audit: ada reset_group billing/order-paid: Monday's release lost the cents.",
-        "2 days ago: Parked by group billing, in reading 0",
+        "2 days ago: Parked by group billing, in passage 0",
         "0 days ago: Consumed by group billing",
     ):
         assert line in said, said

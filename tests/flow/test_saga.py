@@ -20,7 +20,7 @@ from outbox.calling.function import CalledFunctions
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.flow.saga import read_flows
 from outbox.message.model import DeliveryStatus, uuid7
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.telemetry import hooks
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, Participant, Settings
 from outbox.errors import BranchCancelled, BranchConfirmed, BranchUnknown, InvalidHandler, InvalidMessage
 from outbox.flow.tcc import Branch
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from tests.kit import Tables, wait_until
 
 NOTE = text("INSERT INTO effect (call, branch, body) VALUES (:call, :branch, :body)")

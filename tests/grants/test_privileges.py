@@ -31,7 +31,7 @@ _ITEM = {"group": "g", "groups": ["g"], "id": _ID, "bulk_jobs": [_ID]}
 #: What is executed so seldom that no duty's test comes to it: an answer that is given back, a quarantine that is
 #: dropped, an offset that goes back, a difference since the last comparison, an old segment of the inbox.
 SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
-    ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, claim=0, id=0)],
+    ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, checks=0, id=0)],
     ("compensate", "consumer"): [compensate_sql.drop("outbox", **_ITEM)],
     ("consume", "consumer"): [consumer_sql.forget("outbox", "g", _ID)],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],

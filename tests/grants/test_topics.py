@@ -61,9 +61,9 @@ def test_nothing_changes_for_others(town: Town, role: str, act: Callable[[Town],
 def test_messages_are_still_found_by_index(town: Town) -> None:
     """The policy's condition leaks nothing, so that it is no barrier to the planner."""
     values = {"topic": "t", "queue": 0, "position": 0, "grown": 0, "limit": 500, "bytes": 1_000_000}
-    reading = messages_after("outbox", **values, **EVERYTHING)
+    read = messages_after("outbox", **values, **EVERYTHING)
     with town.at["producer"].begin() as connection:
-        _, lines = execute(connection, plan_by_index(), Statement("EXPLAIN " + reading.sql, reading.values))
+        _, lines = execute(connection, plan_by_index(), Statement("EXPLAIN " + read.sql, read.values))
     plan = "\n".join(line for (line,) in lines)
     assert "Seq Scan" not in plan
     assert "topic = 't'" in plan

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 from outbox import INJECTED, Breaker, Message, Outbox, Resolution, Settings
 from outbox.acts.changes import Actor, Target
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
-from outbox.compensate.once import compensate_once
+from outbox.check.check_pass import check_once
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
@@ -27,9 +27,9 @@ from outbox.database import execute as execute_module
 from outbox.database.duty import PARTS, Part
 from outbox.database.engines import EngineRunner
 from outbox.database.grants import statements
-from outbox.dead_letter.once import ParkedCallback, announce_halves_once, announce_messages_once
-from outbox.delivery.once import confirm_once
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dead_letter.announce_pass import ParkedCallback, announce_halves_once, announce_messages_once
+from outbox.delivery.confirm_pass import confirm_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
 from outbox.flow import sql as flow_sql
 from outbox.flow.views import FlowFilter, Sagas
@@ -41,7 +41,7 @@ from outbox.operator.health.stats import as_sample, stats
 from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
-from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.duty.repairs import Repairer
 from outbox.reconcile.job import Access, Job, Pair, Window
@@ -426,7 +426,7 @@ def consume(town: Town) -> None:
             limited.start(own, source)
             consume_all(limited, own, source)
             town.consumer.run(
-                "UPDATE outbox.group_control SET probe_at = clock_timestamp() WHERE opened_at IS NOT NULL"
+                "UPDATE outbox.group_control SET trial_at = clock_timestamp() WHERE opened_at IS NOT NULL"
             )
         town.dispatched(2, tag="x")
         consume_all(consumer, own, source)

@@ -36,8 +36,8 @@ WORDS = {str(each) for kind in DECLARATIONS for each in kind} | DERIVED
 #: Lists of states that are no property of a state: what each of them says.
 BY_HAND = {
     "cli/groups.py: failed skipped": "the items that the end of a bulk job shows",
-    "compensate/once.py: cancelled skipped": "how an item ends without its compensation",
-    "delivery/once.py: consumed expired": "a quarantine may be released: for the producer it isn't settled",
+    "compensate/compensate_pass.py: cancelled skipped": "how an item ends without its compensation",
+    "delivery/confirm_pass.py: consumed expired": "a quarantine may be released: for the producer it isn't settled",
     "flow/saga.py: compensated completed": "the two ends",
     "acts/messages.py: compensated compensating replaced rolled_back": "words of a refusal",
     "acts/messages.py: compensated recalled rolled_back": "words of a refusal",

@@ -16,7 +16,7 @@ from outbox import Message, Outbox, Settings
 from outbox.cli.exits import Code
 from outbox.console import connections
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.reconcile.job import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.console.web import Http, Shop, console_of

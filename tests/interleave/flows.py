@@ -19,15 +19,15 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Outbox
 from outbox.check.asker import Asker
-from outbox.check.once import check_once
-from outbox.compensate.once import compensate_once
+from outbox.check.check_pass import check_once
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import SERIALIZATION_FAILURE, execute, sqlstate
 from outbox.database.sql import wait_at_most
-from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, release_due_once
 from outbox.errors import ActRefused, AlreadyCommitted, AlreadyRolledBack, NotFound
 from outbox.message.model import uuid7
-from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once
 from outbox.prune.rewrite import CHECKS, rewrite
 from outbox.prune.segments import id_at, make_segment, segment_of
 from tests.interleave.explore import Act

@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/check/test_fence.py",
     ),
     Mutant(
-        "check: a half that somebody claims isn't claimed",
+        "check: a half that somebody leases isn't leased",
         "check/sql.py",
         "     ORDER BY next_check_at LIMIT %(limit)s\n       FOR UPDATE SKIP LOCKED",
         "     ORDER BY next_check_at LIMIT %(limit)s",
@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "placing what dispatch has passed: not beside a dispatch",
-        "dispatch/once.py",
+        "dispatch/dispatch_pass.py",
         "    _, cursors = execute(connection, take_lock(dispatch_lock(settings.schema)), "
         "sql.newest_cursor(settings.schema))",
         "    (cursors,) = execute(connection, sql.newest_cursor(settings.schema))",
@@ -283,8 +283,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: a failure is written over a failed row only",
         "consumer/sql.py",
-        "error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp()\n WHERE c.status = 'failed' AND",
-        "error_kind = excluded.error_kind, claims = 0, changed_at = clock_timestamp(), "
+        "error_kind = excluded.error_kind, starts = 0, changed_at = clock_timestamp()\n WHERE c.status = 'failed' AND",
+        "error_kind = excluded.error_kind, starts = 0, changed_at = clock_timestamp(), "
         "quarantined_by = NULL, quarantined_from = NULL\n WHERE",
         "consume,compensate@failing",
     ),
@@ -340,8 +340,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "consume: the newest offset counts",
         "consumer/sql.py",
-        " ORDER BY position DESC, claims DESC LIMIT 1\n",
-        " ORDER BY position, claims DESC LIMIT 1\n",
+        " ORDER BY position DESC, starts DESC LIMIT 1\n",
+        " ORDER BY position, starts DESC LIMIT 1\n",
         "consume,send@dispatched",
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "consumer/sql.py",
         "ORDER BY position LIMIT %(limit)s + ",
         "ORDER BY position DESC LIMIT %(limit)s + ",
-        "tests/consumer/test_reading.py",
+        "tests/consumer/test_what_is_read.py",
     ),
     Mutant(
         "retry: the row is locked while its handler runs",
@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "compensate: a consumer that was faster than the quarantine is believed",
-        "compensate/once.py",
+        "compensate/compensate_pass.py",
         "            if consumed and not knowingly:\n                # A consumer",
         "            if False:\n                # A consumer",
         "consume,compensate@dispatched",
@@ -411,28 +411,28 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "confirm: of two workers that would call back, one does",
-        "delivery/once.py",
+        "delivery/confirm_pass.py",
         "        if not new or not messages:",
         "        if not messages:",
         "confirm,confirm@settled",
     ),
     Mutant(
         "confirm: what isn't settled is asked about again",
-        "delivery/once.py",
+        "delivery/confirm_pass.py",
         "        self._ask_again()\n        try:",
         "        try:",
         "confirm_again,give_back@parked",
     ),
     Mutant(
         "confirm: what a group has yet to read isn't lost",
-        "delivery/once.py",
+        "delivery/confirm_pass.py",
         "    if send is None or not send.passed or (send.taken and not send.grace_over):",
         "    if send is None or (send.taken and not send.grace_over):",
         "confirm_again,consume@missing",
     ),
     Mutant(
         "confirm: the offset is asked first, then the inbox",
-        "delivery/once.py",
+        "delivery/confirm_pass.py",
         "            progress = self._progress.get(queue, QueueProgress(queue, 0, 0))",
         "            progress = {each.queue: each for each in self._inbox.progress()}.get(\n"
         "                queue, QueueProgress(queue, 0, 0))",
@@ -440,7 +440,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "confirm: a quarantine is settled when its compensation is written",
-        "delivery/once.py",
+        "delivery/confirm_pass.py",
         "inbox.status in {Status.CONSUMED, Status.EXPIRED} or (send is not None and send.compensated)",
         "inbox.status in {Status.CONSUMED, Status.EXPIRED, Status.QUARANTINED}",
         "tests/delivery/test_confirm.py",
@@ -529,8 +529,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
-        "   AND (o.position, o.claims) < (SELECT",
-        "   AND (o.position, o.claims) <= (SELECT",
+        "   AND (o.position, o.starts) < (SELECT",
+        "   AND (o.position, o.starts) <= (SELECT",
         "tests/prune/test_rewrite.py",
     ),
     Mutant(

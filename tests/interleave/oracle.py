@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outbox.delivery.once import ACTOR as CONFIRM
+from outbox.delivery.confirm_pass import ACTOR as CONFIRM
 from outbox.message.model import NUMBER_BITS, Decision, Resolution
 from tests.interleave.explore import Outcome
 from tests.interleave.flows import FlowKind, Meeting

@@ -23,13 +23,13 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Saga, Settings
 from outbox.check.asker import Asker, Checker
-from outbox.check.once import check_once
-from outbox.compensate.once import compensate_once
+from outbox.check.check_pass import check_once
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import batch_sizes
-from outbox.delivery.once import confirm_once
-from outbox.dispatch.once import dispatch_once, dispatch_passed, release_due_once
+from outbox.delivery.confirm_pass import confirm_once
+from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, release_due_once
 from outbox.message.model import Counts
 from outbox.prune.segments import drop_segment, segments
 

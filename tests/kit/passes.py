@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.message.model import Counts
 
 

@@ -17,7 +17,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.database.migration import chain, runner
 from outbox.database.tables import SEGMENTED
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.errors import SchemaBusy, SchemaOutdated
 from tests.cli.conftest import run_cli
 from tests.kit import Tables, dispatch_all, python, send_each, wait_until

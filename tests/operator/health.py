@@ -59,9 +59,9 @@ def consume(engine: Engine, source: Engine, answers: Sequence[Park | Retry | Non
     outbox = Outbox(engine, settings=Settings())
     outbox.consumer("paid", group="mail")(handle)
     consumer = Consumer(outbox.subscriptions["paid", "mail"], Settings(), lambda: len(handled) >= limit)
-    with engine.connect() as connection, source.connect() as reading:
-        consumer.start(connection, reading)
-        while len(handled) < limit and consumer.consume_once(connection, reading):
+    with engine.connect() as connection, source.connect() as reader:
+        consumer.start(connection, reader)
+        while len(handled) < limit and consumer.consume_once(connection, reader):
             pass
 
 
@@ -97,7 +97,7 @@ def hold_back(engine: Engine) -> None:
     sql(
         engine,
         "INSERT INTO outbox.group_control (consumer_group, topic, paused_at, paused_by, pause_reason, opened_at,"
-        " probe_at, opened_because) VALUES"
+        " trial_at, opened_because) VALUES"
         " ('mail', 'paid', now(), 'ann', 'the provider moves', now(), now() + interval '1 hour', 'refused'),"
         " ('mail', 'sent', NULL, NULL, NULL, now(), now() + interval '1 hour', 'refused'),"
         " ('mail', 'lost', NULL, NULL, NULL, now(), now() - interval '1 hour', 'refused')",

@@ -120,7 +120,7 @@ def test_who_never_lets_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(databases, "PATIENCE", 0.2)
     (message_id,) = desk.inbox("failed")
-    locked = "UPDATE outbox.consumer_message SET claims = claims + 1 WHERE message_id = :id"
+    locked = "UPDATE outbox.consumer_message SET starts = starts + 1 WHERE message_id = :id"
     with (
         rival(desk, locked, id=message_id),
         pytest.raises(ActRefused, match="another transaction has been working on it"),

@@ -177,7 +177,7 @@ def test_a_database_is_away(world: World) -> None:
 def test_only_the_conversation_is_read(world: World) -> None:
     """Both branches go by an index in each partition, whatever the planner believes of the tables."""
     database = world.databases["bank_a"]
-    with database.reading() as connection:
+    with database.read_only() as connection:
         found = CONVERSATION(database.schema, id=uuid7(), limit=10)
         plan = "\n".join(
             line for (line,) in execute(connection, type(found)(f"EXPLAIN (COSTS OFF) {found.sql}", found.values))[0]
@@ -197,7 +197,7 @@ def test_the_cost_of_a_long_one(world: World) -> None:
                'text/plain', '' FROM generate_series(0, 3999) n"""
     world.run("bank_a", send, first=str(first))
     database = world.databases["bank_a"]
-    with database.reading() as connection:
+    with database.read_only() as connection:
         found = CONVERSATION(database.schema, id=first, limit=conversation.MOST_MESSAGES + 1)
         explain = type(found)(f"EXPLAIN (ANALYZE, FORMAT JSON) {found.sql}", found.values)
         (((plan,),),) = execute(connection, explain)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_lock, dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.operator.health.examine import examine
 from outbox.operator.health.locks import LockRow

@@ -98,7 +98,7 @@ def world(server: ServerLike, template: str) -> Iterator[World]:
         made = World(engines, registered(engines), {})
         made.ids |= {state: made.bring(state) for state in STATES}
         insert(engines["cash"], "consumer_offset", [
-            {"consumer_group": "till", "topic": "orders", "queue": 0, "position": 10**9, "claims": 0},
+            {"consumer_group": "till", "topic": "orders", "queue": 0, "position": 10**9, "starts": 0},
         ])  # fmt: skip
         yield made
 
@@ -224,7 +224,7 @@ def test_checks_in_the_timeline(world: World) -> None:
 
 def test_groups_without_a_row(world: World) -> None:
     """A group that hasn't come so far will get it; one that has come further has left it out; others aren't meant."""
-    place = {"topic": "tickets", "queue": 0, "claims": 0}
+    place = {"topic": "tickets", "queue": 0, "starts": 0}
     insert(world.engines["cash"], "consumer_offset", [
         place | {"consumer_group": "behind", "position": 0}, place | {"consumer_group": "ahead", "position": 10**9},
         place | {"consumer_group": "other", "position": 0, "topic": "payments"},

@@ -167,7 +167,7 @@ def test_looks_are_planned_for_their_values(server: ServerLike, template: str) -
         engine = create_engine(engines["only"].url, connect_args={"prepare_threshold": 0})
         database = registered({"only": engine})["only"]
         for number in range(1, 11):
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 execute(connection, lists_sql.list_messages("outbox", MessageFilter(topic="t"), ID, 51))
                 ((plans,),) = execute(connection, Statement(PLANS))
             assert plans == (0, number)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from outbox import Settings
 from outbox.errors import InvalidRequest, NotFound
 from outbox.operator.model import AuditFilter, DeadGroup, PageRequest
-from outbox.prune.once import prune_consumer_once
+from outbox.prune.prune_pass import prune_consumer_once
 from tests.operator.test_fates import GROUP, TOPIC, Shop, parked
 
 

@@ -82,7 +82,7 @@ def test_a_count_that_stopped(engine: Engine) -> None:
     """A count that stopped at its limit is named."""
     sql(
         engine,
-        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) "
+        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) "
         "VALUES ('mail', 'paid', 0, 1, 0)",
     )
     sql(

@@ -12,9 +12,9 @@ from outbox.errors import InvalidRequest
 from outbox.operator.health.stats import (
     WINDOWS,
     RecentDecisions,
-    Sample,
     Samples,
     Stats,
+    StatsSample,
     TopicStats,
     Values,
     moments,
@@ -27,17 +27,17 @@ NOON = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 
 def taken(
     *messages: int | None, group: str | None = None, seconds: int = 0, topic: str = "paid", **also: Any
-) -> list[Sample | None]:
+) -> list[StatsSample | None]:
     """Return samples, a minute apart; of a group's offsets if one is named. None is a gap."""
-    samples: list[Sample | None] = []
+    samples: list[StatsSample | None] = []
     for minute, count in enumerate(messages):
         at = NOON + dt.timedelta(minutes=minute, seconds=seconds)
         if count is None:
             samples.append(None)
         elif group is None:
-            samples.append(Sample(at, {topic: {"messages": count} | also}, {}))
+            samples.append(StatsSample(at, {topic: {"messages": count} | also}, {}))
         else:
-            samples.append(Sample(at, {}, {topic: {group: {"consumed": count} | also}}))
+            samples.append(StatsSample(at, {}, {topic: {group: {"consumed": count} | also}}))
     return samples
 
 
@@ -54,7 +54,7 @@ def test_a_rate_is_the_difference_of_two_samples() -> None:
     """Messages a minute come from counts that only grow, and from when they were really counted."""
     assert made({"a": taken(100, 160, 160, 280)})["throughput/paid"] == [60, 0, 120]
     late = taken(100, 190)
-    late[1] = Sample(NOON + dt.timedelta(seconds=90), {"paid": {"messages": 190}}, {})
+    late[1] = StatsSample(NOON + dt.timedelta(seconds=90), {"paid": {"messages": 190}}, {})
     assert made({"a": late})["throughput"] == [60]
 
 
@@ -71,9 +71,9 @@ def test_a_counter_that_goes_back_tells_nothing() -> None:
 
 def test_a_new_topic_begins_at_nothing_and_a_new_group_anywhere() -> None:
     """The first messages of a topic are its throughput; a group may begin at the end."""
-    topic = [Sample(NOON, {}, {}), *taken(None, 30)[1:]]
+    topic = [StatsSample(NOON, {}, {}), *taken(None, 30)[1:]]
     assert made({"a": topic})["throughput/paid"] == [30]
-    group = [Sample(NOON, {}, {}), *taken(None, 1_000_000, 1_000_010, group="mail")[1:]]
+    group = [StatsSample(NOON, {}, {}), *taken(None, 1_000_000, 1_000_010, group="mail")[1:]]
     assert made({"a": group})["consumed/paid/mail"] == [None, 10]
 
 
@@ -121,8 +121,8 @@ def test_the_last_moment_waits_for_its_sample() -> None:
 def test_only_the_highest_have_series_of_their_own() -> None:
     """A hundred topics don't make a hundred lines; all of them count in the sum."""
     later = {f"topic-{n:03}": {"messages": n} for n in range(100)}
-    first = Sample(NOON, {key: {} for key in later}, {})
-    values = made({"a": [first, Sample(NOON + dt.timedelta(minutes=1), later, {})]})
+    first = StatsSample(NOON, {key: {} for key in later}, {})
+    values = made({"a": [first, StatsSample(NOON + dt.timedelta(minutes=1), later, {})]})
     own = [name for name in values if name.startswith("throughput/")]
     assert own == [f"throughput/topic-{n:03}" for n in range(88, 100)]
     assert values["throughput"] == [sum(range(100))]
@@ -142,14 +142,14 @@ def test_moments_of_a_window(window: str) -> None:
 
 def test_a_sample_that_says_nothing() -> None:
     """One that was begun and not ended, or couldn't be taken, is a gap."""
-    assert Sample.read(None) is Sample.read("{}") is Sample.read('{"error": "canceled"}') is None
+    assert StatsSample.read(None) is StatsSample.read("{}") is StatsSample.read('{"error": "canceled"}') is None
 
 
 def test_decisions_are_rates_and_what_came_in_a_window() -> None:
     """What was committed, rolled back and checked: a minute in the charts, and as a number since the first sample."""
     samples = taken(0, 0, committed=4, rolled_back=1, checks=9)
     later = {"paid": {"committed": 10, "rolled_back": 1, "checks": 12}}
-    samples[1] = Sample(NOON + dt.timedelta(minutes=2), later, {})
+    samples[1] = StatsSample(NOON + dt.timedelta(minutes=2), later, {})
     values = made({"a": samples})
     assert (values["committed"], values["rolled_back"], values["checks"]) == ([3], [0], [1.5])
     at = NOON + dt.timedelta(minutes=5)

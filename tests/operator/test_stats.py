@@ -55,8 +55,8 @@ def test_a_group_that_is_held_back(engine: Engine) -> None:
         (group,) = stats(connection, shop.outbox.settings, ["consumer"]).groups
     shop.outbox.operator.pause_group(group.group, by="ann", why="the provider moves")
     assert shown() == (True, False)
-    sql(engine, "UPDATE outbox.group_control SET opened_at = now(), probe_at = now(), opened_because = 'down'")
+    sql(engine, "UPDATE outbox.group_control SET opened_at = now(), trial_at = now(), opened_because = 'down'")
     assert shown() == (True, True)
     shop.outbox.operator.resume_group(group.group, by="ann")
-    sql(engine, "UPDATE outbox.group_control SET opened_at = NULL, probe_at = NULL, opened_because = NULL")
+    sql(engine, "UPDATE outbox.group_control SET opened_at = NULL, trial_at = NULL, opened_because = NULL")
     assert shown() == (False, False)

@@ -47,7 +47,7 @@ class World:
     def read(self, *positions: int, group: str = "till") -> None:
         """Move the offsets of a group, one for each queue."""
         insert(self.till, "consumer_offset", [
-            {"consumer_group": group, "topic": "orders", "queue": queue, "position": position, "claims": 0}
+            {"consumer_group": group, "topic": "orders", "queue": queue, "position": position, "starts": 0}
             for queue, position in enumerate(positions)
         ])  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 
 #: What these tests write beside the tables that every test of this folder finds empty.
 FURTHER_TABLES = tuple(

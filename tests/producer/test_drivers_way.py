@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.database import execute, roundtrip
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.producer.bank import halves
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Resolution, Settings
 from outbox.database.execute import Statement, Template, execute
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
 from tests.kit import empty, tries

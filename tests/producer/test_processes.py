@@ -20,7 +20,7 @@ import outbox as package
 from outbox import Outbox, Settings
 from outbox.producer import process
 from outbox.producer.process import ProcessReport
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import add_hook
 from tests.kit import Tables

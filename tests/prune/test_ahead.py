@@ -1,4 +1,4 @@
-"""Where the DEFAULT partitions are large, segments are made far ahead: nobody waits for the reading of their rows."""
+"""Where the DEFAULT partitions are large, segments are made far ahead: nobody waits until their rows are read."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox.prune.ahead import make_ahead
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.prune.segments import drop_segment, make_segment, segments
 from tests.dispatch.support import messages
 from tests.kit import stride, wait_until

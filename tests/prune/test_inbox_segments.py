@@ -24,7 +24,7 @@ from outbox.prune import inbox as inbox_module
 from outbox.prune import rewrite as rewrite_module
 from outbox.prune import segments as module
 from outbox.prune.inbox import INBOX
-from outbox.prune.once import prune_consumer_once, prune_segments_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_segments_once
 from outbox.prune.segments import Segment, drop_segment, empty_segment, make_segment, segments
 from outbox.reconcile.repair import _INSERT_INBOX
 from outbox.reconcile.sql import KEEP, READ_IN_ONE_SNAPSHOT
@@ -282,10 +282,10 @@ def test_doctor_names_the_pair_that_has_not_asked(yard: Yard) -> None:
 
 def _buffers(yard: Yard) -> int:
     """Count the buffers that a pass with nothing to do touches, and the look at a batch of new messages."""
-    claim = consumer_sql.claim_due("outbox", group="g", topic="t", ordered=False)
+    start = consumer_sql.start_retry("outbox", group="g", topic="t", ordered=False)
     known = consumer_sql.known("outbox", [moved(uuid7(), -AGO) for _ in range(10)], "g")
     total = 0
-    for each in (claim, known):
+    for each in (start, known):
         explain = Statement(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {each.sql}", each.values)
         with yard.connection.begin():
             (((plan,),),) = execute(yard.connection, explain)

@@ -13,13 +13,13 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Orphan, Outbox, Resolution, Settings
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.errors import AlreadyCommitted, HalfNotFound, OutboxBusy
 from outbox.message.model import uuid7
 from outbox.producer import flow_control
 from outbox.prune import rewrite as rewrite_module
 from outbox.prune import segments as module
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.prune.rewrite import CHECKS, CURSORS, Rewritten, rewrite
 from outbox.prune.segments import drop_segment, make_segment
 from outbox.testing import check

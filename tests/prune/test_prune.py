@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, text
 from outbox import Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.errors import ActRefused, NotFound
-from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once
 from tests.dispatch.support import act
 from tests.kit import wait_until
 
@@ -273,8 +273,8 @@ def test_replaced_offsets_go_and_the_group_goes_on(app: Outbox, engine: Engine, 
         assert Consumer(app.subscriptions["t", "g"], settings).consume_once(connection, connection).done == 0
 
 
-def test_replaced_claims_go(app: Outbox, engine: Engine, settings: Settings) -> None:
-    """Only the newest claim of each queue is kept, also of one that was given up: its term goes on."""
+def test_replaced_leases_go(app: Outbox, engine: Engine, settings: Settings) -> None:
+    """Only the newest lease of each queue is kept, also of one that was given up: its term goes on."""
     app.consumer("t", group="outside", transactional=False)(lambda _: None)
     consumer = consumer_of(app.subscriptions["t", "outside"], settings)
     with engine.connect() as connection:
@@ -283,11 +283,11 @@ def test_replaced_claims_go(app: Outbox, engine: Engine, settings: Settings) -> 
             dispatch(connection, settings)
             consumer.start(connection, connection)
             consumer.consume_once(connection, connection)
-        assert count(connection, "consumer_claim") > 8
+        assert count(connection, "consumer_lease") > 8
         prune_consumer_once(connection, connection, settings, "outside", "t")
         with connection.begin():
-            claims = text("SELECT count(*), count(DISTINCT queue), count(worker), min(term) FROM outbox.consumer_claim")
-            kept, queues, taken, term = connection.execute(claims).one()
+            leases = text("SELECT count(*), count(DISTINCT queue), count(worker), min(term) FROM outbox.consumer_lease")
+            kept, queues, taken, term = connection.execute(leases).one()
     assert (kept, taken) == (queues, 0)
     assert term > 1
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Settings
-from outbox.prune.once import prune_consumer_once, prune_records_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_records_once
 
 SAMPLE = "INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (clock_timestamp() - interval '{}', '{{}}')"
 WORKER = """

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox
 from outbox.database.execute import Statement, execute
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.prune import rewrite as module
-from outbox.prune.once import prune_consumer_once, prune_producer_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once
 from outbox.prune.rewrite import CHECKS, CURSORS, OFFSETS, Rewritten, rewrite
 from tests.dispatch.support import assert_dense, dispatch_all, messages
 from tests.kit import Tables, wait_until
@@ -24,10 +24,10 @@ from tests.prune.yard import YOUNG
 NEWEST = """
 SELECT to_jsonb(o)::text FROM (
     SELECT DISTINCT ON (consumer_group, topic, queue) * FROM outbox.consumer_offset
-     ORDER BY consumer_group, topic, queue, position DESC, claims DESC) o
+     ORDER BY consumer_group, topic, queue, position DESC, starts DESC) o
 """
 WRITE_OFFSETS = """
-INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims, message_id)
+INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts, message_id)
 SELECT 'g' || g % 3, 't' || g % 2, g % 5, n, c, CASE WHEN n % 2 = 0 THEN gen_random_uuid() END
   FROM generate_series(0, 29) g, generate_series(0, 9) n, generate_series(0, 1) c
 """

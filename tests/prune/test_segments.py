@@ -19,11 +19,11 @@ from outbox.consumer.sql import message_by_id
 from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import execute
 from outbox.database.sql import limits
-from outbox.dispatch.once import release_due_once
+from outbox.dispatch.dispatch_pass import release_due_once
 from outbox.message.ids import uuid7_at
 from outbox.prune import segments as module
 from outbox.prune import segments_sql
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from outbox.prune.segments import drop_segment, empty_segment, gaps, make_segment, segments
 from outbox.reconcile.sql import KEEP, READ_IN_ONE_SNAPSHOT
 from tests.dispatch.support import act, dispatch_all, messages

@@ -31,7 +31,7 @@ def listed(result: JobResult) -> dict[UUID, Outcome]:
 
 @pytest.fixture
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages each reading of the second look has read."""
+    """How many messages each read of the second look has read."""
     numbers: list[int] = []
     real = pairing.read_again
 
@@ -75,7 +75,7 @@ def test_what_the_group_has_come_to_meanwhile_is_read_again(town: Town, read_aga
                 " FROM unnest(CAST(:ids AS uuid[])) id",
                 ids=consumed,
             )
-            town.run("INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)"
+            town.run("INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts)"
                      " VALUES ('g', 't', 1, 30, 0)")  # fmt: skip
 
     result = reconcile(town.job(max_findings=MOST), Progress(consume))

@@ -333,7 +333,7 @@ def test_queues_that_are_added_later(town: Town) -> None:
 
 @pytest.mark.parametrize("statistics", ["none", "stale", "fresh"])
 def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> None:
-    """Rows are read by joins that grow with the rows, and scattered ranges by one probe each, whatever is known."""
+    """Rows are read by joins that grow with the rows, and scattered ranges by one look-up each, whatever is known."""
     for run, tables in (
         (town.at_producer, ("half_message", "op_message", "message", "scheduled_message", "compensation")),
         (town.run, ("consumer_message",)),
@@ -409,7 +409,7 @@ def shown(side: PostgresSide, name: str) -> list[Any]:
 
 
 def socket_options(town: Town) -> dict[str, str]:
-    """Return how our end of a connection probes a silent server, as libpq has it."""
+    """Return how our end of a connection tests a silent server, as libpq has it."""
     with engine_of(town.accesses[0]).connect() as connection:
         known = driver_of(connection).info.get_parameters()
     return {name: value for name, value in known.items() if name.startswith("keepalives_")}

@@ -46,7 +46,7 @@ def consume(town: Town, *ids: UUID) -> None:
 def read_all(town: Town) -> None:
     """Have the group read past all there is."""
     town.run(
-        "INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)"
+        "INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts)"
         " SELECT 'g', 't', q, 1000, 0 FROM generate_series(0, 7) q"
     )
 

@@ -1,4 +1,4 @@
-"""The record of a follower: one run that doesn't grow, claimed by one worker at a time; any other goes on from it."""
+"""The record of a follower: one run that doesn't grow, leased by one worker at a time; any other goes on from it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_restart_goes_on_where_it_was(town: Town, follow: Follow) -> None:
 
 
 def test_two_workers_take_turns(town: Town, follow: Follow) -> None:
-    """A pass that is claimed isn't taken by another one, and what is found is told by one of the two."""
+    """A pass that is leased isn't taken by another one, and what is found is told by one of the two."""
     town.plant([MISSING] * 3, ids=ids_at(HOUR, 3))
     first, second = follow(), follow()
     first.pass_()
@@ -74,7 +74,7 @@ def test_two_workers_take_turns(town: Town, follow: Follow) -> None:
     assert town.rows(RUNS) == [1]
 
 
-def test_a_pass_that_another_worker_has_claimed_since_counts_nothing(
+def test_a_pass_that_another_worker_has_leased_since_counts_nothing(
     town: Town, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that was frozen over a pass for longer than its lease writes nothing, and tells nothing."""
@@ -97,7 +97,7 @@ def test_a_pass_that_another_worker_has_claimed_since_counts_nothing(
 
 def expire(town: Town) -> None:
     """Have the lease of a pass end."""
-    town.run("UPDATE {s}.reconciliation_run SET plan = plan - 'claimed_until'")
+    town.run("UPDATE {s}.reconciliation_run SET plan = plan - 'leased_until'")
 
 
 def test_a_worker_that_is_killed_over_a_pass(town: Town, follow: Follow) -> None:

@@ -58,12 +58,12 @@ class Numbers:
         firsts = [UUID(int=n) for n in range(0, self.rows, size)]
         return [Range(first, end) for first, end in zip(firsts, [*firsts[1:], None], strict=True)]
 
-    def probe(self, chance: random.Random) -> plan.Probe:
+    def sample(self, chance: random.Random) -> plan.Sample:
         """Digest a few small ranges, as a comparison does."""
-        count = min(self.rows // plan._MESSAGES_OF_PROBE, plan._MOST_PROBES)
-        firsts = sorted(chance.sample(range(0, self.rows - plan.ROWS_OF_PROBE, plan.ROWS_OF_PROBE), count))
-        ranges = [Range(UUID(int=n), UUID(int=n + plan.ROWS_OF_PROBE)) for n in firsts]
-        return plan.Probe(count, len(self.digest(ranges, ranges).differing), plan.ROWS_OF_PROBE)
+        count = min(self.rows // plan._MESSAGES_OF_SAMPLE, plan._MOST_SAMPLES)
+        firsts = sorted(chance.sample(range(0, self.rows - plan.SAMPLE_ROWS, plan.SAMPLE_ROWS), count))
+        ranges = [Range(UUID(int=n), UUID(int=n + plan.SAMPLE_ROWS)) for n in firsts]
+        return plan.Sample(count, len(self.digest(ranges, ranges).differing), plan.SAMPLE_ROWS)
 
     def _end(self, each: Range) -> int:
         return self.rows if each.end is None else each.end.int
@@ -92,17 +92,17 @@ def in_clumps(rows: int, number: int, chance: random.Random) -> list[int]:
 @pytest.mark.parametrize("how", [scattered, together, in_clumps])
 @pytest.mark.parametrize("number", [0, 5, 100, 1_000, 10_000, 60_000])
 def test_digests_never_cost_much_more_than_reading_everything(how: object, number: int) -> None:
-    """Whatever differs: probe, levels and reading together cost a tenth more than reading all at most, mostly less."""
+    """Whatever differs: sample, levels and reading together cost a tenth more than reading all at most, mostly less."""
     chance = random.Random(number)  # noqa: S311
     numbers = Numbers(1_000_000, how(1_000_000, number, chance))  # type: ignore[operator]
     whole = plan.everything(numbers.rows).micros
 
-    probe = numbers.probe(chance)
-    best = plan.first_digests(numbers.rows, probe.density)
+    sample = numbers.sample(chance)
+    best = plan.first_digests(numbers.rows, sample.density)
     if best.pays:
         pieces = numbers.cut(best.size)
         numbers.spent += plan.SCANNED * numbers.rows + plan.BUCKET * len(pieces)
-        found = narrowed(numbers, numbers.told(pieces), probe)
+        found = narrowed(numbers, numbers.told(pieces), sample)
         numbers.spent += min(plan.reading(found.rows_differing, len(plan.joined(found.differing))), whole)
     else:
         numbers.spent += whole
@@ -135,7 +135,7 @@ def test_ranges_without_rows_are_read_as_they_are() -> None:
     """An op without a half makes a range differ that has no row of either side."""
     numbers = Numbers(100, [])
     found = Digested([], [(Range(UUID(int=0), None), 0)])
-    assert narrowed(numbers, found, plan.Probe(10, 5, 2)) == found
+    assert narrowed(numbers, found, plan.Sample(10, 5, 2)) == found
     assert numbers.levels == []
 
 
@@ -151,7 +151,7 @@ def test_the_model_never_chooses_what_it_reckons_dearer(messages: int, density: 
 
 
 def test_what_differs_everywhere_is_read_without_digests(town: Town) -> None:
-    """One message in three differs, in each small range: whichever are probed tell, and all is read at once."""
+    """One message in three differs, in each small range: whichever are sampled tell, and all is read at once."""
     town.plant_bulk(30_000)
     town.at_producer("ANALYZE outbox.half_message")
     town.run("UPDATE outbox.consumer_message SET body_digest = decode('00', 'hex') WHERE position % 3 = 0")
@@ -179,7 +179,7 @@ def test_large_ranges_that_differ_are_digested_once_more(
     odd = [ids[100], ids[500], ids[501]]
     town.forget(*odd)
     monkeypatch.setattr(pairing, "mixing_of", lambda snapshots: mixing)
-    monkeypatch.setattr(plan, "_FEWEST_PROBES", 1_000_000)
+    monkeypatch.setattr(plan, "_FEWEST_SAMPLES", 1_000_000)
     monkeypatch.setattr(plan, "_ROWS_OF_BUCKET", 10_000)
 
     result = town.reconcile(tier=Tier.DIGEST)

@@ -57,7 +57,7 @@ def found(result: JobResult) -> dict[tuple[str, str], dict[UUID, Outcome]]:
 def test_the_producer_is_digested_once_for_all_pairs(
     town: Town, digested: list[int], small_buckets: Callable[[Sequence[UUID]], None]
 ) -> None:
-    """One reading serves pairs of several topics, filters and groups, tonight and on the nights that follow."""
+    """One read serves pairs of several topics, filters and groups, tonight and on the nights that follow."""
     expected = plant(town)
     small_buckets(ids_at(HOUR, 40)[::10])
 

@@ -151,7 +151,7 @@ rows = st.lists(st.one_of(*[in_sync] * 4, odd_fates, torn_fates), max_size=60)
 
 @dataclass(frozen=True)
 class World:
-    """A drawn world: its rows, which of them are older than the retention, and how it is cut, probed and compared."""
+    """A drawn world: its rows, which of them are older than the retention, and how it is cut, sampled and compared."""
 
     rows: list[Fate]
     old: int
@@ -159,7 +159,7 @@ class World:
     pair: Pair
     range_cost: float
     free_digests: bool
-    probed: bool
+    sampled: bool
     rows_of_range: int
     seed: int
 
@@ -178,7 +178,7 @@ worlds = st.builds(
     ),
     range_cost=st.sampled_from([plan.RANGE, 0.0]),
     free_digests=st.booleans(),
-    probed=st.booleans(),
+    sampled=st.booleans(),
     rows_of_range=st.sampled_from([1, 20]),
     seed=st.integers(0, 2**32),
 )
@@ -347,8 +347,8 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
         stack.enter_context(mock.patch.object(plan, "RANGE", world.range_cost))
         if world.free_digests:  # several levels, down to ranges of one message
             stack.enter_context(mock.patch.multiple(plan, RESCANNED=0.0, BUCKET=0.0, SPLIT=0.0))
-        if world.probed:
-            stack.enter_context(mock.patch.multiple(plan, _MESSAGES_OF_PROBE=5, _FEWEST_PROBES=1, ROWS_OF_PROBE=2))
+        if world.sampled:
+            stack.enter_context(mock.patch.multiple(plan, _MESSAGES_OF_SAMPLE=5, _FEWEST_SAMPLES=1, SAMPLE_ROWS=2))
         stack.enter_context(mock.patch.object(settled, "ROWS_OF_RANGE", world.rows_of_range))
         for points in ("points", "points_between"):
             stack.enter_context(mock.patch.object(plan, points, lambda *_: sorted(ids)[:: world.bucket]))

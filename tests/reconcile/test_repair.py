@@ -186,7 +186,7 @@ def test_a_backlog_that_was_cut(new_engine: Callable[[], Engine], settings: Sett
     with Night(new_engine(), new_engine(), small) as night:
         backlog = night.send_only(*range(10))
         with night.producer.connect() as connection:
-            from outbox.dispatch.once import dispatch_once
+            from outbox.dispatch.dispatch_pass import dispatch_once
 
             assert dispatch_once(connection, small).more
         lost = night.passed("lost")
@@ -266,7 +266,7 @@ def test_dispatch_of_what_healed(night: Night) -> None:
 def test_unrecorded_is_written_down(night: Night, many: int) -> None:
     """What took effect and isn't in the inbox is written there, as a consumer would have written it."""
     ids = night.consumed(*range(many))
-    columns = "SELECT message_id, topic, queue, position, status, attempts, body_digest, last_error, claims"
+    columns = "SELECT message_id, topic, queue, position, status, attempts, body_digest, last_error, starts"
     before = night.rows(f"{columns} FROM outbox.consumer_message ORDER BY message_id")
     night.forget(*ids, ledger=False)
     assert_repaired(night, Outcome.UNRECORDED, Repair.SYNC_STATUS, ids)
@@ -322,7 +322,7 @@ def test_what_a_group_has_yet_to_read_gets_no_row(night: Night) -> None:
         "SELECT queue, position FROM outbox.message WHERE half_id = :id", id=first
     )[0]
     night.run(
-        """INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims)
+        """INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)
            VALUES ('g', 't', :queue, :position, 0) ON CONFLICT DO NOTHING""",
         queue=queue,
         position=position,
@@ -397,15 +397,15 @@ def read_again(night: Night) -> tuple[Consumer, list[UUID]]:
 
 
 def test_what_a_group_is_to_read_again_isnt_marked(night: Night) -> None:
-    """What took effect in an earlier reading, and waits for its key in this one, stays the handler's."""
+    """What took effect in an earlier passage, and waits for its key in this one, stays the handler's."""
     group, ids = read_again(night)
     findings = night.found()
     assert {finding.outcome for finding in findings} == {Outcome.FAILED}
     by_default = night.job(actions={})
     assert night.repair(findings, by_default) == {}
-    # As a run finds it that has read the readings before the group came to them, and the inbox after.
+    # As a run finds it that has read the passages before the group came to them, and the inbox after.
     late = [replace(finding, outcome=Outcome.STATUS_MISMATCH) for finding in findings]
-    refusal = "refused: the group reads it again: it took effect in an earlier reading"
+    refusal = "refused: the group reads it again: it took effect in an earlier passage"
     assert night.repair(late, by_default) == dict.fromkeys(ids, refusal)
     for _ in ids:
         night.retry(group)
@@ -413,8 +413,8 @@ def test_what_a_group_is_to_read_again_isnt_marked(night: Night) -> None:
     assert night.status(*ids) == ["consumed"] * 3
 
 
-def test_an_effect_of_an_earlier_reading_is_one(night: Night) -> None:
-    """A compensated message that took effect in an earlier reading did, whatever its inbox row says now."""
+def test_an_effect_of_an_earlier_passage_is_one(night: Night) -> None:
+    """A compensated message that took effect in an earlier passage did, whatever its inbox row says now."""
     _, ids = read_again(night)
     night.compensate(*ids)
     plain = replace(PAIR, effect=None)

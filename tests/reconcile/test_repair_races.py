@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
-from outbox.dispatch.once import dispatch_lock, dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.message.model import Counts
 from outbox.reconcile import repair
 from outbox.reconcile.job import Outcome, Repair

@@ -121,7 +121,7 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
     monkeypatch.setattr(pairing, "rules_now", change)
     result = town.reconcile()
 
-    assert len(looks) == compare._MOST_READINGS
+    assert len(looks) == compare._MOST_READS
     assert kinds(result) == {restless: Outcome[looks[-1].name], calm: Outcome.MISSING}
     assert counted(result) == {Outcome[looks[-1].name]: 1, Outcome.MISSING: 1, Outcome.CONSUMED: 1}
 

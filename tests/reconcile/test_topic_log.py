@@ -153,7 +153,7 @@ def test_a_topic_that_is_not_there(town: Town) -> None:
 def test_a_database_that_was_never_there_is_not_waited_for(
     town: Town, monkeypatch: pytest.MonkeyPatch, form: str, start: Literal["first", "now"]
 ) -> None:
-    """A new reading tells at once that it can't begin; one that goes on would wait for a fail-over."""
+    """A new stream tells at once that it can't begin; one that goes on would wait for a fail-over."""
     monkeypatch.setattr(source, "_FIRST_WAIT", 3600.0)
     monkeypatch.setattr(source, "_LONGEST_WAIT", 3600.0)
     nowhere = town.producer.url.set(database="nothing").render_as_string(hide_password=False)

@@ -311,7 +311,7 @@ SELECT :group, id, :topic, queue, 1, status, 1, CASE status WHEN 'failed' THEN c
 """
 _LEDGER = f"INSERT INTO ledger (message_id) SELECT id FROM {_ROWS} CROSS JOIN generate_series(1, effects)"
 _OFFSET = """
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts)
 VALUES (:group, :topic, :queue, :position, 0) ON CONFLICT DO NOTHING
 """
 _START = """
@@ -344,7 +344,7 @@ SELECT :group, {_BULK_ID}, :topic, i % 8, i / 8 + 1, 'consumed', 1,
   FROM generate_series(1, :n) i
 """
 _BULK_OFFSETS = """
-INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, claims)
+INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts)
 SELECT :group, :topic, q, :n / 8 + 1, 0 FROM generate_series(0, 7) q
 """
 

@@ -198,7 +198,7 @@ def test_a_breaker_that_opens(bench: Bench) -> None:
     own = Recorder()
     bench.outbox.use(own)
 
-    @bench.outbox.consumer("paid", group="mail", breaker=Breaker(failures=2, window=60, probe_after=600))
+    @bench.outbox.consumer("paid", group="mail", breaker=Breaker(failures=2, window=60, trial_after=600))
     def handle(message: Message, session: Any) -> None:
         raise ZeroDivisionError
 

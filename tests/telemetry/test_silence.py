@@ -104,7 +104,7 @@ def test_a_batch_that_is_undone(bench: Bench, caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_start_without_an_end(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A claim that an earlier worker left behind is told."""
+    """A start that an earlier worker left behind is told."""
     bench.outbox.consumer("paid", group="mail")(bench.handle)
     bench.send()
     testing.drain(bench.outbox)
@@ -112,14 +112,14 @@ def test_a_start_without_an_end(bench: Bench, caplog: pytest.LogCaptureFixture) 
         # As a worker leaves it that dies over the next message.
         connection.execute(
             text("""INSERT INTO outbox.consumer_offset
-                           (consumer_group, topic, queue, position, claims, message_id, written_at)
+                           (consumer_group, topic, queue, position, starts, message_id, written_at)
                     SELECT consumer_group, topic, queue, position, 3, message_id, now() - interval '1 minute'
-                      FROM outbox.consumer_offset WHERE position > 0 AND claims = 0""")
+                      FROM outbox.consumer_offset WHERE position > 0 AND starts = 0""")
         )
     bench.send()
     testing.drain(bench.outbox)
     (found,) = told(caplog, events.CrashFound)
-    assert facts(found, "group", "topic", "claims") == ["mail", "paid", 3]
+    assert facts(found, "group", "topic", "starts") == ["mail", "paid", 3]
 
 
 def test_a_checker_that_fails(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

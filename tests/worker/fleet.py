@@ -26,11 +26,11 @@ class WorkerFleet:
     process: subprocess.Popen[str]
     records: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    reading: threading.Thread = field(init=False)
+    reader: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reading = threading.Thread(target=self._read, daemon=True)
-        self.reading.start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout
@@ -46,7 +46,7 @@ class WorkerFleet:
 
     def wait_for(self, code: str, count: int = 1) -> list[dict[str, Any]]:
         """Wait until an event has been told so often."""
-        wait_until(lambda: len(self.told(code)) >= count or not self.reading.is_alive(), f"{count} times {code}")
+        wait_until(lambda: len(self.told(code)) >= count or not self.reader.is_alive(), f"{count} times {code}")
         assert len(self.told(code)) >= count, (self.process.poll(), self.lines, self.records)
         return self.told(code)
 
@@ -67,8 +67,8 @@ class WorkerFleet:
     def wait(self) -> int:
         """Wait for its end, and for that of all that it has started; return the exit code."""
         code = self.process.wait(timeout=120)
-        self.reading.join(timeout=120)
-        assert not self.reading.is_alive(), "a process is left, which still has our pipe"
+        self.reader.join(timeout=120)
+        assert not self.reader.is_alive(), "a process is left, which still has our pipe"
         return code
 
 

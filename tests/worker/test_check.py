@@ -310,7 +310,7 @@ def test_second_signal_while_a_checker_hangs(bench: Bench) -> None:
 
 
 def test_killed_while_a_checker_hangs(bench: Bench) -> None:
-    """After SIGKILL the claim ends by itself, and the question that was put counts."""
+    """After SIGKILL the lease ends by itself, and the question that was put counts."""
     ids = prepare(bench)
     with hanging_checker(bench, "sync", OUTBOX_CHECK_TIMEOUT="60") as process:
         read_until(process, "checker begins")
@@ -358,7 +358,7 @@ def test_outage_while_checkers_run(
     go_on.set()
 
     def hurried() -> bool:
-        # Where no answer could be recorded, the half would wait until its claim ends.
+        # Where no answer could be recorded, the half would wait until its lease ends.
         with bench.observer.begin() as connection:
             connection.execute(
                 text("UPDATE outbox.half_check SET next_check_at = now() WHERE next_check_at > now() + interval '5 s'")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox import Message
-from outbox.consumer.outside.sql import CLAIM_SECONDS
+from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.worker import Worker
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
@@ -23,7 +23,7 @@ def consumed(bench: Bench) -> int:
 
 
 def test_messages_are_handled_as_they_come(bench: Bench) -> None:
-    """What comes while handlers run is begun too; after the end nothing is claimed."""
+    """What comes while handlers run is begun too; after the end nothing is leased."""
     first, second = threading.Event(), threading.Event()
 
     @bench.outbox.consumer("paid", group="mail", transactional=False, concurrency=2)
@@ -39,12 +39,12 @@ def test_messages_are_handled_as_they_come(bench: Bench) -> None:
         assert first.wait(60)
         send(bench, "second")
         wait_until(lambda: consumed(bench) == 2, "both are consumed")
-        wait_until(lambda: claimed(bench) == 0, "nothing is claimed")
+        wait_until(lambda: leased(bench) == 0, "nothing is leased")
 
 
-def claimed(bench: Bench) -> int:
-    """Return how many queues are claimed."""
-    newest = "SELECT DISTINCT ON (queue) worker FROM outbox.consumer_claim ORDER BY queue, term DESC, renewal DESC"
+def leased(bench: Bench) -> int:
+    """Return how many queues are leased."""
+    newest = "SELECT DISTINCT ON (queue) worker FROM outbox.consumer_lease ORDER BY queue, term DESC, renewal DESC"
     return int(bench.value(f"SELECT count(*) FROM ({newest}) n WHERE worker IS NOT NULL"))
 
 
@@ -90,7 +90,7 @@ def test_the_end_waits_for_handlers(bench: Bench) -> None:
     go_on.set()
     stopping.join()
     assert consumed(bench) == 1
-    assert claimed(bench) == 0
+    assert leased(bench) == 0
 
 
 def test_async_handlers_run_on_the_loop_of_the_application(bench: Bench) -> None:
@@ -170,7 +170,7 @@ def test_one_connection_however_many_handlers_run(new_bench: Callable[..., Bench
 
 def test_ready_while_a_handler_outlives_an_outage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose connection was cut is ready as soon as it is back, and not when its handler has ended."""
-    monkeypatch.setattr("outbox.consumer.outside.claimed_queue._RENEW_LEFT", CLAIM_SECONDS)
+    monkeypatch.setattr("outbox.consumer.outside.leased_queue._RENEW_LEFT", LEASE_SECONDS)
     begun, go_on = threading.Event(), threading.Event()
 
     @bench.outbox.consumer("paid", group="mail", transactional=False, timeout=600)

@@ -165,7 +165,7 @@ def test_tables_that_are_none(bench: Bench, server: ServerLike) -> None:
 def test_exactly_once_while_processes_are_killed(new_bench: Callable[..., Bench]) -> None:
     """Kills at any moment, one process after the other: no message is lost, none takes effect twice."""
     bench, dice, count = new_bench(), random.Random(17), 50 * KILLS  # noqa: S311 - no secret
-    with fleet(bench, 4, OUTBOX_MAX_CLAIMS="1000") as running:
+    with fleet(bench, 4, OUTBOX_MAX_STARTS="1000") as running:
         for number in range(KILLS):
             bench.send(count=50)
             running.wait_for("process.started", 4 + number)

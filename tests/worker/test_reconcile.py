@@ -122,8 +122,8 @@ def test_one_of_many_workers_runs_it(new_bench: NewBench, url: str) -> None:
     assert sum(map(len, results)) == 1
 
 
-def test_two_claims_race(bench: Bench) -> None:
-    """Of two workers that see at once that it is due, one runs it, also if the other comes to the claim later."""
+def test_two_that_begin_a_run_race(bench: Bench) -> None:
+    """Of two workers that see at once that it is due, one runs it, also if the other comes later."""
     declare(bench)
     first, second = only(bench.outbox), only(bench.outbox)
     with bench.observer.connect() as one, bench.observer.connect() as other:
@@ -131,18 +131,18 @@ def test_two_claims_race(bench: Bench) -> None:
             with connection.begin():
                 assert first._is_due(first._last(connection))
         job = first.work_at(NOW)
-        assert first._claim(one, job) is not None
-        assert second._claim(other, job) is None
+        assert first._begin(one, job) is not None
+        assert second._begin(other, job) is None
     assert len(bench.rows(RUNS)) == 1
 
 
-def test_a_claim_under_way_keeps_others_off(bench: Bench) -> None:
-    """Who comes while another one is claiming leaves it to him, and doesn't wait."""
+def test_a_beginning_under_way_keeps_others_off(bench: Bench) -> None:
+    """A worker that comes while another one begins a run leaves it to that one, and doesn't wait."""
     declare(bench)
     reconciler = only(bench.outbox)
     with bench.observer.connect() as one, one.begin(), bench.observer.connect() as other:
         one.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": reconciler._key})
-        assert reconciler._claim(other, reconciler.work_at(NOW)) is None
+        assert reconciler._begin(other, reconciler.work_at(NOW)) is None
     assert bench.rows(RUNS) == []
 
 

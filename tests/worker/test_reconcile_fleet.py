@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from outbox import Outbox, Settings
 from outbox.errors import InvalidSettings
 from outbox.operator.databases import Databases
-from outbox.prune.once import prune_runs_once
+from outbox.prune.prune_pass import prune_runs_once
 from outbox.reconcile.duty.reconciliation import FleetReconciler, reconcilers
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.job import InboxState
@@ -213,7 +213,7 @@ def test_refused_where_it_is_declared(bench: Bench) -> None:
         reconcilers(bench.outbox, threading.Event())
 
 
-def test_two_claims_race(bench: Bench, yard: Yard) -> None:
+def test_two_that_begin_a_run_race(bench: Bench, yard: Yard) -> None:
     """Of two workers that see at once that it is due, one runs it."""
     yard.declare(bench)
     first, second = (_only(bench.outbox) for _ in range(2))
@@ -221,8 +221,8 @@ def test_two_claims_race(bench: Bench, yard: Yard) -> None:
         for connection in (one, other):
             with connection.begin():
                 now = first._last(connection).now
-        assert first._claim(one, first.work_at(now)) is not None
-        assert second._claim(other, second.work_at(now)) is None
+        assert first._begin(one, first.work_at(now)) is not None
+        assert second._begin(other, second.work_at(now)) is None
     assert len(bench.rows(RUNS)) == 1
 
 

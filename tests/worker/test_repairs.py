@@ -244,7 +244,7 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
 
 
 def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconciler) -> None:
-    """What it had claimed is done by another one, later; what it had done isn't done again."""
+    """What it had leased is done by another one, later; what it had done isn't done again."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
     job = desk(bench).repair(run, by=OTTO, why="lost")
@@ -267,8 +267,8 @@ def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> 
     run = dry_run(bench, reconciler)
     job = desk(bench).repair(run, by=OTTO, why="lost")
     with bench.observer.begin() as connection:
-        claimed = {"id": job.id, "run": run, "lease": 60, "limit": 1, "rate": None}
-        execute(connection, orders.claim("outbox", **claimed))
+        leased = {"id": job.id, "run": run, "lease": 60, "limit": 1, "rate": None}
+        execute(connection, orders.lease("outbox", **leased))
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
     BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
     assert (job_now(bench, job).cancelled, job_now(bench, job).pending) == (1, 1)
@@ -307,13 +307,13 @@ def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconc
 
 
 def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: JobReconciler) -> None:
-    """What one has claimed and not settled yet isn't in the budget: nobody claims more meanwhile."""
+    """What one has leased and not settled yet isn't in the budget: nobody leases more meanwhile."""
     lost(bench, 2)
     job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
     run = UUID(job.options["run"])
     with bench.observer.begin() as connection:
-        claim = orders.claim("outbox", id=job.id, run=run, lease=60.0, limit=1, rate=0.001)
-        assert len(execute(connection, claim)[0]) == 1
+        lease = orders.lease("outbox", id=job.id, run=run, lease=60.0, limit=1, rate=0.001)
+        assert len(execute(connection, lease)[0]) == 1
     assert passed(bench, Repairer(reconciler, FirstPause())) == 0
 
 

@@ -12,14 +12,14 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Outgoing, Settings
 from outbox.acts.changes import Target
-from outbox.check.once import check_fences
+from outbox.check.check_pass import check_fences
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import batch_sizes, by_size, driver_of
-from outbox.delivery.once import confirm_once
-from outbox.dispatch.once import dispatch_once, release_due_once
+from outbox.delivery.confirm_pass import confirm_once
+from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
-from outbox.prune.once import prune_consumer_once, prune_producer_once, prune_records_once
+from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.telemetry.events import BatchTooLarge
 from outbox.telemetry.hooks import add_hook
 from tests.kit import Tables, consume_all, declare, dispatch_all

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 from outbox import Message, Settings
 from outbox.database.engines import discard
 from outbox.database.execute import Row, Statement, driver_of, execute
-from outbox.dispatch import once
-from outbox.dispatch.once import dispatch_lock, dispatch_once, release_due_once
+from outbox.dispatch import dispatch_pass
+from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once, release_due_once
 from outbox.operator.health import rules
 from outbox.worker import report
 from outbox.worker.connections import WorkerDatabase
@@ -28,8 +28,8 @@ SETTINGS = text("SELECT " + ", ".join(f"current_setting('{name}')" for name in L
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_server_probes_a_worker(bench: Bench, is_async: bool) -> None:
-    """The server probes the host of a handler while it runs; a handler that waits for something is no dead host."""
+def test_the_server_notices_a_worker_that_is_gone(bench: Bench, is_async: bool) -> None:
+    """The server tests the host of a handler while it runs; a handler that waits for something is no dead host."""
     found: list[Any] = []
 
     def handle(message: Message, session: Any) -> None:
@@ -65,7 +65,7 @@ def test_a_dispatch_that_idles_is_ended(bench: Bench, one_pass: Any, monkeypatch
 
     dispatch_all(bench.engine)
     bench.send()
-    monkeypatch.setattr(once, "execute", without_commit)
+    monkeypatch.setattr(dispatch_pass, "execute", without_commit)
     with bench.engine.connect() as connection:
         one_pass(connection, Settings())
         assert found[-1] == "1min"

@@ -25,7 +25,7 @@ group_app: typer.Typer = typer.Typer(
 
 _GROUPS = RowShape(
     GroupRow,
-    "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> readings> moved=moved_at "
+    "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> passages> moved=moved_at "
     "because",
     {
         "rate": lambda row: row.rate_text,

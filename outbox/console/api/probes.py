@@ -60,7 +60,7 @@ class Readiness:
             if time.monotonic() - self._at > _REUSED_FOR:
                 try:
                     for database in self._console.source().databases.values():
-                        with database.reading(1.0) as connection:
+                        with database.read_only(1.0) as connection:
                             execute(connection, NOW)
                     self._ready = not self._console.source.missing
                 except Exception as error:

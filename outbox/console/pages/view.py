@@ -118,7 +118,7 @@ _CHIPS = {
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
     # A group.
     "paused": Chip("hourglass", "warn", "paused", "an operator has paused it: workers begin nothing of it"),
-    "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next probe"),
+    "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next trial"),
     "half_open": Chip("half", "warn", "half open", "its breaker is open, and one message is tried, or about to be"),
     # A saga's flow and its commands.
     "compensating": Chip("undo", "warn", "compensating", "the steps that were done are being undone"),

@@ -9,10 +9,10 @@ many messages as the thread needed before, for a quarter of a second at most, an
 A thread that dies takes its grant with it.
 
 **Breaker.** The thread that counts the failure that is one too many opens it, and all see it at their next look. When
-a probe is due, one thread claims it by a commit, so that a thread which dies over it is followed by another one after
-``probe_after``. The transaction that handles the probe's message also holds a lock, so that no second probe runs beside
+a trial is due, one thread takes it by a commit, so that a thread which dies over it is followed by another one after
+``trial_after``. The transaction that handles the trial's message also holds a lock, so that no second trial runs beside
 one which takes longer than that; and it closes the breaker, so that the success and what follows from it are one. A
-handler outside of transactions has no such lock: the next probe is due after its time limit at the earliest.
+handler outside of transactions has no such lock: the next trial is due after its time limit at the earliest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import begin
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, take_lock, try_lock
-from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerProbed
+from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Gate:
     """What one consuming thread of a group may do; not thread-safe. Connections are on the consumer's database.
 
     ``queues`` are those of the topic that the thread knows of, also those that it comes to know later. ``clock``
-    returns seconds that only go forward: by it the thread knows when to look again, and that a grant or a probe of its
+    returns seconds that only go forward: by it the thread knows when to look again, and that a grant or a trial of its
     own has lapsed. Everything else goes by the database's clock.
     """
 
@@ -69,7 +69,7 @@ class Gate:
         self._read_at = -_NEVER
         self._paused = self._open = False
         self._rate = subscription.rate
-        self._probe_at = self._probe_until = -_NEVER
+        self._trial_at = self._trial_until = -_NEVER
         self._grant_at = self._grant_until = -_NEVER
         self._granted = self._used = 0
         self._needs = 1
@@ -81,8 +81,8 @@ class Gate:
         return self._open or self._rate is not None
 
     @property
-    def probing(self) -> bool:
-        """Is the message that was admitted a probe?"""
+    def on_trial(self) -> bool:
+        """Is the message that was admitted a trial?"""
         return self._open
 
     @property
@@ -112,7 +112,7 @@ class Gate:
         if self.shut(connection):
             return 0
         if self._open:
-            return 1 if self._has_probe(connection) else 0
+            return 1 if self._has_trial(connection) else 0
         return None if self._rate is None else self._left_of_grant(connection, self._rate)
 
     def handled(self, counts: Counts) -> None:
@@ -122,15 +122,15 @@ class Gate:
             if counts.done:
                 self.succeeded()
             if self._open:
-                self.probed()
+                self.trial_ended()
 
     def began(self, messages: int) -> None:
         """Take notice that so many messages are handled of those that were admitted."""
         self._used += messages
 
-    def probed(self) -> None:
-        """Take notice that the probe has ended; the row knows how."""
-        self._probe_until = self._read_at = -_NEVER
+    def trial_ended(self) -> None:
+        """Take notice that the trial has ended; the row knows how."""
+        self._trial_until = self._read_at = -_NEVER
 
     def succeeded(self) -> None:
         """Take notice of a success.
@@ -147,13 +147,13 @@ class Gate:
         breaker = self._subscription.breaker
         if breaker is None or self._open:
             return
-        window, probe_after = breaker.seconds
+        window, trial_after = breaker.seconds
         group, topic = self._pair
         values = {"group": group, "topic": topic, "queues": sorted(self._queues), "because": because}
         limits = {
             "failures": breaker.failures,
             "window": min(window, self._clock() - self._succeeded_at),
-            "probe_after": probe_after,
+            "trial_after": trial_after,
         }
         with begin(connection):
             _, opened = execute(connection, COMMIT_SYNCHRONOUSLY, sql.trip(self._schema, **values, **limits))
@@ -161,19 +161,19 @@ class Gate:
         if opened:
             emit(BreakerOpened(group=group, topic=topic, failures=breaker.failures, reason=because))
 
-    def begins_probe(self, connection: Connection) -> bool:
-        """Take the lock that no two probes hold, in the transaction that is to handle the message of this one.
+    def begins_trial(self, connection: Connection) -> bool:
+        """Take the lock that no two trials hold, in the transaction that is to handle the message of this one.
 
         If that transaction commits, the breaker is closed with it.
         """
         group, topic = self._pair
-        ((taken, *_),) = execute(connection, try_lock(lock_key("probe", group, topic, self._schema), "true"))[0]
+        ((taken, *_),) = execute(connection, try_lock(lock_key("trial", group, topic, self._schema), "true"))[0]
         if taken:
             self.close(connection)
         return bool(taken)
 
     def close(self, connection: Connection) -> None:
-        """Close the breaker with the running transaction, in which the probe has succeeded."""
+        """Close the breaker with the running transaction, in which the trial has succeeded."""
         group, topic = self._pair
         at_commit(connection, sql.close(self._schema, group, topic))
         after_commit(connection, partial(emit, BreakerClosed(group=group, topic=topic)))
@@ -183,7 +183,7 @@ class Gate:
         if self._paused:
             return _NEVER
         if self._open:
-            return now if now < self._probe_until else self._probe_at
+            return now if now < self._trial_until else self._trial_at
         return now if self._has_left(now) else self._grant_at
 
     def _has_left(self, now: float) -> bool:
@@ -192,43 +192,43 @@ class Gate:
     def _read(self, connection: Connection, now: float) -> None:
         self._read_at = now + READ_EVERY
         (rows,) = read_source(connection, sql.control(self._schema, *self._pair))
-        self._paused, rate, is_open, probe_in = rows[0] if rows else (False, None, False, None)
+        self._paused, rate, is_open, trial_in = rows[0] if rows else (False, None, False, None)
         if is_open and self._subscription.breaker is None:
             self._close_undeclared(connection)
             is_open = False
         self._open = is_open
-        self._probe_at = now + probe_in if self._open else -_NEVER
+        self._trial_at = now + trial_in if self._open else -_NEVER
         rate = self._subscription.rate if rate is None else rate
         if rate != self._rate:
             self._rate, self._grant_at = rate, -_NEVER
 
     def _close_undeclared(self, connection: Connection) -> None:
-        """Close a breaker that this release doesn't declare any more: no thread would probe it."""
+        """Close a breaker that this release doesn't declare any more: no thread would try it."""
         group, topic = self._pair
         with begin(connection):
             (closed,) = execute(connection, sql.close(self._schema, group, topic))
         if closed:
             emit(BreakerClosed(group=group, topic=topic))
 
-    def _has_probe(self, connection: Connection) -> bool:
-        """Tell whether this thread has the probe, which it claims if it is due."""
+    def _has_trial(self, connection: Connection) -> bool:
+        """Tell whether this thread has the trial, which it takes if it is due."""
         now, breaker = self._clock(), self._subscription.breaker
-        if now < self._probe_until:
+        if now < self._trial_until:
             return True
         if breaker is None:
             return False
         group, topic = self._pair
-        _, probe_after = breaker.seconds
+        _, trial_after = breaker.seconds
         if not self._subscription.transactional:  # no lock keeps a rival away as long as it runs
-            probe_after = max(probe_after, self._subscription.timeout_seconds)
+            trial_after = max(trial_after, self._subscription.timeout_seconds)
         with begin(connection):
-            claim = sql.claim_probe(self._schema, group=group, topic=topic, probe_after=probe_after)
-            _, claimed = execute(connection, COMMIT_SYNCHRONOUSLY, claim)
-        self._probe_at = now + probe_after
-        if claimed:
-            self._probe_until = now + probe_after
-            emit(BreakerProbed(group=group, topic=topic))
-        return bool(claimed)
+            take = sql.take_trial(self._schema, group=group, topic=topic, trial_after=trial_after)
+            _, taken = execute(connection, COMMIT_SYNCHRONOUSLY, take)
+        self._trial_at = now + trial_after
+        if taken:
+            self._trial_until = now + trial_after
+            emit(BreakerTried(group=group, topic=topic))
+        return bool(taken)
 
     def _left_of_grant(self, connection: Connection, rate: float) -> int:
         """Return how many messages of this thread's grant are left; of a new one if it is used or has lapsed."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from outbox.database.execute import Template
 
-#: Read what holds a group of a topic back. Rows: ``(paused, rate, breaker is open, seconds until a probe)`` or none.
+#: Read what holds a group of a topic back. Rows: ``(paused, rate, breaker is open, seconds until a trial)`` or none.
 control: Template = Template("""
 SELECT paused_at IS NOT NULL, rate, opened_at IS NOT NULL,
-       extract(epoch FROM probe_at - clock_timestamp())::float8
+       extract(epoch FROM trial_at - clock_timestamp())::float8
   FROM {s}.group_control WHERE consumer_group = %s AND topic = %s
 """)
 
@@ -49,7 +49,7 @@ _SUCCEEDED = """
           FROM unnest(%(queues)s::int[]) q
          CROSS JOIN LATERAL (SELECT message_id FROM {s}.consumer_offset o
                               WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = q
-                              ORDER BY position DESC, claims DESC LIMIT %(failures)s) o
+                              ORDER BY position DESC, starts DESC LIMIT %(failures)s) o
          UNION ALL
         (SELECT h.message_id FROM {s}.attempt_history h
           WHERE h.failed_at > clock_timestamp() - make_interval(secs => %(window)s)
@@ -66,13 +66,13 @@ _SUCCEEDED = """
 trip: Template = Template(
     f"""
 WITH failing AS MATERIALIZED ({_SINCE})
-INSERT INTO {{s}}.group_control AS g (consumer_group, topic, opened_at, probe_at, opened_because, healthy_at, openings)
-SELECT %(group)s, %(topic)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(probe_after)s),
+INSERT INTO {{s}}.group_control AS g (consumer_group, topic, opened_at, trial_at, opened_because, healthy_at, openings)
+SELECT %(group)s, %(topic)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(trial_after)s),
        %(because)s, since, 1
   FROM failing
  WHERE NOT EXISTS ({_SUCCEEDED})
 ON CONFLICT (consumer_group, topic) DO UPDATE
-   SET opened_at = excluded.opened_at, probe_at = excluded.probe_at, opened_because = excluded.opened_because,
+   SET opened_at = excluded.opened_at, trial_at = excluded.trial_at, opened_because = excluded.opened_because,
        openings = g.openings + 1
  WHERE g.opened_at IS NULL AND (g.healthy_at IS NULL OR g.healthy_at <= excluded.healthy_at)
 RETURNING openings
@@ -80,17 +80,17 @@ RETURNING openings
     lossy=("because",),
 )
 
-#: Take the one probe that is due, and put off the next one. Rows: one, or none where it isn't due or another has it.
-claim_probe: Template = Template("""
-UPDATE {s}.group_control SET probe_at = clock_timestamp() + make_interval(secs => %(probe_after)s)
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND opened_at IS NOT NULL AND probe_at <= clock_timestamp()
+#: Take the one trial that is due, and put off the next one. Rows: one, or none where it isn't due or another has it.
+take_trial: Template = Template("""
+UPDATE {s}.group_control SET trial_at = clock_timestamp() + make_interval(secs => %(trial_after)s)
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND opened_at IS NOT NULL AND trial_at <= clock_timestamp()
 RETURNING 1
 """)
 
 #: Close the breaker, in the transaction of the message that was handled. Rows: one, or none where it isn't open.
 close: Template = Template("""
 UPDATE {s}.group_control
-   SET opened_at = NULL, probe_at = NULL, opened_because = NULL, healthy_at = clock_timestamp()
+   SET opened_at = NULL, trial_at = NULL, opened_because = NULL, healthy_at = clock_timestamp()
  WHERE consumer_group = %s AND topic = %s AND opened_at IS NOT NULL
 RETURNING 1
 """)

@@ -1,1 +1,1 @@
-"""Handle messages outside of transactions: queues claimed by commits, and many handlers at a time."""
+"""Handle messages outside of transactions: queues leased by commits, and many handlers at a time."""

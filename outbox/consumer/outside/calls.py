@@ -62,7 +62,7 @@ class Call:
 
     ``retries``: a failed message that the queue has left behind. ``too_old``: the message had expired, so that the
     handler wasn't called. ``deadline`` is a time of the clock that only goes forward. ``seconds`` is how long it took.
-    ``is_probe``: it decides whether the group's breaker is closed. ``expires_at`` is a time of the loop that its task
+    ``is_trial``: it decides whether the group's breaker is closed. ``expires_at`` is a time of the loop that its task
     runs on.
     """
 
@@ -75,7 +75,7 @@ class Call:
     deadline: float = 0.0
     seconds: float = 0.0
     too_old: bool = False
-    is_probe: bool = False
+    is_trial: bool = False
     expires_at: float | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     limit: asyncio.Timeout | None = field(default=None, repr=False)

@@ -1,12 +1,12 @@
 """Consume outside of transactions: many handlers at a time, none of them inside a transaction or under a lock.
 
-For effects that no rollback undoes: a call to a payment provider, a mail. A worker claims queues by commits
-(`ClaimedQueue`), begins handlers in threads or as tasks (`Calls`), and writes what came of them in short transactions.
+For effects that no rollback undoes: a call to a payment provider, a mail. A worker leases queues by commits
+(`LeasedQueue`), begins handlers in threads or as tasks (`Calls`), and writes what came of them in short transactions.
 Nothing is held open in the database while a handler runs.
 
-One thread does all that touches the database: it writes the results that there are, renews claims, begins what may
-begin, and waits. A worker keeps as few claims as it can use, so that others have the remaining queues: it reads a queue
-on only when there is no other one to go to, and gives up the claim of one in which it has nothing to do.
+One thread does all that touches the database: it writes the results that there are, renews leases, begins what may
+begin, and waits. A worker keeps as few leases as it can use, so that others have the remaining queues: it reads a queue
+on only when there is no other one to go to, and gives up the lease of one in which it has nothing to do.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer, WaitingQueue
 from outbox.consumer.outside import sql
 from outbox.consumer.outside.calls import Call, CallContext, Calls
-from outbox.consumer.outside.claimed_queue import ClaimedQueue, ClaimLapsed
+from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Row, is_lost, read_source
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings
-from outbox.telemetry.events import ClaimLost, HandlerHangs
+from outbox.telemetry.events import HandlerHangs, LeaseLost
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _PROGRESS = 1.0
 _RETRIES = 100
 #: After how long (seconds) a pass asks again for a queue that another worker had.
 _REFUSED = 0.2
-#: For how long (seconds) it is good enough since when messages wait in queues that this worker can't claim now.
+#: For how long (seconds) it is good enough since when messages wait in queues that this worker can't lease now.
 _AGE = 1.0
 
 
@@ -79,21 +79,21 @@ class OutsideConsumer(Consumer):
         self._consumes = consumes
         self._retries = retries
         self._calls = Calls(subscription, self.meter, context)
-        self._claimed: dict[int, ClaimedQueue] = {}
-        # Until when not to ask for the claim of a queue that another worker has.
+        self._leased: dict[int, LeasedQueue] = {}
+        # Until when not to ask for the lease of a queue that another worker has.
         self._refused: dict[int, float] = {}
         # Set when there may be new messages. Else, when to look for them, and for retries that are due, by the clock
         # that only goes forward.
         self._news = threading.Event()
         self._next_read = 0.0
         self._next_retries = 0.0 if retries else math.inf
-        # Since when messages wait in queues that this worker can't claim now, and when to look again.
-        self._unclaimed: list[dt.datetime] = []
+        # Since when messages wait in queues that this worker can't lease now, and when to look again.
+        self._unleased: list[dt.datetime] = []
         self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
         # The call that is tried while the group's breaker is open: nothing else is begun as long as it runs.
-        self._probe: Call | None = None
+        self._trial: Call | None = None
         #: Called now and then while a pass runs, when it has written to the database.
         self.on_progress: Callable[[], None] = lambda: None
         self._has_progressed = False
@@ -149,18 +149,18 @@ class OutsideConsumer(Consumer):
                             raise
                         failure = error  # calls that run have nothing to do with it
                 if not self._in_flight():
-                    if not any(queue.has_news for queue in self._claimed.values()):
+                    if not any(queue.has_news for queue in self._leased.values()):
                         break
                     self._news.set()
                     continue
                 self._collect(_POLL)
             else:
-                self._calls.give_up([call for queue in self._claimed.values() for call in queue.in_flight])
+                self._calls.give_up([call for queue in self._leased.values() for call in queue.in_flight])
                 return counts
-            self._leave(connection, list(self._claimed.values()))
+            self._leave(connection, list(self._leased.values()))
         except Exception:
             # The next pass goes on with these calls. If it comes too late, another worker may have the queues by then.
-            for queue in self._claimed.values():
+            for queue in self._leased.values():
                 self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
             raise
         if failure is None and not counts:
@@ -170,18 +170,18 @@ class OutsideConsumer(Consumer):
         return counts
 
     def _in_flight(self) -> bool:
-        return any(queue.in_flight for queue in self._claimed.values())
+        return any(queue.in_flight for queue in self._leased.values())
 
     def _collect(self, timeout: float) -> None:
         """Wait for calls to end, at most so many seconds, and hand them to their queues."""
         for call in self._calls.wait(timeout):
-            if (queue := self._claimed.get(call.queue)) is not None:
+            if (queue := self._leased.get(call.queue)) is not None:
                 queue.ended(call)
         self._tell_hanging()
 
     def _resume(self, connection: Connection) -> None:
         """Go on with the calls of a pass that failed, in those queues that no other worker has taken over."""
-        for queue in list(self._claimed.values()):
+        for queue in list(self._leased.values()):
             with self._unless_lost(queue):
                 queue.renew(connection)
                 self._has_progressed = True
@@ -201,11 +201,11 @@ class OutsideConsumer(Consumer):
             emit(HandlerHangs(group=group, topic=topic, count=self._calls.hanging))
         self._all_hang = hang
 
-    # --- claims ---------------------------------------------------------------------------------------------
+    # --- leases ---------------------------------------------------------------------------------------------
 
     def _write_results(self, connection: Connection) -> Counts:
         counts = Counts()
-        for queue in list(self._claimed.values()):
+        for queue in list(self._leased.values()):
             with self._unless_lost(queue):
                 counts += queue.write_results(connection)
                 if queue.released:  # nothing else wakes it, and its key may have many that wait for it
@@ -214,62 +214,62 @@ class OutsideConsumer(Consumer):
         return counts
 
     def _renew(self, connection: Connection) -> None:
-        for queue in list(self._claimed.values()):
+        for queue in list(self._leased.values()):
             if queue.renew_at <= time.monotonic():
                 with self._unless_lost(queue):
                     queue.renew(connection)
                     self._has_progressed = True
 
-    def _leave(self, connection: Connection, queues: list[ClaimedQueue]) -> None:
-        """Give up the claims of queues in which nothing is to be done."""
+    def _leave(self, connection: Connection, queues: list[LeasedQueue]) -> None:
+        """Give up the leases of queues in which nothing is to be done."""
         for queue in queues:
             with self._unless_lost(queue):
                 queue.give_up(connection)
-                del self._claimed[queue.number]
+                del self._leased[queue.number]
 
     @contextmanager
-    def _unless_lost(self, queue: ClaimedQueue) -> Iterator[None]:
+    def _unless_lost(self, queue: LeasedQueue) -> Iterator[None]:
         """End the block where another worker turns out to have the queue."""
         try:
             yield
-        except ClaimLapsed:  # what that means for its messages is told
+        except LeaseLapsed:  # what that means for its messages is told
             self._lose(queue)
 
-    def _lose(self, queue: ClaimedQueue) -> None:
-        del self._claimed[queue.number]
+    def _lose(self, queue: LeasedQueue) -> None:
+        del self._leased[queue.number]
         calls, results = queue.in_flight, len(queue.running) - len(queue.in_flight)
         self._calls.give_up(calls)
         if calls or results:
             group, topic = self.subscription.group, self.subscription.topic
-            emit(ClaimLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
+            emit(LeaseLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
 
-    def _claim(
+    def _lease(
         self, connection: Connection, source: Connection, number: int, *, end: int | None, reads: bool = True
     ) -> bool:
-        """Claim a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
+        """Lease a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
         # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
         window = min(self._settings.read_ahead, 2 * self.subscription.concurrency)
         settings = replace(self._settings, read_ahead=window)
         reader = QueueConsumer(self.subscription, settings, number, self.meter, self.gate)
         reader.end, reader.reach = end, self.reach_of(number)
-        queue = ClaimedQueue(self.subscription, self._settings, reader, number, self.gate)
+        queue = LeasedQueue(self.subscription, self._settings, reader, number, self.gate)
         if queue.take(connection, source, reads=reads):
-            self._claimed[number] = queue
+            self._leased[number] = queue
             return True
         return False
 
     # --- beginning ------------------------------------------------------------------------------------------
 
     def _begin(self, connection: Connection, source: Connection, retries: int) -> None:
-        if self._probe is not None and not any(self._probe.entry.id in each.running for each in self._claimed.values()):
-            self._probe = None
-            self.gate.probed()
-        is_shut = self._probe is not None or self.gate.shut(connection)
+        if self._trial is not None and not any(self._trial.entry.id in each.running for each in self._leased.values()):
+            self._trial = None
+            self.gate.trial_ended()
+        is_shut = self._trial is not None or self.gate.shut(connection)
         if not is_shut and time.monotonic() >= self._next_retries and self._calls.free > 0:
             self._next_retries = time.monotonic() + self._settings.retry_interval if self._retries else math.inf
             self._begin_due(connection, source, min(retries, self._calls.free))
         self._begin_read(connection)
-        if not self._consumes or self._calls.free <= 0 or self._probe is not None:
+        if not self._consumes or self._calls.free <= 0 or self._trial is not None:
             return
         if time.monotonic() < self._next_read and not self._news.is_set():
             return
@@ -283,66 +283,66 @@ class OutsideConsumer(Consumer):
         random.shuffle(waiting)
         for _ in self._read_more(connection, source, {number: last for number, _, _, last in waiting}):
             self._begin_read(connection)
-            if self._calls.free <= 0 or self._probe is not None or self.gate.shut(connection):
+            if self._calls.free <= 0 or self._trial is not None or self.gate.shut(connection):
                 self._news.set()
                 return
         if any(self._has_more(number, last) for number, _, _, last in waiting):
             self._news.set()
 
     def _ages(self, source: Connection, waiting: list[WaitingQueue], *, is_shut: bool) -> Iterable[dt.datetime | None]:
-        """Return since when the first messages wait, in this worker's queues and in those that it can't claim now."""
+        """Return since when the first messages wait, in this worker's queues and in those that it can't lease now."""
         now = time.monotonic()
         others = {
             queue: position
             for queue, position, _, _ in waiting
-            if queue not in self._claimed and (is_shut or self._refused.get(queue, 0.0) > now)
+            if queue not in self._leased and (is_shut or self._refused.get(queue, 0.0) > now)
         }
         if not others:
-            self._unclaimed, self._next_ages = [], 0.0
+            self._unleased, self._next_ages = [], 0.0
         elif now >= self._next_ages:
             self._next_ages = now + _AGE
             first = {"queues": list(others), "positions": list(others.values())}
             times = consumer_sql.first_times(self._settings.schema, topic=self.subscription.topic, **first)
-            self._unclaimed = [since for (since,) in read_source(source, times)[0]]
-        return [*self._unclaimed, *(queue.waiting_since for queue in self._claimed.values())]
+            self._unleased = [since for (since,) in read_source(source, times)[0]]
+        return [*self._unleased, *(queue.waiting_since for queue in self._leased.values())]
 
     def _begin_read(self, connection: Connection) -> None:
         """Begin the messages that were read and may be begun."""
-        for queue in self._claimed.values():
+        for queue in self._leased.values():
             # What workers share is asked for only where there is a message.
             while (
-                self._calls.free > 0 and self._probe is None and queue.has_call and self.gate.admitted(connection) != 0
+                self._calls.free > 0 and self._trial is None and queue.has_call and self.gate.admitted(connection) != 0
             ):
                 if (call := queue.next_call()) is not None:
                     self._start(call)
 
     def _start(self, call: Call) -> None:
         self.gate.began(1)
-        if self.gate.probing:
-            call.is_probe, self._probe = True, call
+        if self.gate.on_trial:
+            call.is_trial, self._trial = True, call
         self._calls.start(call)
 
     def _has_more(self, number: int, last: int) -> bool:
         """Tell whether there is more to read in a queue that this worker may have."""
-        if (queue := self._claimed.get(number)) is not None:
+        if (queue := self._leased.get(number)) is not None:
             return queue.has_space and queue.read_position < last
         return self._refused.get(number, 0.0) <= time.monotonic()
 
     def _read_more(self, connection: Connection, source: Connection, last_of: dict[int, int]) -> Iterator[None]:
-        """Read from queues, one after the other, those first of which this worker has no claim.
+        """Read from queues, one after the other, those first of which this worker has no lease.
 
         Raises:
             MessagesPruned: a queue is stuck by that; the others were read.
         """
         more = [number for number, last in last_of.items() if self._has_more(number, last)]
-        others = [number for number in more if number not in self._claimed]
+        others = [number for number in more if number not in self._leased]
         if others:
-            self._leave(connection, [queue for queue in self._claimed.values() if queue.is_idle])
+            self._leave(connection, [queue for queue in self._leased.values() if queue.is_idle])
         pruned: MessagesPruned | None = None
         for number in [*others, *(number for number in more if number not in others)]:
             try:
-                if (queue := self._claimed.get(number)) is None:
-                    if not self._claim(connection, source, number, end=last_of[number]):
+                if (queue := self._leased.get(number)) is None:
+                    if not self._lease(connection, source, number, end=last_of[number]):
                         self._refused[number] = time.monotonic() + _REFUSED
                 else:
                     with self._unless_lost(queue):
@@ -357,7 +357,7 @@ class OutsideConsumer(Consumer):
         """Begin to retry failed messages that are due."""
         subscription = self.subscription
         key_order.release(connection, subscription, self._settings.schema)
-        running = [message_id for queue in self._claimed.values() for message_id in queue.running]
+        running = [message_id for queue in self._leased.values() for message_id in queue.running]
         due_rows = sql.due(
             self._settings.schema,
             group=subscription.group,
@@ -373,9 +373,9 @@ class OutsideConsumer(Consumer):
         for row in rows:
             by_queue.setdefault(row[0], []).append(row)
         for number, due in by_queue.items():
-            if number not in self._claimed and not self._claim(connection, source, number, end=None, reads=False):
+            if number not in self._leased and not self._lease(connection, source, number, end=None, reads=False):
                 continue
-            queue = self._claimed[number]
+            queue = self._leased[number]
             with self._unless_lost(queue):
                 for call in queue.start_due(connection, source, due):
                     self._start(call)

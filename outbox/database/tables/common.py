@@ -121,7 +121,7 @@ def common_tables(schema: str = "outbox") -> MetaData:
             Index("ix_bulk_job_open", "created_at", postgresql_where=text("finished_at IS NULL")),
         ],
         # Each item is acted on in a transaction that also writes its state here. A rollback runs outside of it, and
-        # claims its item by moving ``next_attempt_at`` ahead.
+        # leases its item by moving ``next_attempt_at`` ahead.
         "bulk_item": [
             Column("bulk_job_id", Uuid, primary_key=True),
             Column("number", Integer, primary_key=True, autoincrement=False),

@@ -44,7 +44,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("position", BigInteger, nullable=False),
             Column("status", Text, nullable=False),
             Column("attempts", Integer, nullable=False),
-            Column("claims", Integer, nullable=False, server_default=text("0")),
+            Column("starts", Integer, nullable=False, server_default=text("0")),
             Column("next_attempt_at", TIME),
             Column("body_digest", LargeBinary),
             Column("last_error", Text),
@@ -57,15 +57,15 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
             Column("quarantined_by", Uuid),
             Column("quarantined_from", Text),
-            # In which of the group's readings of the queue (consumer_reading) this row was written.
-            Column("reading", SmallInteger, nullable=False, server_default=text("0")),
+            # In which of the group's passages of the queue (consumer_passage) this row was written.
+            Column("passage", SmallInteger, nullable=False, server_default=text("0")),
             # Of a group that is ordered by key: the key whose later messages this row holds back, its number among the
             # rows of that key, and whether it may not be tried before it is the first of them.
             Column("order_key", NAME),
             Column("turn", BigInteger),
             Column("follows", Boolean, nullable=False, server_default=text("false")),
             CheckConstraint(f"status IN {sql_list(Status)}", name="status"),
-            CheckConstraint("attempts >= 0 AND claims >= 0", name="attempts"),
+            CheckConstraint("attempts >= 0 AND starts >= 0", name="attempts"),
             CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
             CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
             CheckConstraint(f"quarantined_from IN {_UNSETTLED}", name="quarantined_from"),
@@ -156,26 +156,26 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # By this database's clock, before the producer was asked.
             Column("asked_at", TIME, nullable=False),
         ],
-        # Appended; the newest (greatest position, then claims) counts, found at the end of the primary key.
-        # ``claims`` counts how often the messages after this position were started without an end.
+        # Appended; the newest (greatest position, then starts) counts, found at the end of the primary key.
+        # ``starts`` counts how often the messages after this position were started without an end.
         "consumer_offset": [
             Column("consumer_group", NAME, primary_key=True),
             Column("topic", NAME, primary_key=True),
             Column("queue", Integer, primary_key=True, autoincrement=False),
             Column("position", BigInteger, primary_key=True, autoincrement=False),
-            Column("claims", SmallInteger, primary_key=True, autoincrement=False),
+            Column("starts", SmallInteger, primary_key=True, autoincrement=False),
             Column("written_at", TIME, nullable=False, server_default=NOW),
             # Of the message at this position, as far as the group has read one: by it a log that went back is known.
             Column("message_id", Uuid),
-            # In which of its readings the group is: 0 is the first, consumer_reading has the others.
-            Column("reading", SmallInteger, nullable=False, server_default=text("0")),
+            # In which of its passages the group is: 0 is the first, consumer_passage has the others.
+            Column("passage", SmallInteger, nullable=False, server_default=text("0")),
             CheckConstraint("position >= 0", name="position"),
         ],
         # Appended; the newest (greatest term, then renewal) counts. A worker that handles a queue outside of
-        # transactions claims it until a time by this database's clock. Each take-over is a newer term, and a claim that
-        # was given up a newer one without a worker. ``started``: what lies after it was not begun under this claim; 0
+        # transactions leases it until a time by this database's clock. Each take-over is a newer term, and a lease that
+        # was given up a newer one without a worker. ``started``: what lies after it was not begun under this lease; 0
         # where nothing is in doubt.
-        "consumer_claim": [
+        "consumer_lease": [
             Column("consumer_group", NAME, primary_key=True),
             Column("topic", NAME, primary_key=True),
             Column("queue", Integer, primary_key=True, autoincrement=False),
@@ -210,21 +210,21 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
         ],
         # That an operator has moved a group in a queue: back, to read again what lies up to ``former``, or ahead, to
         # never read what lies between. Written once, and deleted with the group.
-        "consumer_reading": [
+        "consumer_passage": [
             Column("consumer_group", NAME, primary_key=True),
             Column("topic", NAME, primary_key=True),
             Column("queue", Integer, primary_key=True, autoincrement=False),
-            Column("reading", SmallInteger, primary_key=True, autoincrement=False),
+            Column("passage", SmallInteger, primary_key=True, autoincrement=False),
             Column("former", BigInteger, nullable=False),
             Column("position", BigInteger, nullable=False),
             Column("began_at", TIME, nullable=False, server_default=NOW),
-            CheckConstraint("reading > 0 AND position <> former", name="moved"),
+            CheckConstraint("passage > 0 AND position <> former", name="moved"),
         ],
-        # The inbox row that a message had in an earlier reading: kept in the transaction that writes over it.
+        # The inbox row that a message had in an earlier passage: kept in the transaction that writes over it.
         "reread_message": [
             Column("consumer_group", NAME, primary_key=True),
             Column("message_id", Uuid, primary_key=True),
-            Column("reading", SmallInteger, primary_key=True, autoincrement=False),
+            Column("passage", SmallInteger, primary_key=True, autoincrement=False),
             Column("topic", NAME, nullable=False),
             Column("queue", Integer, nullable=False),
             Column("position", BigInteger, nullable=False),
@@ -251,13 +251,13 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("pause_reason", Text),
             Column("rate", Double),
             Column("opened_at", TIME),
-            Column("probe_at", TIME),
+            Column("trial_at", TIME),
             Column("opened_because", Text),
             Column("healthy_at", TIME),
             Column("openings", Integer, nullable=False, server_default=text("0")),
             CheckConstraint("(paused_at IS NULL) = (paused_by IS NULL)", name="paused"),
             CheckConstraint("rate > 0", name="rate"),
-            CheckConstraint("(opened_at IS NULL) = (probe_at IS NULL)", name="opened"),
+            CheckConstraint("(opened_at IS NULL) = (trial_at IS NULL)", name="opened"),
         ],
         # Appended; of a group that has a rate, which worker handles how many messages up to when. The last one counts.
         "rate_grant": [

@@ -50,7 +50,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("body", LargeBinary, nullable=False),
             Column("deliver_at", TIME),
             Column("born_at", TIME, nullable=False, server_default=NOW),
-            # As the inbox keeps it (outbox/consumer/reading.py). Made once, here: a reconciliation that computed it for
+            # As the inbox keeps it (outbox/consumer/passage.py). Made once, here: a reconciliation that computed it for
             # each row would take three times as long. Generated, so that it follows a body changed by hand.
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
@@ -106,7 +106,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             CheckConstraint(f"answer IN {sql_list(Resolution)}", name="answer"),
         ],
         # How many halves of a topic a batch of dispatch found committed, and how many rolled back; how many checks a
-        # claim, or a try of fences, put. The sum of a topic's rows is how many there ever were, as far as dispatch has
+        # lease, or a try of fences, put. The sum of a topic's rows is how many there ever were, as far as dispatch has
         # come. Prune makes one row of them.
         "topic_total": [
             Column("id", BigInteger, Identity(always=True), primary_key=True),
@@ -231,7 +231,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("bulk_job_id", Uuid),
         ],
         # Appended; the newest of a message and a group counts. ``settled``: no worker asks about it any more.
-        # ``callback`` is which one ran in the transaction of the row. What the columns mean: outbox/delivery/once.py.
+        # ``callback`` is which one ran in the transaction of the row. The columns: outbox/delivery/confirm_pass.py.
         "delivery": [
             Column("half_id", Uuid, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),

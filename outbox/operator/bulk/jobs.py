@@ -164,7 +164,7 @@ class BulkJobs(OverDatabases):
         """
 
         def find(database: Database) -> model.BulkJob | None:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
 
         which = f"no registered database ({', '.join(self.databases)})"
@@ -204,7 +204,7 @@ class BulkJobs(OverDatabases):
         """
         database, limit = self.databases[self.bulk_job(bulk_job_id).database], model.COUNT_LIMIT
         values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
-        with database.reading() as connection:
+        with database.read_only() as connection:
             items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
         since, unreached = self._fates_of(database, items)
         found = [fate for each in since for fate in each]
@@ -289,7 +289,7 @@ class BulkJobs(OverDatabases):
         """Return the bulk job that was ordered with the key, if it has one; raise SelectorChanged if it is another."""
         order = new.request
         for database in self.databases.values() if new.key is not None else ():
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 rows = query(connection, database.schema, sql.BY_KEY, key=new.key)
             for bulk_job_id, action, actor, reason, options, selected, rate in rows:
                 before = {name: value for name, value in json.loads(selected).items() if name not in _ADDED}
@@ -478,7 +478,7 @@ def resolve(
     if selection.is_across and selector.inbox is not None:
         ids, edge = _ids_in_inboxes(databases, selector.inbox, edge, most)
     elif selection.by_ids and selector.messages is not None:
-        with database.reading(SECONDS) as connection:
+        with database.read_only(SECONDS) as connection:
             matched, values = _match_messages(selector.messages, edge, most)
             found = statement(database.schema, f"SELECT id FROM ({matched}) m", values)
             ((now,),), rows = execute(connection, NOW, found)
@@ -538,7 +538,7 @@ def _ids_in_inboxes(
         names = ", ".join(each.name for each in consumers) or "none is registered"
         raise InvalidRequest(f"name the database of the inbox in its filter: {names}", field="database")
     database = consumers[0]
-    with database.reading(SECONDS) as connection:
+    with database.read_only(SECONDS) as connection:
         where, values = _inbox_where(connection, database, criteria)
         ids = statement(database.schema, sql.INBOX_IDS, values | _bounds(edge, most), where=where)
         ((now,),), rows = execute(connection, NOW, ids)
@@ -553,7 +553,7 @@ def _delivered(databases: Databases, selection: Selection, ids: list[UUID]) -> l
         raise DatabaseUnreached(list(databases.away))
     found: set[Row] = set()
     for database in databases.having("consumer"):
-        with database.reading(SECONDS) as connection:
+        with database.read_only(SECONDS) as connection:
             found.update(query(connection, database.schema, sql.CONSUMED, ids=ids))
     return sorted(each for (each,) in found)
 
@@ -572,7 +572,7 @@ def choose_database(databases: Databases, selection: Selection, name: str | None
     found: list[tuple[Database, Summary]] = []
     for database in candidates:
         resolved = resolve(databases, database, selection, most=model.PREVIEWED)
-        with database.reading(SECONDS) as connection:
+        with database.read_only(SECONDS) as connection:
             matched = match(connection, database, selection, resolved, most=model.PREVIEWED)
             (rows,) = execute(connection, sql.summary(database.schema, matched))
         found.append((database, selection.summary_of(rows, resolved.edge, most=model.PREVIEWED)))

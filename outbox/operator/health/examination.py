@@ -87,11 +87,11 @@ class Examination(Subject):
 
     def read(self, *statements: Statement) -> list[list[Row]]:
         """Run statements in a transaction of their own, which can't write."""
-        with self.reading() as connection:
+        with self.read_only() as connection:
             return execute(connection, *statements)
 
     @contextmanager
-    def reading(self, connection: Connection | None = None) -> Iterator[Connection]:
+    def read_only(self, connection: Connection | None = None) -> Iterator[Connection]:
         """Begin a transaction that can't write, and in which no statement takes long."""
         connection = connection or self.connection
         with connection.begin():

@@ -130,7 +130,7 @@ INSPECTIONS = (
     Inspection("stopped groups", inspections.stopped_groups, "consumer"),
     Inspection("lost messages", judging(sql.LOSSES, "group.lost"), "consumer"),
     Inspection("reconciliations", inspections.reconciliations, "consumer"),
-    Inspection("reading groups", judging(sql.UNREAD, "group.pruned", "group.behind"), "producer consumer"),
+    Inspection("consuming groups", judging(sql.UNREAD, "group.pruned", "group.behind"), "producer consumer"),
 )
 
 

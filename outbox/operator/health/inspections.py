@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
 OLDEST = 13
 
-# Dispatch and release share a connection, so do prune and probes; one checks, one listens.
+# Dispatch and release share a connection, so do prune and pings; one checks, one listens.
 _OF_A_WORKER = 4
-_CLOCK_PROBES = 3
+_CLOCK_SAMPLES = 3
 _POOLER_ROUNDS = 5
 #: So many undecided halves the doctor reads to find the parked ones.
 PARKED_HALVES = 100_000
@@ -203,7 +203,7 @@ paused_topics: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.PAUSED_TOP
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:
     """Ops are dispatched as soon as any worker is alive."""
-    with examination.reading() as connection:
+    with examination.read_only() as connection:
         rows = stats.undispatched(connection, examination.settings.schema)
     yield from examination.judge(["op.undispatched"], rows)
 
@@ -244,7 +244,7 @@ def all_segments(examination: Examination) -> Iterator[Diagnosis]:
     settings = examination.settings
     schema = settings.schema
     ((role, owner, may),) = examination.rows(sql.SEGMENT_OWNER)
-    with examination.reading() as connection:
+    with examination.read_only() as connection:
         now, found = now_ms(connection), segments(connection, schema)
     if not may and not any(each.end_ms > now for each in found) and done(examination.workers, "segments"):
         details = {"role": role, "owner": owner}
@@ -258,7 +258,7 @@ def all_segments(examination: Examination) -> Iterator[Diagnosis]:
 
 def _refused(examination: Examination, side: SegmentedSide) -> Iterator[Diagnosis]:
     settings = examination.settings
-    with examination.reading() as connection:
+    with examination.read_only() as connection:
         now, refusal = now_ms(connection), refusal_of(connection, settings.schema, side)
     if refusal and (left := refusal.left(now)) < last_moment(settings, side):
         first = dt.datetime.fromtimestamp(now / 1000 + left, dt.UTC).isoformat(timespec="seconds")
@@ -272,7 +272,7 @@ def held_segments(examination: Examination) -> Iterator[Diagnosis]:
     settings = examination.settings
     schema, retention = settings.schema, settings.inbox_retention
     yield from _refused(examination, INBOX)
-    with examination.reading() as connection:
+    with examination.read_only() as connection:
         now = now_ms(connection)
         late = [each for each in segments(connection, schema, INBOX) if is_overdue(each, INBOX, settings, now)]
         for each in late:
@@ -396,14 +396,14 @@ def connections(examination: Examination) -> Iterator[Diagnosis]:
 
 def clock(examination: Examination) -> Iterator[Diagnosis]:
     """Nothing is decided by this host's clock; but ids carry it, logs do, and people compare the two."""
-    probes: list[tuple[float, float]] = []
-    for _ in range(_CLOCK_PROBES):
+    samples: list[tuple[float, float]] = []
+    for _ in range(_CLOCK_SAMPLES):
         before = examination.clock()
         (((there,),),) = examination.read(NOW)
         after = examination.clock()
         # The server answers at some moment in between: half the round trip stays unknown.
-        probes.append((abs(after - before) / 2, (before + after) / 2 - there.timestamp()))
-    uncertain, ahead = min(probes)
+        samples.append((abs(after - before) / 2, (before + after) / 2 - there.timestamp()))
+    uncertain, ahead = min(samples)
     if abs(ahead) - uncertain > examination.thresholds.clock:
         direction = "ahead of" if ahead > 0 else "behind"
         details = {"ahead": ahead, "uncertain": uncertain}
@@ -458,7 +458,7 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
     """Which parts are installed, and are they of this code's version?"""
     schema, server = examination.settings.schema, examination.server
     try:
-        with examination.reading() as connection:
+        with examination.read_only() as connection:
             revisions = migration.current(connection, schema)
     except DBAPIError as error:
         if sqlstate(error) != "42501":
@@ -596,7 +596,7 @@ def _pools_transactions(examination: Examination) -> bool:
     pids: tuple[list[int], list[int]] = ([], [])
     try:
         for connection, served_by in list(zip(connections, pids, strict=True)) * _POOLER_ROUNDS:
-            with examination.reading(connection):
+            with examination.read_only(connection):
                 (((pid,),),) = execute(connection, sql.BACKEND_PID)
                 served_by.append(pid)
     finally:
@@ -612,7 +612,7 @@ def _tracks(examination: Examination) -> bool:
     from psycopg import pq  # noqa: PLC0415 - importing outbox must not pay for the driver
 
     name = f"outbox_doctor_{uuid4().hex}"
-    with examination.reading() as connection:
+    with examination.read_only() as connection:
         result = driver_of(connection).pgconn.prepare(name.encode(), b"SELECT 1")
         if result.status != pq.ExecStatus.COMMAND_OK:
             return False

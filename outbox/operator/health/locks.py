@@ -18,7 +18,7 @@ from outbox.acts.changes import Actor, checked_actor, record_of
 from outbox.acts.whole_acts import END
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue
-from outbox.dispatch.once import dispatch_lock
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
@@ -89,7 +89,7 @@ class LockViews(OverDatabases):
         """
         rows = []
         for each in self.databases.having(None, database):
-            with each.reading() as connection:
+            with each.read_only() as connection:
                 held = held_locks(partial(execute, connection), each.schema, each.parts, 0.0)
             rows += [LockRow(**dataclasses.asdict(lock), database=each.name) for lock in held]
         return sorted(rows, key=lambda row: -row.age)

@@ -133,8 +133,8 @@ class DatabaseHealth(Subject):
     served: bool = True
     connection: Connection
     numbers: stats.Stats
-    samples: list[stats.Sample | None]
-    recent: list[stats.Sample | None]
+    samples: list[stats.StatsSample | None]
+    recent: list[stats.StatsSample | None]
     queues: dict[str, int] = field(default_factory=dict)
     findings: list[Diagnosis] = field(default_factory=list)
 
@@ -168,9 +168,9 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
     of_window = sql.SAMPLES(database.schema, edges=times, within=min(stats.WITHIN, stats.WINDOWS[window][1]))
     of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0)
-    with database.reading(_SECONDS) as connection:
+    with database.read_only(_SECONDS) as connection:
         sampled = execute(connection, of_window, of_minutes)
-        samples, recent = ([stats.Sample.read(text) for (text,) in rows] for rows in sampled)
+        samples, recent = ([stats.StatsSample.read(text) for (text,) in rows] for rows in sampled)
         health = DatabaseHealth(
             name=database.name,
             url=database.engine.url,
@@ -335,7 +335,7 @@ class System:
 
 
 def _reports_in(database: Database) -> list[WorkerReport]:
-    with database.reading() as connection:
+    with database.read_only() as connection:
         return workers.workers_in(connection, database)
 
 
@@ -365,7 +365,7 @@ def _view(database: Database) -> DatabaseView:
     schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
     statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
     try:
-        with database.reading() as connection:
+        with database.read_only() as connection:
             ((_, view.server_version, *_),), oldest, tables = execute(connection, *statements)
             view.revisions = migration.current(connection, schema)
     except UNREACHABLE as error:
@@ -429,7 +429,7 @@ class HealthViews(OverDatabases):
         """Return the processes that have sent within the last day, by producer group, with its active instances."""
         found = []
         for database in self.databases.having("producer"):
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 rows = sql.PRODUCERS.read(connection, database.schema)
             found += [ProducerRow(database.name, **row) for row in rows]
         return found
@@ -438,7 +438,7 @@ class HealthViews(OverDatabases):
         """Return the functions registered on the living workers, by kind and topic."""
         rows = []
         for database in self.databases.values():
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 found = workers.merged(workers.workers_in(connection, database))
                 states = _group_states(connection, database)
             rows += [

@@ -55,7 +55,7 @@ def _of_source(examination: Examination, address: str, groups: Collection[Subscr
     source = next(each.source for each in groups if each.source is not None)
     name = str(url_of(source).database)
     try:
-        with _reading(source, examination.thresholds.statement) as read:
+        with _read_only(source, examination.thresholds.statement) as read:
             yield from _lacking(examination, read, "consumer", "producer", name)
             yield from _unseen(examination, read, groups, name)
     except DBAPIError as error:
@@ -66,7 +66,7 @@ def _of_source(examination: Examination, address: str, groups: Collection[Subscr
 
 
 @contextmanager
-def _reading(source: Bind, seconds: float) -> Iterator[Read]:
+def _read_only(source: Bind, seconds: float) -> Iterator[Read]:
     with engine_of(source).connect() as connection, connection.begin():
         execute(connection, read_only(seconds))
         yield partial(execute, connection)

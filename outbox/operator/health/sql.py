@@ -132,7 +132,7 @@ SELECT t.name, q, coalesce((SELECT max(position) FROM {s}.message m WHERE m.topi
  ORDER BY 1, 2
 """)
 
-# The ops that the newest cursor has not covered yet; outbox/dispatch/once.py says what its columns mean.
+# The ops that the newest cursor has not covered yet; outbox/dispatch/dispatch_pass.py says what its columns mean.
 _SINCE_SNAPSHOT = (
     "xid >= %(next_xid)s::xid8 AND sequence > %(base_sequence)s",
     "xid = ANY (%(in_flight)s::xid8[]) AND sequence > %(base_sequence)s",
@@ -342,7 +342,7 @@ SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id,
 
 #: Whether a group goes on, by its row ``c`` of ``group_control``, which it may not have.
 GROUP_STATE = """CASE WHEN c.paused_at IS NOT NULL THEN 'paused' WHEN c.opened_at IS NULL THEN 'running'
-            WHEN c.probe_at > clock_timestamp() THEN 'open' ELSE 'half_open' END"""
+            WHEN c.trial_at > clock_timestamp() THEN 'open' ELSE 'half_open' END"""
 
 #: The state of each group that anything was ever done to: the others are running.
 GROUP_STATES = Query(f"""

@@ -312,7 +312,7 @@ SourceOf = Callable[[str, str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StatsSample:
     """The numbers of one database at one moment: ``topics`` by name, ``groups`` by topic and name; see `as_sample`."""
 
     at: dt.datetime
@@ -320,7 +320,7 @@ class Sample:
     groups: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
     @classmethod
-    def read(cls, text: str | None) -> Sample | None:
+    def read(cls, text: str | None) -> StatsSample | None:
         """Return the sample of a row; None where it is empty: the worker that began it did not finish it."""
         stored = {} if text is None else json.loads(text)
         if "at" not in stored:
@@ -355,7 +355,7 @@ _KINDS = (
 )
 
 #: For each database its samples at the moments of a window.
-Samples = Mapping[str, Sequence[Sample | None]]
+Samples = Mapping[str, Sequence[StatsSample | None]]
 
 
 def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
@@ -398,7 +398,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, w
     return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
 
 
-def recent_decisions(now: Stats, samples: Sequence[Sample | None]) -> dict[str, RecentDecisions]:
+def recent_decisions(now: Stats, samples: Sequence[StatsSample | None]) -> dict[str, RecentDecisions]:
     """Return by topic the decisions since the first of the samples; nothing where they are unknown."""
     if (first := next((sample for sample in samples if sample), None)) is None:
         return {}
@@ -423,20 +423,20 @@ def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict
     return {f"{topic}/{group}": _numbers(kind, known[name], topic, group) for topic, group in pairs}
 
 
-def _numbers(kind: _Kind, samples: Sequence[Sample | None], topic: str, group: str | None = None) -> Values:
+def _numbers(kind: _Kind, samples: Sequence[StatsSample | None], topic: str, group: str | None = None) -> Values:
     counts = [_counts(sample, topic, group) for sample in samples]
     values: Values = [None if each is None else each.get(kind.number, 0) for each in counts]
     return _rates(samples, values) if kind.rate else values
 
 
-def _counts(sample: Sample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
+def _counts(sample: StatsSample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
     if sample is None:
         return None
     # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
     return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
 
 
-def _rates(samples: Sequence[Sample | None], counts: Values) -> Values:
+def _rates(samples: Sequence[StatsSample | None], counts: Values) -> Values:
     rates: Values = [None]
     for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
         if before is None or after is None or earlier is None or later is None or later < earlier:

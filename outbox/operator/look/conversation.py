@@ -89,20 +89,20 @@ def _as_id(text: str | None) -> UUID | None:
 
 
 def _conversation_of(database: Database, message_id: UUID) -> list[UUID]:
-    with database.reading() as connection:
+    with database.read_only() as connection:
         rows = query(connection, database.schema, CONVERSATION_OF, id=message_id)
     return [first for (text,) in rows if (first := _as_id(text)) is not None]
 
 
 def _add_messages(facts: _Facts, database: Database, first: UUID) -> None:
-    with database.reading() as connection:
+    with database.read_only() as connection:
         rows = CONVERSATION.read(connection, database.schema, id=first, limit=MOST_MESSAGES + 1)
     facts.complete &= len(rows) <= MOST_MESSAGES
     facts.messages |= {row["id"]: (database.name, row) for row in rows[:MOST_MESSAGES]}
 
 
 def _add_receipts(facts: _Facts, database: Database) -> None:
-    with database.reading() as connection:
+    with database.read_only() as connection:
         rows = RECEIPTS.read(connection, database.schema, ids=list(facts.messages))
     for row in rows:
         status = "discarded" if row["discarded_at"] else row["status"]

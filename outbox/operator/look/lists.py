@@ -318,7 +318,7 @@ def fingerprint_of(*kind: str) -> str:
 
 def _dead_groups(database: Database, criteria: model.InboxFilter, limit: int) -> list[model.DeadGroup]:
     schema, name, found = database.schema, database.name, []
-    with database.reading() as connection:
+    with database.read_only() as connection:
         counting = inbox_sql.counts(schema, criteria.group, criteria.topic, limit, model.COUNT_LIMIT)
         if not (counts := execute(connection, counting)[0]):
             return []
@@ -443,7 +443,7 @@ def fates(
     unreached = list(databases.away)
     by_producer = [number for number, each in enumerate(acted) if each.action not in _IN_GROUPS]
     if by_producer:
-        with home.reading() as connection:
+        with home.read_only() as connection:
             ids = [acted[number].message_id for number in by_producer]
             (rows,) = execute(connection, message_states(home.schema, ids))
         states = {message_id: state for message_id, state, _ in rows}
@@ -471,7 +471,7 @@ def _in_groups(
     database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
 ) -> list[tuple[int, model.FateSince]]:
     schema, groups_of = database.schema, defaultdict(list)
-    with database.reading() as connection:
+    with database.read_only() as connection:
         if any(acted[number].group is None for number in numbers):
             for topic, group in query(connection, schema, inbox_sql.GROUPS_OF_TOPICS):
                 groups_of[topic].append(group)

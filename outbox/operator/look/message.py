@@ -49,7 +49,7 @@ class MessageFacts(MessageRecord):
     """Hold the rows of one message in all databases; ``home`` is the producer's database that has it.
 
     ``state`` is its state there (`outbox.acts.messages`), ``workers`` how many live there. ``handlers`` are those that
-    living workers have for its topic. ``earlier`` is what inboxes said of it in earlier readings. ``unseen`` are
+    living workers have for its topic. ``earlier`` is what inboxes said of it in earlier passages. ``unseen`` are
     databases that couldn't be read, and why. A body of more than ``largest`` bytes isn't opened: then ``raw`` is what
     is stored of it; None: the limit is that of messages.
     """
@@ -120,7 +120,7 @@ def _read(database: Database, found: MessageFacts, add: Callable[[Connection, Da
     if database.name in found.unseen:
         return
     try:
-        with database.reading() as connection:
+        with database.read_only() as connection:
             add(connection, database, found)
     except _UNSEEN as error:
         found.unseen[database.name] = error
@@ -330,7 +330,7 @@ _ANSWERED = {"commit": "it committed", "rollback": "it rolled back", "unknown": 
 
 def timeline(found: MessageFacts) -> list[Event]:
     """Return the events of a message; of the same moment, the one written first comes first."""
-    events = [*_at_producer(found), *_in_inboxes(found), *_in_earlier_readings(found), *_by_operators(found)]
+    events = [*_at_producer(found), *_in_inboxes(found), *_in_earlier_passages(found), *_by_operators(found)]
     # One statement writes half and op, and may stamp the op first.
     born = found.half["born_at"] if found.half else None
     return sorted(events, key=lambda event: event.at if born is None else max(event.at, born))
@@ -388,10 +388,10 @@ def _in_inboxes(found: MessageFacts) -> Iterator[Event]:
             yield Event(row.discarded_at, "discarded", f"Discarded in group {row.group}", row.database, first_line)
 
 
-def _in_earlier_readings(found: MessageFacts) -> Iterator[Event]:
+def _in_earlier_passages(found: MessageFacts) -> Iterator[Event]:
     for each in found.earlier:
         done = _IN_INBOX.get(each["status"], each["status"]).capitalize()
-        title = f"{done} group {each['group']}, in reading {each['reading']}"
+        title = f"{done} group {each['group']}, in passage {each['passage']}"
         yield Event(each["changed_at"], each["status"], title, each["database"], each["error"])
 
 
@@ -442,7 +442,7 @@ class MessageViews(OverDatabases):
             NotFound: no producer's database has it.
         """
         for database in self.databases.having("producer"):
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 rows = query(connection, database.schema, message_sql.BODY, id=message_id)
             if rows:
                 content_type, stored, encoding = rows[0]

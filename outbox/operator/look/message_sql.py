@@ -14,7 +14,7 @@ HALF_STATUS = """CASE WHEN c.parked_at IS NOT NULL THEN 'parked'
             WHEN c.checked_at IS NULL THEN 'immune'
             ELSE 'waiting' END"""
 
-# Written when the question is put, and kept until it is answered. Once the claim has run out, the worker that asked is
+# Written when the question is put, and kept until it is answered. Once the lease has run out, the worker that asked is
 # dead.
 IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_check_at > statement_timestamp())"
 
@@ -23,7 +23,7 @@ LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_an
        CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
 #: The rows of a message in the producer's tables. A check without an answer counts as being asked until ``timeout``
-#: seconds have passed, or its claim has run out: a decision deletes the claim, and the worker that was asking at that
+#: seconds have passed, or its lease has run out: a decision deletes the lease, and the worker that was asking at that
 #: moment may still answer.
 PRODUCER_SIDE = {
     "half": Query(f"""
@@ -106,10 +106,10 @@ SELECT * FROM (SELECT consumer_group, failed_at, attempt, status, worker, second
 
 #: What these groups' inboxes said of a message before they read it again.
 EARLIER = Query("""
--- group reading status attempts error received_at changed_at
-SELECT consumer_group, reading, status, attempts, left(split_part(last_error, E'\\n', 1), 1000), received_at, changed_at
+-- group passage status attempts error received_at changed_at
+SELECT consumer_group, passage, status, attempts, left(split_part(last_error, E'\\n', 1), 1000), received_at, changed_at
   FROM {s}.reread_message WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
- ORDER BY consumer_group, reading
+ ORDER BY consumer_group, passage
 """)
 
 #: What reconciliations found about a message, the newest first, 100 at most.

@@ -218,7 +218,7 @@ def page_of(
 
     def read_one(name: str, after: After, limit: int) -> Part[T]:
         try:
-            with by_name[name].reading() as connection:
+            with by_name[name].read_only() as connection:
                 found = read(connection, by_name[name], after, limit)
                 if not page.token:
                     count = found.count

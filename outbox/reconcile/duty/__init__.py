@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outbox.database.duty import BULK, COUNTED_CONSUMER, Duty, Post, Task, alone, whole
-from outbox.prune.once import prune_runs_once
+from outbox.prune.prune_pass import prune_runs_once
 
 _LANE = "reconcile"
 
@@ -58,7 +58,7 @@ DUTIES = (
         {COUNTED_CONSUMER}
         INSERT UPDATE ON reconciliation_run
         SELECT INSERT UPDATE ON reconciliation_finding reconciliation_mark
-        SELECT ON consumer_start consumer_reading reread_message
+        SELECT ON consumer_start consumer_passage reread_message
         SELECT UPDATE ON reconciliation_order
         SELECT INSERT DELETE ON reconciliation_settled
         """,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("outbox.worker")
 
-#: The longest and the shortest time (seconds) between two readings of the record: operators wait for what they order.
+#: The longest and the shortest time (seconds) between two reads of the record: operators wait for what they order.
 READ_EVERY = 5.0
 _READ_FIRST = 0.1
 #: Any time, for a job that is only looked at.
@@ -161,7 +161,7 @@ class Reconciler(ABC, Generic[Work]):
             last = self._last(connection)
         work = self.work_at(last.now)
         if self._is_due(last):
-            ids = self._claim(connection, work)
+            ids = self._begin(connection, work)
         else:
             work, ids = self._take_order(connection, work)
         if ids is None:
@@ -193,7 +193,7 @@ class Reconciler(ABC, Generic[Work]):
         self._due_at = time.monotonic() + due_in
         return due_in <= 0
 
-    def _claim(self, connection: Connection, work: Work) -> RunIds | None:
+    def _begin(self, connection: Connection, work: Work) -> RunIds | None:
         """Write that a run begins, unless another worker was faster."""
         from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
 

@@ -1,6 +1,6 @@
 """The repairs that operators have ordered of what reconciliations found: bulk jobs, carried out batch by batch.
 
-A repair has transactions of its own in both databases. So its items aren't locked but claimed for a while, by a
+A repair has transactions of its own in both databases. So its items aren't locked but leased for a while, by a
 transaction of their own: a worker that dies over them leaves them to another one, which finds repaired messages healed.
 """
 
@@ -22,7 +22,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk.run import AGAIN, MOST, budget
 from outbox.reconcile.job import Job, Repair
 from outbox.reconcile.record import orders
-from outbox.reconcile.record.orders import ClaimedItem, RepairJob
+from outbox.reconcile.record.orders import LeasedItem, RepairJob
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.reconcile.duty.following import Following
     from outbox.reconcile.duty.reconciliation import JobReconciler
 
-#: How many findings are claimed at once, and for how long (seconds).
+#: How many findings are leased at once, and for how long (seconds).
 BATCH = 100
 LEASE = 300.0
 #: How long (seconds) until orders are looked for again, and after which one repair leaves the next one its turn.
@@ -77,16 +77,16 @@ def _batch(connection: Connection, job: Job, ordered: RepairJob) -> Counts:
         if ordered.cancelled:
             execute(connection, orders.cancel_left(schema, **values), *orders.end_items(schema, ordered, ()))
             return Counts()
-        _, rows = execute(connection, begin_bulk_job(schema, ordered.id), orders.claim(schema, **values))
+        _, rows = execute(connection, begin_bulk_job(schema, ordered.id), orders.lease(schema, **values))
         if not rows:
             execute(connection, *orders.end_items(schema, ordered, ()))
             return Counts()
-    items = sorted((ClaimedItem.of(row, ordered.repair) for row in rows), key=attrgetter("number"))
+    items = sorted((LeasedItem.of(row, ordered.repair) for row in rows), key=attrgetter("number"))
     results = _repair(job, ordered, items)
     return _settle(connection, job, ordered, items, results)
 
 
-def _repair(job: Job, ordered: RepairJob, items: Sequence[ClaimedItem]) -> dict[UUID, str]:
+def _repair(job: Job, ordered: RepairJob, items: Sequence[LeasedItem]) -> dict[UUID, str]:
     """Return what became of each message whose finding is still there."""
     from outbox.reconcile.run import repair_found  # noqa: PLC0415 - an extra
 
@@ -106,7 +106,7 @@ def _repair(job: Job, ordered: RepairJob, items: Sequence[ClaimedItem]) -> dict[
 
 
 def _settle(
-    connection: Connection, job: Job, ordered: RepairJob, items: Sequence[ClaimedItem], results: dict[UUID, str]
+    connection: Connection, job: Job, ordered: RepairJob, items: Sequence[LeasedItem], results: dict[UUID, str]
 ) -> Counts:
     """Write what became of items, and of their findings, in one transaction."""
     from outbox.reconcile.record.write import acted  # noqa: PLC0415 - an extra

@@ -26,7 +26,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.ids import uuid7_at
 from outbox.message.model import Counts
 from outbox.reconcile.compare import in_flight, recheck
-from outbox.reconcile.follow.record import LEASE, ClaimedPass, FollowerRecord, KnownDifference
+from outbox.reconcile.follow.record import LEASE, FollowerRecord, KnownDifference, LeasedPass
 from outbox.reconcile.follow.sessions import Sessions
 from outbox.reconcile.follow.state import FollowerState, PendingRange
 from outbox.reconcile.follow.survey import SLACK, Chunk, LogSurvey, LogSurveyor, ahead_of, due_of, pending_of
@@ -115,7 +115,7 @@ class Follower:
     _open: dict[UUID, KnownDifference] = field(default_factory=dict)
     _examined: set[UUID] = field(default_factory=set)
     _last: tuple[UUID | None, int] = (None, 0)
-    _claimed_at: float = 0.0
+    _leased_at: float = 0.0
 
     def __post_init__(self) -> None:
         check_followed(self.job)
@@ -129,14 +129,14 @@ class Follower:
             SourceError: a database can't be read; the next pass takes up what this one hasn't written.
             sqlalchemy.exc.DBAPIError: the record can't be written, or a connection was lost over a repair.
         """
-        claimed = self._record.claim_pass(connection, self._last)
-        if claimed is None:
+        leased = self._record.lease_pass(connection, self._last)
+        if leased is None:
             if self._record.has_run(connection):
                 return Counts()
             self._begin(connection)
             return Counts(more=True)
         try:
-            return self._pass(connection, claimed)
+            return self._pass(connection, leased)
         except BaseException:
             # The state in memory is ahead of the record.
             self._forget()
@@ -163,9 +163,9 @@ class Follower:
             state = FollowerState(uuid7_at(since), settled.mark_of(snapshots, self.pair, of_consumer=True))
         self._record.begin(connection, state.as_json())
 
-    def _pass(self, connection: Connection, claimed: ClaimedPass) -> Counts:
-        began = self._claimed_at = time.monotonic()
-        state = self._resume(connection, claimed)
+    def _pass(self, connection: Connection, leased: LeasedPass) -> Counts:
+        began = self._leased_at = time.monotonic()
+        state = self._resume(connection, leased)
         before = self._counts(state)
         with self._sessions.snapshots(self.waiting) as snapshots:
             known = {id_: each.kind for id_, each in self._open.items()}
@@ -173,7 +173,7 @@ class Follower:
             surveyor = LogSurveyor(self.job, self.pair, snapshots, state, known, urgent, self._examined)
             look = surveyor.take()
         self._open = {id_: self._open[id_] for id_ in known}
-        listed = self._confirm(state, look, lambda: self._stay(connection, claimed))
+        listed = self._confirm(state, look, lambda: self._stay(connection, leased))
         found = tuple(to_findings(listed))
         gone = {id_: self._open.pop(id_).kind for id_ in look.gone}
         self._open |= {each.id: KnownDifference(each.outcome) for each in found}
@@ -181,11 +181,11 @@ class Follower:
         counts = self._counts(state)
         totals = counts + state.judged + Counter({Outcome.IN_FLIGHT: len(state.watch)})
         facts = {"rows_read": look.judged, "left_out": (counts - self._listed()).total()}
-        run = self._record.keep(connection, claimed, state.as_json(), totals, found, gone, wait, facts)
+        run = self._record.keep(connection, leased, state.as_json(), totals, found, gone, wait, facts)
         if run is None:
             self._forget()
             return Counts(taken=look.judged)
-        self._state, self._last = state, (run, claimed.passes + 1)
+        self._state, self._last = state, (run, leased.passes + 1)
         result = PassResult(run, self.pair, found, gone, counts, before, look.judged, len(state.watch), look.fell_back)
         try:
             if self.job.apply:
@@ -195,22 +195,22 @@ class Follower:
             self.report(result)
         return Counts(taken=look.judged, done=look.judged - len(found), failed=len(found), more=look.behind)
 
-    def _resume(self, connection: Connection, claimed: ClaimedPass) -> FollowerState:
-        if claimed.state is None and self._state is not None:
+    def _resume(self, connection: Connection, leased: LeasedPass) -> FollowerState:
+        if leased.state is None and self._state is not None:
             return self._state
-        state = FollowerState.of_json(claimed.state or {})
-        self._open = self._record.open(connection, claimed.run)
+        state = FollowerState.of_json(leased.state or {})
+        self._open = self._record.open(connection, leased.run)
         self._examined.clear()
         return state
 
     def _forget(self) -> None:
         self._state, self._last = None, (None, 0)
 
-    def _stay(self, connection: Connection, claimed: ClaimedPass) -> None:
+    def _stay(self, connection: Connection, leased: LeasedPass) -> None:
         """Keep a pass that takes long from other workers."""
-        if time.monotonic() - self._claimed_at > LEASE / 4:
-            self._record.renew(connection, claimed)
-            self._claimed_at = time.monotonic()
+        if time.monotonic() - self._leased_at > LEASE / 4:
+            self._record.renew(connection, leased)
+            self._leased_at = time.monotonic()
 
     def _confirm(self, state: FollowerState, look: LogSurvey, stay: Callable[[], None]) -> pa.Table:
         """Take the second look; return the listed findings, and have the state know the messages to look at again.
@@ -218,8 +218,8 @@ class Follower:
         ``stay`` is called now and then.
         """
         stay()
-        reading = partial(self._sessions.read_again, self.pair)
-        confirmed, opened, _ = recheck(look.found, reading, lambda _: stay())
+        read_again = partial(self._sessions.read_again, self.pair)
+        confirmed, opened, _ = recheck(look.found, read_again, lambda _: stay())
         now = look.rules.producer_now
         state.watch |= dict(due_of(look.rules, in_flight(opened)))
         state.watch_all(to_uuids(ahead_of(confirmed)), now + _UNLISTED_AGAIN // 10)

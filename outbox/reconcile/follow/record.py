@@ -1,7 +1,7 @@
 """The record of a follower: one run for each pair and day, whose findings are open until they are gone.
 
-The run's ``plan`` says how far the follower has come (`state`). A pass is claimed there, and what it has found is
-written with the new state in one transaction, unless another worker has claimed the run meanwhile: so a pass counts
+The run's ``plan`` says how far the follower has come (`state`). A pass is leased there, and what it has found is
+written with the new state in one transaction, unless another worker has leased the run meanwhile: so a pass counts
 once, however many workers there are, and wherever one of them dies.
 """
 
@@ -25,7 +25,7 @@ from outbox.reconcile.record.views import SETTLED
 from outbox.reconcile.record.write import FINDINGS, of_findings
 from outbox.reconcile.rows import Finding
 
-#: For so many seconds a pass is left to the worker that has claimed it; if that one dies, another one takes it then.
+#: For so many seconds a pass is left to the worker that has leased it; if that one dies, another one takes it then.
 LEASE = 60.0
 #: After so many seconds a run is ended, and another one goes on with the open findings.
 RUN_LASTS = 86_400.0
@@ -39,12 +39,12 @@ SELECT id FROM {s}.reconciliation_run
 """
 
 # Only what another worker has written is read.
-_CLAIM = f"""
+_TAKE = f"""
 UPDATE {{s}}.reconciliation_run r
-   SET plan = plan || jsonb_build_object('claim', %(claim)s::text, 'alive_at', clock_timestamp(),
-                                         'claimed_until', clock_timestamp() + make_interval(secs => {LEASE}))
+   SET plan = plan || jsonb_build_object('holder', %(holder)s::text, 'alive_at', clock_timestamp(),
+                                         'leased_until', clock_timestamp() + make_interval(secs => {LEASE}))
  WHERE id = ({_LIVE} FOR UPDATE SKIP LOCKED)
-   AND (plan ->> 'claim' = %(claim)s OR coalesce((plan ->> 'claimed_until')::timestamptz, '-infinity')
+   AND (plan ->> 'holder' = %(holder)s OR coalesce((plan ->> 'leased_until')::timestamptz, '-infinity')
                                         < clock_timestamp())
    AND (plan ->> 'due_at')::timestamptz <= clock_timestamp()
 RETURNING id, (plan ->> 'passes')::int8, extract(epoch FROM clock_timestamp() - started_at)::float8,
@@ -54,8 +54,8 @@ RETURNING id, (plan ->> 'passes')::int8, extract(epoch FROM clock_timestamp() - 
 
 _RENEW = f"""
 UPDATE {{s}}.reconciliation_run
-   SET plan = plan || jsonb_build_object('claimed_until', clock_timestamp() + make_interval(secs => {LEASE}))
- WHERE id = %(run)s AND plan ->> 'claim' = %(claim)s
+   SET plan = plan || jsonb_build_object('leased_until', clock_timestamp() + make_interval(secs => {LEASE}))
+ WHERE id = %(run)s AND plan ->> 'holder' = %(holder)s
 """
 
 _OPEN = f"""
@@ -76,7 +76,7 @@ UPDATE {s}.reconciliation_run
        plan = %(plan)s::jsonb || jsonb_build_object(
            'alive_at', clock_timestamp(), 'passed_at', clock_timestamp(),
            'due_at', clock_timestamp() + make_interval(secs => %(wait)s))
- WHERE id = %(run)s AND plan ->> 'claim' = %(claim)s AND finished_at IS NULL
+ WHERE id = %(run)s AND plan ->> 'holder' = %(holder)s AND finished_at IS NULL
 RETURNING id
 """
 
@@ -102,7 +102,7 @@ UPDATE {{s}}.reconciliation_finding SET run_id = %(new)s WHERE run_id = %(run)s 
 _SUCCEED = """
 WITH ended AS (
     UPDATE {s}.reconciliation_run
-       SET finished_at = clock_timestamp(), plan = plan - '{state,claim,claimed_until,due_at}'::text[]
+       SET finished_at = clock_timestamp(), plan = plan - '{state,holder,leased_until,due_at}'::text[]
      WHERE id = %(run)s
     RETURNING topic, consumer_group, schedule, applied
 )
@@ -115,7 +115,7 @@ SELECT %(new)s, %(new)s, topic, consumer_group, schedule, clock_timestamp(), %(c
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedPass:
+class LeasedPass:
     """A pass that is this worker's: of which run, the number of passes before it, and the run's age (seconds).
 
     ``state`` is what another worker has written (`FollowerState`), None where this one was the last to write.
@@ -137,7 +137,7 @@ class KnownDifference:
 
 @dataclass(frozen=True, slots=True)
 class FollowerRecord:
-    """The record of what one follower finds of one pair; ``claim`` names the worker's follower.
+    """The record of what one follower finds of one pair; ``holder`` names the worker's follower.
 
     Its connection is in the database of the record, and in no transaction.
     """
@@ -145,22 +145,22 @@ class FollowerRecord:
     job: Job
     pair: Pair
     schedule: str
-    claim: str
+    holder: str
 
-    def claim_pass(self, connection: Connection, last: tuple[UUID | None, int]) -> ClaimedPass | None:
-        """Claim a pass; None if none is due, or another worker is at it. ``last``: the run and passes known here."""
-        values = {"claim": self.claim, "run": last[0], "passes": last[1]}
+    def lease_pass(self, connection: Connection, last: tuple[UUID | None, int]) -> LeasedPass | None:
+        """Lease a pass; None if none is due, or another worker is at it. ``last``: the run and passes known here."""
+        values = {"holder": self.holder, "run": last[0], "passes": last[1]}
         with connection.begin():
-            (rows,) = execute(connection, self._statement(_CLAIM, **values))
+            (rows,) = execute(connection, self._statement(_TAKE, **values))
         if not rows:
             return None
         run, passes, age, state = rows[0]
-        return ClaimedPass(run, passes, age, None if state is None else json.loads(state))
+        return LeasedPass(run, passes, age, None if state is None else json.loads(state))
 
-    def renew(self, connection: Connection, claimed: ClaimedPass) -> None:
+    def renew(self, connection: Connection, leased: LeasedPass) -> None:
         """Have the lease of a pass begin anew: it takes long."""
         with connection.begin():
-            execute(connection, self._statement(_RENEW, run=claimed.run, claim=self.claim))
+            execute(connection, self._statement(_RENEW, run=leased.run, holder=self.holder))
 
     def begin(self, connection: Connection, state: Mapping[str, Any]) -> None:
         """Write the first run, unless there is one."""
@@ -187,7 +187,7 @@ class FollowerRecord:
     def keep(
         self,
         connection: Connection,
-        claimed: ClaimedPass,
+        leased: LeasedPass,
         state: Mapping[str, Any],
         counts: Counter[Outcome],
         found: Sequence[Finding],
@@ -197,10 +197,10 @@ class FollowerRecord:
     ) -> UUID | None:
         """Write how a pass ended, and when the next one is due (seconds); return the run that goes on.
 
-        None: another worker has claimed the run since, and nothing is written.
+        None: another worker has leased the run since, and nothing is written.
         """
-        run, plan = claimed.run, {**_plan(state, claimed.passes + 1), "claim": self.claim, **facts}
-        values = {"run": run, "counts": json.dumps(counts_as_json(counts)), "wait": wait, "claim": self.claim}
+        run, plan = leased.run, {**_plan(state, leased.passes + 1), "holder": self.holder, **facts}
+        values = {"run": run, "counts": json.dumps(counts_as_json(counts)), "wait": wait, "holder": self.holder}
         with connection.begin() as transaction:
             (written,) = execute(connection, self._statement(_KEEP, plan=json.dumps(plan), **values))
             if not written:
@@ -211,7 +211,7 @@ class FollowerRecord:
                 execute(connection, *(self._statement(each, **news) for each in (_FOUND_AGAIN, FINDINGS)))
             if gone:
                 execute(connection, self._statement(_GONE, run=run, ids=list(gone)))
-            if claimed.age < RUN_LASTS:
+            if leased.age < RUN_LASTS:
                 return run
             new = uuid7()
             values |= {"new": new, "plan": json.dumps(plan)}

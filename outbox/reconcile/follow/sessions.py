@@ -97,7 +97,7 @@ class Sessions:
             yield Snapshots({"consumer": of_consumer, "producer": of_producer})
 
     def read_again(self, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-        """Read messages as they are now (`compare.Reading`); nothing is in a transaction before or after."""
+        """Read messages as they are now (`compare.SecondRead`); nothing is in a transaction before or after."""
         with self._closed_on_error():
             try:
                 rules = rules_now(self.job, pair, self._opened)

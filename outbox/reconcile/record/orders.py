@@ -196,10 +196,10 @@ UPDATE {{s}}.bulk_item i
 RETURNING i.bulk_job_id
 """)
 
-# The budget of a rate counts what was settled: so nothing is claimed by a rate while another claim isn't settled.
-#: Claim the next items of a repair for so many seconds: a worker that dies over them leaves them to another one.
+# The budget of a rate counts what was settled: so nothing is leased by a rate while another lease isn't settled.
+#: Lease the next items of a repair for so many seconds: a worker that dies over them leaves them to another one.
 #: Rows: ``(number, message, attempts, kind, action)``.
-claim: Template = Template("""
+lease: Template = Template("""
 UPDATE {s}.bulk_item i
    SET next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
   FROM (SELECT bulk_job_id, number, message_id FROM {s}.bulk_item
@@ -234,7 +234,7 @@ class ReconciliationOrders(Reconciliations):
         """Return the runs that are ordered, and that no worker has taken yet, the oldest first."""
         found: list[RunOrder] = []
         for database in self.databases.having("consumer"):
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 found += [RunOrder(database.name, *row) for row in query(connection, database.schema, _OPEN_ORDERS)]
         return found
 
@@ -275,7 +275,7 @@ class ReconciliationOrders(Reconciliations):
         """
         selection = RepairSelection(run_id, kind, messages, repair)
         database, found = self._find(run_id)
-        with database.reading() as connection:
+        with database.read_only() as connection:
             ((number, left_out, sample),) = query(connection, database.schema, _PREVIEW, **_values(selection))
         workers = [] if database.name in self.databases.away else self._workers(database, found)
         what = described(found, selection, number)
@@ -361,7 +361,7 @@ class ReconciliationOrders(Reconciliations):
         return found[0]
 
     def _workers(self, database: Database, run: Run) -> list[str]:
-        with database.reading() as connection:
+        with database.read_only() as connection:
             having = self._schedules_in(connection, database)
         return sorted({worker for each in having if (run.topic, run.group) in each.pairs for worker in each.workers})
 
@@ -414,7 +414,7 @@ class RepairJob(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedItem:
+class LeasedItem:
     """An item of a repair that is ours for a while; ``kind`` None: its finding was pruned."""
 
     number: int
@@ -424,8 +424,8 @@ class ClaimedItem:
     action: Repair
 
     @classmethod
-    def of(cls, row: Row, repair: str | None) -> ClaimedItem:
-        """Return a row of `claim`, whose action is the repair that was ordered, else that of its finding."""
+    def of(cls, row: Row, repair: str | None) -> LeasedItem:
+        """Return a row of `lease`, whose action is the repair that was ordered, else that of its finding."""
         number, message_id, attempts, kind, action = row
         return cls(number, message_id, attempts, _OUTCOMES.get(kind), Repair(repair or action))
 

@@ -238,7 +238,7 @@ SELECT id, job_id, topic, consumer_group, state, window_start, window_end, start
          CROSS JOIN LATERAL (SELECT CASE WHEN r.counts IS NOT NULL THEN coalesce(sum(value::int8), 0)::int8 END
                                FROM jsonb_each_text(r.counts) WHERE key = ANY (%(kinds)s::text[])) d (differences)) r"""
 # What says that a run is at work, and how far a follower has come.
-_HIDDEN = "ARRAY['alive_at', 'state', 'passes', 'claim', 'claimed_until', 'due_at']"
+_HIDDEN = "ARRAY['alive_at', 'state', 'passes', 'holder', 'leased_until', 'due_at']"
 _TOTALS = "(SELECT jsonb_agg(m - 'rows') FROM jsonb_array_elements(measures) m)"
 _LISTED, _WHOLE = (
     _ROWS.format(
@@ -315,7 +315,7 @@ class Reconciliations(OverDatabases):
             DatabaseUnreached: none of those that can be reached has it.
         """
         database, run = self._find(run_id)
-        with database.reading() as connection:
+        with database.read_only() as connection:
             rows = _BY_KIND.read(connection, database.schema, run=run_id)
         found = [_kind_of_run(_OUTCOMES[row.pop("kind")], run, **row) for row in rows if row["kind"] in _OUTCOMES]
         found.sort(key=lambda each: _LABELS.index(each.kind))
@@ -348,7 +348,7 @@ class Reconciliations(OverDatabases):
             NotFound: there is no such run, or it found nothing of the message.
         """
         database, run = self._find(run_id)
-        with database.reading() as connection:
+        with database.read_only() as connection:
             rows = _FINDING.read(connection, database.schema, run=run_id, message=message_id)
         if not rows or rows[0]["kind"] not in _OUTCOMES:
             raise NotFound(f"run {run_id} found no difference in message {message_id}, or it was pruned")
@@ -368,7 +368,7 @@ class Reconciliations(OverDatabases):
             raise DatabaseUnreached(list(self.databases.away))
         found: list[Schedule] = []
         for database in self.databases.having("consumer"):
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 found += self._schedules_in(connection, database)
         return found
 
@@ -395,7 +395,7 @@ class Reconciliations(OverDatabases):
 
     def _find(self, run_id: UUID) -> tuple[Database, Run]:
         def find(database: Database) -> tuple[Database, Run] | None:
-            with database.reading() as connection:
+            with database.read_only() as connection:
                 return next(((database, run) for run in self._read_runs(connection, database, _RUN, id=run_id)), None)
 
         which = f"no registered database ({', '.join(self.databases)})"

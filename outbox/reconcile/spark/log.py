@@ -176,7 +176,7 @@ class TopicLog:
     def first(self) -> LogOffset:
         """Return the offset before the oldest message that is kept, in each queue.
 
-        It is what a new reading asks first, so a database that refuses isn't waited for: it was never there.
+        It is what a new stream asks first, so a database that refuses isn't waited for: it was never there.
 
         Raises:
             InvalidSettings: there is no such topic.

@@ -109,7 +109,7 @@ class LakePairing(AnyPairing):
         return LakeSide(self._spark, part, self.job.by_spark[part], self.pair, whole, lambda: self.progress.done(0))
 
     def _again(self, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-        """Read messages again (`compare.Reading`)."""
+        """Read messages again (`compare.SecondRead`)."""
 
         def read() -> tuple[pa.Table, Counter[Outcome]]:
             rules = rules_now(self.job, self.pair)

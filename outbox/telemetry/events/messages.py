@@ -266,12 +266,12 @@ class BreakerOpened(TelemetryEvent):
 
 
 @event(
-    "breaker.probed",
+    "breaker.tried",
     "consumer",
     logging.INFO,
     "group %(group)r, whose breaker is open, tries one message of topic %(topic)r",
 )
-class BreakerProbed(TelemetryEvent):
+class BreakerTried(TelemetryEvent):
     """A group that had stopped tries one message (half-open); the breaker is closed if that succeeds."""
 
     group: str
@@ -290,7 +290,7 @@ class BreakerClosed(TelemetryEvent):
     "queue.crash_found",
     "consumer",
     logging.WARNING,
-    "group %(group)r, topic %(topic)r, queue %(queue)d: %(claims)d starts after position %(position)d had no end;"
+    "group %(group)r, topic %(topic)r, queue %(queue)d: %(starts)d starts after position %(position)d had no end;"
     " its messages are tried one by one",
 )
 class CrashFound(TelemetryEvent):
@@ -304,23 +304,23 @@ class CrashFound(TelemetryEvent):
     topic: str
     queue: int
     position: int
-    claims: int
+    starts: int
 
     @property
     def level(self) -> int:
         """WARNING from the second one on."""
-        return logging.WARNING if self.claims > 1 else logging.INFO
+        return logging.WARNING if self.starts > 1 else logging.INFO
 
 
 @event(
-    "queue.claim_lost",
+    "queue.lease_lost",
     "consumer",
     logging.WARNING,
     "group %(group)r, topic %(topic)r, queue %(queue)d: another worker has taken the queue over; %(calls)d handlers"
     " that run are given up, and what came of %(results)d messages is dropped: they are handled again",
 )
-class ClaimLost(TelemetryEvent):
-    """This worker couldn't renew its claim in time, and another one has the queue: messages are handled twice."""
+class LeaseLost(TelemetryEvent):
+    """This worker couldn't renew its lease in time, and another one has the queue: messages are handled twice."""
 
     group: str
     topic: str

@@ -35,7 +35,7 @@ def world(bench: Bench) -> dict[str, UUID]:
     bench.check()
     asked = bench.prepare(key="c", body={})
     with bench.engine.begin() as connection:
-        execute(connection, check_sql.claim("outbox", "paid", 1, check_sql.Question(15, 3600, "another")))
+        execute(connection, check_sql.lease("outbox", "paid", 1, check_sql.Question(15, 3600, "another")))
     bench.run("UPDATE outbox.half_check SET next_check_at = now() + interval '1 h' WHERE half_id = :id", id=waiting)
     orphan = bench.prepare("refunds", key="d")
     immune = bench.prepare("refunds", key="e", due=False, immunity=3600)

@@ -66,7 +66,7 @@ def test_list_as_table(cli: Cli, world: dict[str, UUID]) -> None:
     assert "\x1b" not in result.out
 
 
-def test_list_once_the_claim_of_a_dead_worker_ran_out(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
+def test_list_once_the_lease_of_a_dead_worker_ran_out(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
     """Nobody is being asked any more: it is due, and the last error tells why there is no answer."""
     bench.age(world["asked"])
     (row,) = [row for row in cli("half", "list", "-o", "json").json["items"] if row["id"] == str(world["asked"])]
@@ -198,7 +198,7 @@ def test_show_what_the_checker_answered(cli: Cli, bench: Bench, body: Any, answe
 
 
 def test_show_a_check_whose_worker_was_killed(cli: Cli, bench: Bench, url: str) -> None:
-    """For as long as its claim stands it may be being asked; then it is known that the worker died over it."""
+    """For as long as its lease stands it may be being asked; then it is known that the worker died over it."""
     half_id = bench.prepare()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.check.asking_process", url], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -36,7 +36,7 @@ def console(town: Town, serve: Serve) -> str:
     return serve(town)
 
 
-def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:
+def test_a_group_is_tried_then_retried(page: Page, town: Town) -> None:
     """The account is opened late: one is tried first, it works, then all others; each is credited once."""
     parked = [town.transfer("10.00", f"BB-7{number}") for number in range(4)]
     for each in parked:
@@ -47,24 +47,24 @@ def test_a_group_is_probed_then_retried(page: Page, town: Town) -> None:
     page.goto("dead")
     group = page.get_by_role("region", name=re.compile("no account"))
     expect(group).to_contain_text("4")
-    group.get_by_role("button", name="Retry one as a probe…").click()
+    group.get_by_role("button", name="Retry one as a trial…").click()
     asked = dialog(page, "Retry in bank-b?")
     asked.get_by_label("Reason").fill("the account is open now")
     asked.get_by_role("button", name="Retry", exact=True).click()
     told(page, "It will be tried again as soon as a worker comes to it.")
-    wait_until(lambda: "consumed" in map(town.status, parked), "the probe is credited")
+    wait_until(lambda: "consumed" in map(town.status, parked), "the trial is credited")
     page.reload()
     expect(page.get_by_role("region", name="Consumers")).to_contain_text("consumed")
 
     page.goto("dead")
     group.get_by_role("button", name="Retry all…").click()
     asked = dialog(page, "Retry 3 of 3?")
-    asked.get_by_label("Reason").fill("the probe went well")
+    asked.get_by_label("Reason").fill("the trial went well")
     asked.get_by_role("button", name="Retry 3").click()
     told(page, "Ordered. Workers carry it out.")
     progress = carried_out(page, town)
     expect(progress).to_contain_text("3 of 3")
-    expect(progress).to_contain_text("the probe went well")
+    expect(progress).to_contain_text("the trial went well")
     for number, each in enumerate(parked):
         town.becomes(each, "consumed")
         assert town.credited(f"BB-7{number}") == Decimal("10.00")

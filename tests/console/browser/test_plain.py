@@ -25,15 +25,15 @@ def page(tour: Visit, console: str) -> Page:
 
 
 def test_the_whole_way_of_a_retry(page: Page, town: Town) -> None:
-    """From the overview to the dead letters, one as a probe, then the group; reload until it is done."""
+    """From the overview to the dead letters, one as a trial, then the group; reload until it is done."""
     ids = [town.note("blot") for _ in range(3)]
     town.settled(ids)
     town.mended.add("blot")
     page.goto("")
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Dead letters").click()
     group = page.get_by_role("region", name="blot")
-    group.get_by_role("button", name="Retry one as a probe…").click()
-    page.get_by_label("Reason").fill("a probe")
+    group.get_by_role("button", name="Retry one as a trial…").click()
+    page.get_by_label("Reason").fill("a trial")
     page.get_by_role("button", name="Retry", exact=True).click()
     told(page, "It will be tried again")
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Dead letters").click()

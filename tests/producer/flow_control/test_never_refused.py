@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Orphan, Outbox, Resolution, Settings
-from outbox.check.once import check_fences
+from outbox.check.check_pass import check_fences
 from outbox.errors import OutboxBusy
 from outbox.testing import check, drain
 from tests.consumer.support import Bench, make_ledger

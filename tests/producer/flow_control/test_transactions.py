@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, event, insert, text
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
-from outbox.check.once import check_fences
+from outbox.check.check_pass import check_fences
 from outbox.errors import OutboxBusy, TransactionRequired
 from outbox.producer import flow_control
 from tests.producer.backlog import dispatch_all, prepare_many, send_many

@@ -1,12 +1,12 @@
-"""One queue that a worker has claimed for a group, to handle its messages outside of transactions.
+"""One queue that a worker has leased for a group, to handle its messages outside of transactions.
 
-A claim is committed before any message of the queue is begun, has a term, and ends by the database's clock unless it is
+A lease is committed before any message of the queue is begun, has a term, and ends by the database's clock unless it is
 renewed. A worker that takes a queue over writes a newer term. All that is written about the queue is written under its
 advisory lock, by the worker that finds the newest term to be its own: results of an older term are refused, so that the
 new worker handles those messages again. That is the worst that happens.
 
-A claim also says up to where messages may have been begun (``started``; 0 if none is in doubt). It is committed before
-the inbox is looked at, and a quarantine is committed before its worker looks at the claims: one of both sees the other.
+A lease also says up to where messages may have been begun (``started``; 0 if none is in doubt). It is committed before
+the inbox is looked at, and a quarantine is committed before its worker looks at the leases: one of both sees the other.
 
 Messages end in any order. Each gets its inbox row when it has ended, and the offset moves over those that have ended
 without a gap. If a worker dies, those after the offset that have no row are handled again. One of them may be what
@@ -30,10 +30,10 @@ from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import database_time, event_of_expiry, expired_of, expiry_of, has_expired
 from outbox.consumer.growth import Reach
 from outbox.consumer.log_loss import go_back
-from outbox.consumer.outside import sql as claim_sql
+from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.outside.calls import Call
-from outbox.consumer.outside.sql import CLAIM_SECONDS
-from outbox.consumer.reading import FIRST_READING, reading_of, take_earlier
+from outbox.consumer.outside.sql import LEASE_SECONDS
+from outbox.consumer.passage import FIRST_PASSAGE, passage_of, take_earlier
 from outbox.consumer.retry import PRUNED
 from outbox.consumer.subscription import (
     EVERYTHING,
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
     from outbox.consumer.sql import InboxUpdate
 
-#: A claim is renewed when so much of its time (seconds) is left.
-_RENEW_LEFT = CLAIM_SECONDS * 2 / 3
+#: A lease is renewed when so much of its time (seconds) is left.
+_RENEW_LEFT = LEASE_SECONDS * 2 / 3
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-class ClaimLapsed(Exception):
+class LeaseLapsed(Exception):
     """Another worker has a newer term: what this one knows of the queue counts no more."""
 
 
@@ -81,8 +81,8 @@ class _Slot:
     skipped: bool = False
 
 
-class ClaimedQueue:
-    """One queue of one group, as the worker sees it that has the claim, or is about to take it. Not thread-safe."""
+class LeasedQueue:
+    """One queue of one group, as the worker sees it that has the lease, or is about to take it. Not thread-safe."""
 
     def __init__(
         self, subscription: Subscription, settings: Settings, reader: QueueConsumer, queue: int, gate: Gate
@@ -100,10 +100,10 @@ class ClaimedQueue:
         self._read: tuple[int, UUID | None] = (0, None)
         # Starts after the offset that had no end, and up to where one of the messages may be the reason. Up to where an
         # earlier worker may have begun messages of which the inbox knows nothing.
-        self._claims = 0
+        self._starts = 0
         self._suspect_until = 0
         self._doubt_until = 0
-        self._reading = FIRST_READING
+        self._passage = FIRST_PASSAGE
         # What time the database's clock had when this process's clock, which only goes forward, began.
         self._began_at = _EPOCH
         self._slots: dict[int, _Slot] = {}
@@ -123,12 +123,12 @@ class ClaimedQueue:
 
     @property
     def ends(self) -> float:
-        """When the claim ends at the latest, by the clock of this process that only goes forward."""
+        """When the lease ends at the latest, by the clock of this process that only goes forward."""
         return self._ends
 
     @property
     def renew_at(self) -> float:
-        """When the claim is to be renewed, by the same clock."""
+        """When the lease is to be renewed, by the same clock."""
         return self._ends - _RENEW_LEFT
 
     @property
@@ -170,10 +170,10 @@ class ClaimedQueue:
         """May more be read?"""
         return len(self._slots) < self._settings.read_ahead
 
-    # --- the claim ------------------------------------------------------------------------------------------
+    # --- the lease ------------------------------------------------------------------------------------------
 
     def take(self, connection: Connection, source: Connection, *, reads: bool = True) -> bool:
-        """Claim the queue; with ``reads`` only if there is something to read. False if another worker has it.
+        """Lease the queue; with ``reads`` only if there is something to read. False if another worker has it.
 
         Raises:
             MessagesPruned: the next message is gone, and the subscription says to stop then.
@@ -181,32 +181,32 @@ class ClaimedQueue:
         began = time.monotonic()
         with begin(connection):
             locked, rows = execute(connection, try_lock(self._queue.lock), self._progress())
-            position, claims, message_id, reading, term, _, is_taken, is_held, started = rows[0]
+            position, starts, message_id, passage, term, _, is_taken, is_held, started = rows[0]
             if not locked[0][0] or (is_taken and is_held):
                 return False
-            self._reading = reading_of(connection, self._queue, reading)
+            self._passage = passage_of(connection, self._queue, passage)
             entries = self._next_entries(connection, source, position, message_id) if reads else []
             if reads and not (entries and self._may_begin(connection, entries[0])):
                 return False
             doubt_until = started if started is not None and started > position else 0
             if is_taken and doubt_until:
-                claims += 1
+                starts += 1
                 group, topic, queue = self._queue.values
-                found = CrashFound(group=group, topic=topic, queue=queue, position=position, claims=claims)
+                found = CrashFound(group=group, topic=topic, queue=queue, position=position, starts=starts)
                 after_commit(connection, partial(emit, found))
-            # There is an offset where there is a claim: transactional workers see the claim by it.
+            # There is an offset where there is a lease: transactional workers see the lease by it.
             if is_taken or position == 0:
-                execute(connection, self._offset_at(position, claims, message_id))
+                execute(connection, self._offset_at(position, starts, message_id))
             self._term, self._doubt_until = (term or 0) + 1, doubt_until
             # A message whose call an operator stopped by moving the group has killed no worker.
-            self._suspect_until = doubt_until if claims else 0
+            self._suspect_until = doubt_until if starts else 0
             self._offset = self._read = position, message_id
             self._append(connection, 0, entries[-1].position if entries else position)
-        self._ends, self._claims = began + CLAIM_SECONDS, claims
+        self._ends, self._starts = began + LEASE_SECONDS, starts
         self._accept(connection, source, entries)
-        if claims > self._settings.max_claims and self._ahead:
+        if starts > self._settings.max_starts and self._ahead:
             entry, attempt = self._ahead.pop(0)
-            attempt, failure = crashed(self._subscription, attempt - 1, claims)
+            attempt, failure = crashed(self._subscription, attempt - 1, starts)
             self._results.append(Call(self.number, entry, attempt, failure=failure))
         return True
 
@@ -214,7 +214,7 @@ class ClaimedQueue:
         """Read what follows, as far as the group may read, in a queue that ends at a position.
 
         Raises:
-            ClaimLapsed: another worker has the queue now.
+            LeaseLapsed: another worker has the queue now.
             MessagesPruned: the next message is gone, and the subscription says to stop then.
         """
         began = time.monotonic()
@@ -225,52 +225,52 @@ class ClaimedQueue:
             if not entries:
                 return
             self._append(connection, renewal + 1, entries[-1].position)
-        self._ends = began + CLAIM_SECONDS
+        self._ends = began + LEASE_SECONDS
         self._accept(connection, source, entries)
 
     def renew(self, connection: Connection) -> None:
-        """Move the end of the claim.
+        """Move the end of the lease.
 
         Raises:
-            ClaimLapsed: another worker has the queue now.
+            LeaseLapsed: another worker has the queue now.
         """
         began = time.monotonic()
         with begin(connection):
             self._append(connection, self._lock(connection) + 1, self._read[0])
-        self._ends = began + CLAIM_SECONDS
+        self._ends = began + LEASE_SECONDS
 
     def give_up(self, connection: Connection) -> None:
         """Leave the queue, in which nothing runs, to others.
 
         Raises:
-            ClaimLapsed: another worker has the queue now.
+            LeaseLapsed: another worker has the queue now.
         """
         with begin(connection):
             self._lock(connection)
-            execute(connection, self._claim(self._term + 1, 0, None, 0, 0.0))
+            execute(connection, self._lease(self._term + 1, 0, None, 0, 0.0))
 
     def _progress(self) -> Statement:
-        return claim_sql.progress(self._queue.schema, **self._names)
+        return lease_sql.progress(self._queue.schema, **self._names)
 
-    def _offset_at(self, position: int, claims: int, message_id: UUID | None) -> Statement:
-        values = *self._queue.values, position, claims, message_id, self._reading.number
+    def _offset_at(self, position: int, starts: int, message_id: UUID | None) -> Statement:
+        values = *self._queue.values, position, starts, message_id, self._passage.number
         return sql.append_offset(self._queue.schema, *values)
 
     def _append(self, connection: Connection, renewal: int, started: int) -> None:
-        execute(connection, self._claim(self._term, renewal, process_name(), started, CLAIM_SECONDS))
+        execute(connection, self._lease(self._term, renewal, process_name(), started, LEASE_SECONDS))
 
-    def _claim(self, term: int, renewal: int, worker: str | None, started: int, seconds: float) -> Statement:
+    def _lease(self, term: int, renewal: int, worker: str | None, started: int, seconds: float) -> Statement:
         if self._offset[0] < self._doubt_until:
             started = max(started, self._doubt_until)
         values = {"term": term, "renewal": renewal, "worker": worker, "started": started, "seconds": seconds}
-        return claim_sql.append_claim(self._queue.schema, **self._names, **values)
+        return lease_sql.append_lease(self._queue.schema, **self._names, **values)
 
     def _lock(self, connection: Connection) -> int:
-        """Lock the queue, and make sure that the newest claim is ours; return the number of its renewal."""
+        """Lock the queue, and make sure that the newest lease is ours; return the number of its renewal."""
         _, rows = execute(connection, take_lock(self._queue.lock), self._progress())
         term, renewal = rows[0][4:6]
         if term != self._term:
-            raise ClaimLapsed(f"term {self._term} is over: the newest one is {term}")
+            raise LeaseLapsed(f"term {self._term} is over: the newest one is {term}")
         return int(renewal)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class ClaimedQueue:
             return True
         (rows,) = execute(connection, self._known([first]))
         waits = [wait for _, status, _, wait, *_ in rows if status == Status.FAILED]
-        return not waits or waits[0] <= 0 or rows[0][7] < self._reading.number
+        return not waits or waits[0] <= 0 or rows[0][7] < self._passage.number
 
     def _accept(self, connection: Connection, source: Connection, entries: Sequence[Entry]) -> None:
         """Take the entries read, by what the inbox says of them; up to one that has to be read once more, later."""
@@ -309,7 +309,7 @@ class ClaimedQueue:
             if any(entry.can_expire for entry in entries):
                 self._began_at = database_time(connection) - dt.timedelta(seconds=time.monotonic())
             held = {key for rows in held_rows for (key,) in rows} | {entry.key for entry in self._waiting}
-            earlier = take_earlier(connection, source, self._queue, self._reading, known)
+            earlier = take_earlier(connection, source, self._queue, self._passage, known)
             if earlier is None:  # an operator's act has one of them
                 return
             for id_ in earlier:
@@ -334,7 +334,7 @@ class ClaimedQueue:
         elif row is sql.NO_ROW or (ordered and row[1] == Status.FAILED and row[3] <= 0):
             if entry.message is not None:
                 slot.settled = slot.skipped = False
-                entry.message.first_failed_at, entry.message.passage = row[8], self._reading.number
+                entry.message.first_failed_at, entry.message.passage = row[8], self._passage.number
                 self._ahead.append((entry, row[2] + 1))
         elif self._reader.is_sent_again(entry, row):
             queue = self._queue
@@ -393,10 +393,10 @@ class ClaimedQueue:
         return any(call.message.key == key for call in self._in_flight.values())
 
     def start_due(self, connection: Connection, source: Connection, rows: Sequence[Row]) -> list[Call]:
-        """Count a start of failed messages, by rows of `claim_sql.due`; return their calls, in flight from then on.
+        """Count a start of failed messages, by rows of `lease_sql.due`; return their calls, in flight from then on.
 
         Raises:
-            ClaimLapsed: another worker has the queue now.
+            LeaseLapsed: another worker has the queue now.
         """
         schema, group = self._queue.schema, self._queue.group
         calls, left_out = self._candidates(source, rows)
@@ -410,16 +410,16 @@ class ClaimedQueue:
                     if call.entry.id in expired:
                         self._expire(call)
                 calls = [call for call in calls if not call.too_old]
-            ids, lease = [call.entry.id for call in calls], self._subscription.timeout_seconds + CLAIM_SECONDS
-            start = claim_sql.start_due(schema, group=group, ids=ids, seconds=lease)
+            ids, lease = [call.entry.id for call in calls], self._subscription.timeout_seconds + LEASE_SECONDS
+            start = lease_sql.start_due(schema, group=group, ids=ids, seconds=lease)
             started: dict[UUID, int] = dict(execute(connection, start)[0])
         begun = []
         for call in calls:
-            claims = started.get(call.entry.id, 0)
-            if claims > self._settings.max_claims:
-                call.attempt, call.failure = crashed(self._subscription, call.attempt - 1, claims)
+            starts = started.get(call.entry.id, 0)
+            if starts > self._settings.max_starts:
+                call.attempt, call.failure = crashed(self._subscription, call.attempt - 1, starts)
                 self._results.append(call)
-            elif claims:
+            elif starts:
                 self._in_flight[call.entry.id] = call
                 begun.append(call)
         return begun
@@ -443,7 +443,7 @@ class ClaimedQueue:
             elif not self._is_busy(entry) and entry.message.key not in keys:
                 if entry.message.key is not None and not self._subscription.keys_overlap:
                     keys.add(entry.message.key)
-                entry.message.first_failed_at, entry.message.passage = first_failed_at, self._reading.number
+                entry.message.first_failed_at, entry.message.passage = first_failed_at, self._passage.number
                 calls.append(Call(self.number, entry, attempts + 1, retries=True))
         return calls, left_out
 
@@ -468,7 +468,7 @@ class ClaimedQueue:
         If that fails, nothing is forgotten: to write it once more does no harm.
 
         Raises:
-            ClaimLapsed: another worker has the queue now; it handles again what this one has.
+            LeaseLapsed: another worker has the queue now; it handles again what this one has.
         """
         updates = [(call, self._update_of(call)) for call in self._results]
         self._hold_back({update.key for _, update in updates if update.holds})
@@ -479,24 +479,24 @@ class ClaimedQueue:
         with begin(connection):
             self._lock(connection)
             self._write(connection, updates)
-            if any(call.is_probe and update.status == Status.CONSUMED for call, update in updates):
+            if any(call.is_trial and update.status == Status.CONSUMED for call, update in updates):
                 self._gate.close(connection)
             if self._waiting:
                 # After what they wait for.
-                waiting = key_order.wait(self._queue, self._waiting, self._reading.number, self._earlier)
+                waiting = key_order.wait(self._queue, self._waiting, self._passage.number, self._earlier)
                 at_commit(connection, sql.MARK, *waiting)
             if passed:
                 position, slot = passed[-1]
-                claims = 1 if position < self._suspect_until else 0
-                at_commit(connection, self._offset_at(position, claims, slot.id))
-            elif blocked and self._claims:
+                starts = 1 if position < self._suspect_until else 0
+                at_commit(connection, self._offset_at(position, starts, slot.id))
+            elif blocked and self._starts:
                 # This start had an end.
                 position, message_id = self._offset
-                values = self._names | {"position": position, "id": message_id, "reading": self._reading.number}
-                at_commit(connection, sql.drop_claims(self._queue.schema, **values))
+                values = self._names | {"position": position, "id": message_id, "passage": self._passage.number}
+                at_commit(connection, sql.drop_starts(self._queue.schema, **values))
         self.released = self._subscription.by_key and any(call.retries and not row.holds for call, row in updates)
         if passed:
-            self._offset, self._claims = (position, slot.id), claims
+            self._offset, self._starts = (position, slot.id), starts
         for position, _ in passed:
             del self._slots[position]
         self._results.clear()
@@ -541,11 +541,11 @@ class ClaimedQueue:
             yield position, slot
 
     def _write(self, connection: Connection, updates: Sequence[tuple[Call, InboxUpdate]]) -> None:
-        reading = self._reading.number
+        passage = self._passage.number
         done = [update for call, update in updates if call.failure is None and not call.too_old]
-        if done and reading:
-            of_reading = {"group": self._queue.group, "reading": reading}
-            at_commit(connection, sql.keep_earlier(self._queue.schema, ids=[each.id for each in done], **of_reading))
+        if done and passage:
+            of_passage = {"group": self._queue.group, "passage": passage}
+            at_commit(connection, sql.keep_earlier(self._queue.schema, ids=[each.id for each in done], **of_passage))
         if done:
             columns = {
                 "ids": [update.id for update in done],
@@ -553,12 +553,12 @@ class ClaimedQueue:
                 "attempts": [update.attempts for update in done],
                 "digests": [update.digest for update in done],
             }
-            at_commit(connection, claim_sql.consumed(self._queue.schema, **self._names, reading=reading, **columns))
+            at_commit(connection, lease_sql.consumed(self._queue.schema, **self._names, passage=passage, **columns))
         for call, update in updates:
             if call.too_old:
-                at_commit(connection, *sql.settle(self._queue, update, reading))
+                at_commit(connection, *sql.settle(self._queue, update, passage))
             elif call.failure is not None:
-                at_commit(connection, *sql.settle_failure(self._queue, update, reading, process_name()))
+                at_commit(connection, *sql.settle_failure(self._queue, update, passage, process_name()))
             if call.retries and not update.holds:
                 at_commit(connection, *key_order.release_next(self._subscription, self._queue, call.entry))
 
@@ -566,7 +566,7 @@ class ClaimedQueue:
         """Wait for the retry of the first message: entries read after it are read again then."""
         self._ahead.clear()
         self._slots.clear()
-        self._read, self._claims = self._offset, 0
+        self._read, self._starts = self._offset, 0
 
     def _tell_gate(self, connection: Connection, updates: Sequence[tuple[Call, InboxUpdate]]) -> None:
         """Have the breaker opened if there were failures alone, and one too many."""

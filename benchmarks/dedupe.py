@@ -1,4 +1,4 @@
-"""Once: what a message that is to be sent once costs its transaction, and what operators' indexes cost a send."""
+"""Dedupe: what a message that is to be sent once costs its transaction, and what operators' indexes cost a send."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(lab: Lab) -> list[Figure]:
         engine = lab.engine(database)
         outbox = Outbox(engine, settings=Settings())
         arms[name] = partial(rate, count, partial(_transactions, engine, outbox, of_send, count))
-    lab.say("once")
+    lab.say("dedupe")
     results = interleave(arms, rounds)
     return [
         compared("transaction with 1 sent once", "", results["once"], "with 1 sent", results["sent"], None),

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Outgoing, Settings, Topic, message_id, testing
-from outbox.dispatch.once import dispatch_once
+from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.telemetry.events import DuplicateIgnored, MessagesSent

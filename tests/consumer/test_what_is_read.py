@@ -15,7 +15,7 @@ from outbox.consumer import sql as consumer_sql
 from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.errors import MessagesPruned
-from outbox.prune.once import prune_producer_once
+from outbox.prune.prune_pass import prune_producer_once
 from tests.consumer.support import Bench, record
 
 OFFSETS = "SELECT queue, max(position) FROM outbox.consumer_offset GROUP BY queue ORDER BY queue"

@@ -29,7 +29,7 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest
   FROM unnest(%b::uuid[], %b::bigint[], %b::bytea[]) AS m (id, position, digest)
 """
 OFFSET = """
-INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, claims) VALUES (%s, %s, %s, %s, 0)
+INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) VALUES (%s, %s, %s, %s, 0)
 """
 
 Row = tuple[Any, ...]
@@ -97,7 +97,7 @@ class Ours:
 
 
 class ByHand:
-    """The same reading and the same rows with psycopg; ``act`` does what the handler does, before they are written."""
+    """The same queries and the same rows with psycopg; ``act`` does what the handler does, before they are written."""
 
     def __init__(
         self,

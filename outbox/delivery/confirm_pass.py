@@ -567,7 +567,7 @@ DUTIES = (
         SELECT INSERT UPDATE ON bulk_job
         SELECT(target action result) ON audit
         consumer: worker
-        SELECT ON consumer_message consumer_offset consumer_start consumer_reading reread_message log_loss
+        SELECT ON consumer_message consumer_offset consumer_start consumer_passage reread_message log_loss
         """,
         role="confirm",
         tasks=_tasks,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def question_of(checker: Checker) -> sql.Question:
-    """Return how halves are claimed for a checker: until it must have answered, and one interval longer."""
+    """Return how halves are leased for a checker: until it must have answered, and one interval longer."""
     return sql.Question(checker.max_checks, checker.timeout + checker.interval, process_name())
 
 
@@ -127,16 +127,16 @@ class _Pass:
                 emit(CheckerHangs(topic=topic))
                 continue
             limit = max(self.asker.free // (len(self.topics) + 1), 1)
-            if self._claim(self.checkers[topic], limit) == limit:
+            if self._lease(self.checkers[topic], limit) == limit:
                 self.topics.append(topic)
 
-    def _claim(self, checker: Checker, limit: int) -> int:
+    def _lease(self, checker: Checker, limit: int) -> int:
         self.asker.make_runner(is_async=checker.is_async)
         with self.connection.begin():
             _, rows = execute(
                 self.connection,
                 plan_by_index(),
-                sql.claim(self.settings.schema, checker.topic, limit, question_of(checker)),
+                sql.lease(self.settings.schema, checker.topic, limit, question_of(checker)),
             )
         for row in rows:
             if row[1] is None:

@@ -1,4 +1,4 @@
-"""Claims of queues whose messages are handled outside of transactions: one worker has a queue, others leave it."""
+"""Leases of queues whose messages are handled outside of transactions: one worker has a queue, others leave it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outbox import Message
 from outbox.compensate.compensation import Postponed
 from outbox.compensate.quarantine import QuarantineOrder, quarantine
 from outbox.message.model import Counts, uuid7
-from outbox.telemetry.events import ClaimLost, CrashFound
+from outbox.telemetry.events import CrashFound, LeaseLost
 from outbox.telemetry.hooks import add_hook
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
 from tests.consumer.support import Bench, record
-from tests.consumer.test_reread import EARLIER, READINGS, reset
+from tests.consumer.test_reread import EARLIER, PASSAGES, reset
 from tests.kit import wait_until
 
 OUTSIDE: dict[str, Any] = {"transactional": False}
@@ -72,8 +72,8 @@ def gate() -> Iterator[Gate]:
 
 
 def lapse(bench: Bench) -> None:
-    """Let all claims that stand be over."""
-    bench.run("UPDATE outbox.consumer_claim SET until = clock_timestamp() - interval '1 s' WHERE worker IS NOT NULL")
+    """Let all leases that stand be over."""
+    bench.run("UPDATE outbox.consumer_lease SET until = clock_timestamp() - interval '1 s' WHERE worker IS NOT NULL")
 
 
 def offsets(bench: Bench) -> list[int]:
@@ -81,8 +81,8 @@ def offsets(bench: Bench) -> list[int]:
     return list(bench.rows("SELECT max(position) FROM outbox.consumer_offset"))
 
 
-def test_a_claimed_queue_is_left_alone(bench: Bench, gate: Gate) -> None:
-    """Neither a transactional worker nor another one outside of transactions takes a queue that is claimed."""
+def test_a_leased_queue_is_left_alone(bench: Bench, gate: Gate) -> None:
+    """Neither a transactional worker nor another one outside of transactions takes a queue that is leased."""
     (id_,) = bench.send("a")
     running = Running(bench, bench.declare(gate, **OUTSIDE))
     wait_until(lambda: gate.begun, "the handler runs")
@@ -96,7 +96,7 @@ def test_a_claimed_queue_is_left_alone(bench: Bench, gate: Gate) -> None:
 
 
 def test_a_queue_that_was_given_up_is_for_all(bench: Bench, gate: Gate) -> None:
-    """After a pass nothing is claimed: a transactional worker goes on after the last message."""
+    """After a pass nothing is leased: a transactional worker goes on after the last message."""
     gate.open.set()
     bench.send("a")
     bench.consume(bench.declare(gate, **OUTSIDE))
@@ -108,7 +108,7 @@ def test_a_queue_that_was_given_up_is_for_all(bench: Bench, gate: Gate) -> None:
 
 
 def test_an_outside_worker_waits_for_a_transaction(bench: Bench) -> None:
-    """While a transactional worker has the queue's lock, nobody claims it."""
+    """While a transactional worker has the queue's lock, nobody leases it."""
     bench.send("a")
 
     def handle(message: Message, session: Any) -> None:
@@ -118,11 +118,11 @@ def test_an_outside_worker_waits_for_a_transaction(bench: Bench) -> None:
 
     bench.consume(bench.declare(handle))
     assert bench.ledger() == ["a"]
-    assert bench.rows("SELECT * FROM outbox.consumer_claim") == []
+    assert bench.rows("SELECT * FROM outbox.consumer_lease") == []
 
 
-def test_retries_of_a_claimed_queue_are_its_workers(bench: Bench, gate: Gate) -> None:
-    """A transactional worker leaves a failed message alone while another one has claimed its queue."""
+def test_retries_of_a_leased_queue_are_its_workers(bench: Bench, gate: Gate) -> None:
+    """A transactional worker leaves a failed message alone while another one has leased its queue."""
     retrying = bench.declare(fail_in_session)
     bench.send("a")
     bench.consume(retrying)
@@ -161,7 +161,7 @@ def test_results_of_an_older_term_are_refused(bench: Bench, gate: Gate, is_trans
     gate.open.set()
     assert running.join() == Counts()
     remove()
-    (lost,) = [event for event in events if isinstance(event, ClaimLost)]
+    (lost,) = [event for event in events if isinstance(event, LeaseLost)]
     assert lost.calls + lost.results == 2
     assert bench.rows("SELECT message_id, changed_at FROM outbox.consumer_message ORDER BY 1") == rows
     assert (bench.ledger() if is_transactional else again) == ["a", "b"]
@@ -188,14 +188,14 @@ def test_results_outlive_a_lost_connection(bench: Bench, gate: Gate) -> None:
     assert offsets(bench) == [2]
 
 
-def test_claims_are_renewed(bench: Bench, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a handler runs its claim is renewed, by a row of the same term."""
-    monkeypatch.setattr("outbox.consumer.outside.claimed_queue._RENEW_LEFT", 30.0)
+def test_leases_are_renewed(bench: Bench, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a handler runs its lease is renewed, by a row of the same term."""
+    monkeypatch.setattr("outbox.consumer.outside.leased_queue._RENEW_LEFT", 30.0)
     bench.send("a")
     running = Running(bench, bench.declare(gate, **OUTSIDE))
-    renewals = "SELECT coalesce(max(renewal), 0) FROM outbox.consumer_claim"
-    wait_until(lambda: bench.value(renewals) > 2, "the claim is renewed")
-    assert bench.rows("SELECT DISTINCT term FROM outbox.consumer_claim") == [1]
+    renewals = "SELECT coalesce(max(renewal), 0) FROM outbox.consumer_lease"
+    wait_until(lambda: bench.value(renewals) > 2, "the lease is renewed")
+    assert bench.rows("SELECT DISTINCT term FROM outbox.consumer_lease") == [1]
     gate.open.set()
     running.join()
 
@@ -244,7 +244,7 @@ def test_quarantine_waits_for_a_retry(bench: Bench, gate: Gate) -> None:
 
 
 def test_a_quarantine_that_came_first_is_kept(bench: Bench, gate: Gate) -> None:
-    """What is quarantined before a worker claims its queue is passed."""
+    """What is quarantined before a worker leases its queue is passed."""
     gate.open.set()
     consumer = bench.declare(gate, concurrency=2, **OUTSIDE)
     first, second = bench.send("a", "b")
@@ -276,12 +276,12 @@ def test_all_of_it_once_more(any_bench: Bench) -> None:
     any_bench.consume(consumer)
     assert handled == [(body, 1) for body in (1, 2, 3, 1, 2, 3, 4)]
     assert [tuple(row) for row in any_bench.rows(EARLIER)] == [(id_, 0, "consumed") for id_ in sorted(ids)]
-    assert [tuple(row) for row in any_bench.rows(READINGS)] == [(1, 4)]
+    assert [tuple(row) for row in any_bench.rows(PASSAGES)] == [(1, 4)]
     assert offsets(any_bench) == [4]
 
 
 def test_reset_while_handlers_run(bench: Bench, gate: Gate) -> None:
-    """It waits for no handler: what they come to is refused, and handled again by the new reading, several at once."""
+    """It waits for no handler: what they come to is refused, and handled again by the new passage, several at once."""
     events: list[Any] = []
     remove = add_hook(events.append)
     options = {"ordered": False, "concurrency": 3, **OUTSIDE}
@@ -304,8 +304,8 @@ def test_reset_while_handlers_run(bench: Bench, gate: Gate) -> None:
     gate.open.set()
     running.join()
     remove()
-    assert [event.calls + event.results for event in events if isinstance(event, ClaimLost)] == [3]
-    assert [tuple(row) for row in bench.rows(READINGS)] == [(1, 6)]
+    assert [event.calls + event.results for event in events if isinstance(event, LeaseLost)] == [3]
+    assert [tuple(row) for row in bench.rows(PASSAGES)] == [(1, 6)]
     assert offsets(bench) == [6]
 
 
@@ -351,7 +351,7 @@ def test_killed_at_each_step(bench: Bench, spawn: Spawn, step: str) -> None:
     assert sorted(map(int, effects)) == list(range(20))
     repeated = [body for body, times in effects.items() if times > 1]
     assert len(repeated) <= CONCURRENCY
-    if step == "claimed":
+    if step == "leased":
         assert repeated == []
     assert set(bench.statuses()) == {("consumed", 1)}
     assert offsets(bench) == [20]
@@ -386,4 +386,4 @@ def test_doubt_is_told(bench: Bench, gate: Gate) -> None:
     gate.open.set()
     running.join()
     remove()
-    assert [event.claims for event in events if isinstance(event, CrashFound)] == [1]
+    assert [event.starts for event in events if isinstance(event, CrashFound)] == [1]

@@ -2,7 +2,7 @@
 
 No transaction spans two databases, and a worker may die between any two steps. What makes it right all the same:
 
-- The item stays pending until all is done, and is due again when the worker that claimed it has had its time. Each step
+- The item stays pending until all is done, and is due again when the worker that leased it has had its time. Each step
   finds what an earlier try has left, and goes on from there.
 - Quarantines come first. While they stand, the message takes no effect; and they stand as long as a worker may
   compensate.
@@ -109,8 +109,8 @@ class _CompensationPass:
         self._runners.end()
 
     def take(self, key: sql.Key) -> Counts:
-        """Claim an item, and do what can be done about it."""
-        if (item := self._items.claim(key)) is None:
+        """Lease an item, and do what can be done about it."""
+        if (item := self._items.lease(key)) is None:
             return Counts()
         try:
             state = self._carry_out(item)
@@ -279,7 +279,7 @@ DUTIES = (
         SELECT INSERT UPDATE ON compensation
         SELECT UPDATE ON op_message
         consumer: worker
-        SELECT ON consumer_offset consumer_claim consumer_start reread_message
+        SELECT ON consumer_offset consumer_lease consumer_start reread_message
         SELECT INSERT UPDATE DELETE ON consumer_message
         INSERT ON audit
         """,

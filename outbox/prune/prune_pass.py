@@ -120,7 +120,7 @@ def prune_consumer_once(
     *,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Counts:
-    """Delete what a group needs no more: old inbox rows, attempts, notes, reconciliations, replaced offsets and claims.
+    """Delete what a group needs no more: old inbox rows, attempts, notes, reconciliations, replaced offsets and leases.
 
     Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
     (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
@@ -130,7 +130,7 @@ def prune_consumer_once(
     schema, batch = settings.schema, settings.prune_batch
     pair, age = {"group": group, "topic": topic}, {"retention": settings.record_retention}
     offsets = _replaced(connection, schema, OFFSETS, partial(sql.old_offsets, schema, **pair), batch, stopping)
-    offsets += _delete_all(connection, partial(sql.old_claims, schema, **pair), batch, stopping)
+    offsets += _delete_all(connection, partial(sql.old_leases, schema, **pair), batch, stopping)
     records = 0
     for old in (
         partial(sql.old_attempts, schema, **age),
@@ -234,7 +234,7 @@ DUTIES = (
         SELECT INSERT DELETE ON topic_total
         consumer: consumer
         SELECT DELETE ON attempt_history dead_letter_note consumer_message reread_message consumer_offset
-        SELECT DELETE ON consumer_claim rate_grant reconciliation_run reconciliation_finding reconciliation_order
+        SELECT DELETE ON consumer_lease rate_grant reconciliation_run reconciliation_finding reconciliation_order
         SELECT INSERT UPDATE ON segment_hold
         """,
         role="prune",
