@@ -100,7 +100,7 @@ class Question:
         """What isn't asked here, since it is fixed, or the preview was made of it."""
         names = self.fixed | {*(() if self.preview is None else (*self.inputs, "source"))}
         found = {each.name: self.texts[each.name] for each in self.shapes if each.name in names & self.texts.keys()}
-        pins = {name: getattr(self.preview, name, None) for name in PINNED if name in map(_name, self.shapes)}
+        pins = {each.name: getattr(self.preview, each.name, None) for each in self.shapes if each.name in PINNED}
         return found | {name: str(pin) for name, pin in pins.items() if pin}
 
     @property
@@ -129,9 +129,8 @@ class Question:
     def before(self) -> dict[str, str]:
         """What stands in the fields. One that was emptied stays so; a topic, or a database, limits the act."""
         now = None if self.fault else self.current
-        return {
-            each: self.texts.get(each, "" if each in _LIMITS else _now(now, each)) for each in map(_name, self.shown)
-        }
+        names = [each.name for each in self.shown]
+        return {name: self.texts.get(name, "" if name in _LIMITS else _now(now, name)) for name in names}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -223,10 +222,6 @@ def _ask(
     refusal, key = getattr(asked.preview, "refusal", ""), read(ActForm, pairs).key or uuid4().hex
     more = {"refusal": refusal, "line": _LINE, "reason": asked.texts.get("reason", ""), "key": key}
     return view.page("act.html", status if asked.fault else 200, act=act, asked=asked, **more)
-
-
-def _name(shape: FieldShape) -> str:
-    return shape.name
 
 
 def _now(current: Any, name: str) -> str:
