@@ -53,7 +53,7 @@ class ActQuestion:
     """One step before an act: what is known of it, what is asked, and what the act would do.
 
     ``pairs`` are the fields that a link or a form has, ``fixed`` the names of those that can't be changed there.
-    ``preview`` and ``current`` are what the operator's methods of these names about_hidden; without the preview that the act
+    ``preview`` and ``current`` are what the operator's methods of these names told; without the preview that the act
     has, it is the ``first`` step, which asks for what the preview depends on.
     """
 
@@ -117,12 +117,8 @@ class ActQuestion:
     @property
     def shown(self) -> list[FieldShape]:
         """The fields that are asked for in this step."""
-        known = self.hidden.keys() | {
-            *PINNED[2:],
-            *self.act.linked,
-            *((*self.inputs, "source") if self.preview else ()),
-        }
-        known |= set() if self.several else {*DATABASE_FIELDS}
+        known = {*self.hidden, *PINNED[2:], *self.act.linked, *(() if self.several else DATABASE_FIELDS)}
+        known |= {*(() if self.preview is None else (*self.inputs, "source"))}
         return [each for each in self.shapes if each.name not in known and (each.name in self.taken or not self.first)]
 
     @property
