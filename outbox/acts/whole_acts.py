@@ -233,7 +233,7 @@ LONGEST_RESULT = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Edit:
+class _EditFields:
     body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000, file=True)
     original: Original = option("quarantine", "What becomes of the original.")
     acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
@@ -601,7 +601,7 @@ EDIT = WholeAct(
     word="edit",
     path="/messages/{message_id}/edit",
     target="message {message_id}",
-    fields=_Edit,
+    fields=_EditFields,
     form="edit.html",
     preview="preview_edit",
     current="body_to_edit",

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _AWAY = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.SCHEMA})
 #: Shows bodies unless another one is chosen: it masks what is secret by its name.
-MASKED = Redactor()
+MASKED: Redactor = Redactor()
 #: How long (seconds) one statement of an operator may run, and wait for a lock.
 READ_SECONDS = 5.0
 PATIENCE = 10.0

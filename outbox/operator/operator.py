@@ -90,8 +90,8 @@ class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, Gro
         topics: Mapping[str, Topic[Any]] | None = None,
     ) -> None:
         super().__init__(databases, redactor)
-        self.codecs = codecs
-        self.topics = topics or {}
+        self.codecs: Codecs = codecs
+        self.topics: Mapping[str, Topic[Any]] = topics or {}
 
     @classmethod
     def open(
@@ -291,9 +291,9 @@ class OutboxOperator(Operator):
         codecs: Codecs,
         topics: Mapping[str, Topic[Any]],
     ) -> None:
-        self.redactor = MASKED
-        self.codecs = codecs
-        self.topics = topics
+        self.redactor: Redactor = MASKED
+        self.codecs: Codecs = codecs
+        self.topics: Mapping[str, Topic[Any]] = topics
         self._engine = engine
         self._settings = settings
         self._checkers = checkers

@@ -48,8 +48,9 @@ BY_HAND = {
     "operator/look/lists_sql.py: consumed left_out": "what all groups have, or don't want",
     "operator/look/lists_sql.py: recalled scheduled": "what one table has",
     "operator/look/message.py: consumed discarded expired left_out quarantined": "in which order they are shown",
-    "operator/model.py: committed scheduled": "the declaration itself",
-    "operator/model.py: rolled_back undecided": "the declaration itself",
+    "acts/whole_acts.py: done refused": "what an operator answers",
+    "acts/changes.py: committed scheduled": "the declaration itself",
+    "acts/changes.py: rolled_back undecided": "the declaration itself",
     "reconcile/job.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",
 }

@@ -20,6 +20,7 @@ from outbox.errors import (
 )
 from outbox.message.model import Status, uuid7
 from outbox.operator import model
+from outbox.operator.bulk import jobs
 from outbox.operator.model import (
     MAX_IDS,
     BulkJobFilter,
@@ -154,7 +155,7 @@ def test_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BulkJobTooLarge, match="1001 messages are named; at most 1000 can be, or use a filter"):
         desk.preview("retry", [(uuid7(), "bank-b") for _ in range(MAX_IDS + 1)])
     desk.inbox("parked", 6)
-    monkeypatch.setattr(model, "MAX_ITEMS", 5)
+    monkeypatch.setattr(jobs, "MAX_ITEMS", 5)
     token = desk.preview("retry", PARKED).token
     with pytest.raises(BulkJobTooLarge, match="more than 5 messages are matched; narrow the filter"):
         desk.start("retry", PARKED, token=token)

@@ -45,8 +45,8 @@ def _add_act(act: WholeAct) -> None:
     headers = {name: hint for name, hint in known.items() if name in taken}
     result = returned(getattr(part_of(act), act.method or act.name))
 
-    def do(context: Context, response: Response, fields: Any, **names: Any) -> Any:
-        values = asdict(fields) | names
+    def do(context: Context, response: Response, fields: Any, **target: Any) -> Any:
+        values = asdict(fields) | target
         why = values.pop("reason")
         done = act.perform(getattr(context, act.of), values, by=context.actor, why=why)
         if act.leads:
@@ -54,8 +54,8 @@ def _add_act(act: WholeAct) -> None:
         return ActSentence(done) if isinstance(done, str) else done
 
     name = "".join(map(str.title, act.name.split("_")))
-    asked = frozenset(each.name for each in shape_of(act.fields) if each.name not in headers)
-    body = with_fields(act.fields, f"{name}Body", asked, ReasonBody, about=act.summary)
+    names = frozenset(each.name for each in shape_of(act.fields) if each.name not in headers)
+    body = with_fields(act.fields, f"{name}Body", names, ReasonBody, about=act.summary)
     more: dict[str, Any] = declared(act, 404, 409, *([412] if "version" in headers else ()), 415, needs=needs_of(act))
     more |= {"response_model": ActSentence if result is str else result, "status_code": act.status}
     _add(act, do, from_body(body), headers, methods=["POST"], name=act.name, **more)
@@ -63,10 +63,10 @@ def _add_act(act: WholeAct) -> None:
 
 def _add_preview(act: WholeAct) -> None:
     part = part_of(act)
-    asked = with_fields(act.fields, f"{act.name}Query", frozenset(act.taken(part, act.preview)))
+    names = with_fields(act.fields, f"{act.name}Query", frozenset(act.taken(part, act.preview)))
 
-    def look(context: Context, response: Response, fields: Any, **names: Any) -> Any:  # noqa: ARG001 - as an act's
-        return act.look(getattr(context, act.of), act.preview, names | asdict(fields))
+    def look(context: Context, response: Response, fields: Any, **target: Any) -> Any:  # noqa: ARG001 - as an act's
+        return act.look(getattr(context, act.of), act.preview, target | asdict(fields))
 
     more: dict[str, Any] = {
         "description": f"Return what this would do, and write nothing: {act.summary[:1].lower()}{act.summary[1:]}.",
@@ -75,7 +75,7 @@ def _add_preview(act: WholeAct) -> None:
         "responses": problems(404, 409),
         "response_model": returned(getattr(part, act.preview)),
     }
-    _add(act, look, from_query(asked), {}, name=f"preview_{act.name}", **more)
+    _add(act, look, from_query(names), {}, name=f"preview_{act.name}", **more)
 
 
 for _act in WHOLE_ACTS.values():

@@ -29,7 +29,7 @@ router: APIRouter = APIRouter(include_in_schema=False)
 
 #: Texts that can be longer than this have more than a line.
 _LINE = 500
-#: The fields that limit an act, and what is told of a target as it is now.
+#: The fields that limit an act, and what is about_hidden of a target as it is now.
 _LIMITS = {*DATABASE_FIELDS, "topic"}
 _ABOUT = ("group", "topic", "error_kind")
 
@@ -39,7 +39,7 @@ class ActForm:
     """What the form before every act sends beside its fields.
 
     ``typed`` is what has to be typed where it can't be taken back; ``fixed`` names the fields that the link to
-    the form had given. ``key`` makes a repeated order the same bulk job.
+    the form had known. ``key`` makes a repeated order the same bulk job.
     """
 
     reason: str = option("", most=4000)
@@ -49,7 +49,7 @@ class ActForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ActQuestion:
     """One step before an act: what is known of it, what is asked, and what the act would do.
 
     ``pairs`` are the fields that a link or a form has, ``fixed`` the names of those that can't be changed there.
@@ -100,11 +100,11 @@ class Question:
         """What isn't asked here, since it is fixed, or the preview was made of it."""
         names = self.fixed | {*(() if self.preview is None else (*self.inputs, "source"))}
         found = {each.name: self.texts[each.name] for each in self.shapes if each.name in names & self.texts.keys()}
-        pins = {name: getattr(self.preview, name, None) for name in PINNED if name in map(_name, self.shapes)}
+        pins = {each.name: getattr(self.preview, each.name, None) for each in self.shapes if each.name in PINNED}
         return found | {name: str(pin) for name, pin in pins.items() if pin}
 
     @property
-    def kept(self) -> Pairs:
+    def hidden_fields(self) -> Pairs:
         """The hidden fields of the form; a name may come several times."""
         pins = [(name, text) for name, text in self.hidden.items() if name in PINNED]
         return [(name, text) for name, text in self.pairs if name in self.hidden.keys() - {*PINNED}] + pins
@@ -117,28 +117,23 @@ class Question:
     @property
     def shown(self) -> list[FieldShape]:
         """The fields that are asked for in this step."""
-        known = self.hidden.keys() | {
-            *PINNED[2:],
-            *self.act.linked,
-            *((*self.inputs, "source") if self.preview else ()),
-        }
-        known |= set() if self.several else {*DATABASE_FIELDS}
+        known = {*self.hidden, *PINNED[2:], *self.act.linked, *(() if self.several else DATABASE_FIELDS)}
+        known |= {*(() if self.preview is None else (*self.inputs, "source"))}
         return [each for each in self.shapes if each.name not in known and (each.name in self.taken or not self.first)]
 
     @property
     def before(self) -> dict[str, str]:
         """What stands in the fields. One that was emptied stays so; a topic, or a database, limits the act."""
         now = None if self.fault else self.current
-        return {
-            each: self.texts.get(each, "" if each in _LIMITS else _now(now, each)) for each in map(_name, self.shown)
-        }
+        names = [each.name for each in self.shown]
+        return {name: self.texts.get(name, "" if name in _LIMITS else _now(now, name)) for name in names}
 
     @property
     def facts(self) -> dict[str, str]:
         """What is known, by its name."""
         about = {name.replace("_", " "): getattr(self.current, name) for name in _ABOUT if hasattr(self.current, name)}
-        told = {name: text for name, text in self.hidden.items() if name not in PINNED[2:]}
-        return told | about | ({} if self.preview is None else facts_of(self.preview)[0])
+        about_hidden = {name: text for name, text in self.hidden.items() if name not in PINNED[2:]}
+        return about_hidden | about | ({} if self.preview is None else facts_of(self.preview)[0])
 
     @property
     def rows(self) -> dict[str, list[Any]]:
@@ -195,38 +190,38 @@ def _add(act: WholeAct) -> None:
             return _ask(view, act, pairs, set(order.fixed.split(",")), fault=str(error), status=status)
         return view.done(act.name, *act.at(act.leads or act.page, values, done))
 
-    asked = (f"/acts/{act.name}/ask", confirm_by_form, "POST") if act.secret else (f"/acts/{act.name}", confirm, "GET")
-    for path, endpoint, method in (asked, (f"/acts/{act.name}", do, "POST")):
+    question = (
+        (f"/acts/{act.name}/ask", confirm_by_form, "POST") if act.secret else (f"/acts/{act.name}", confirm, "GET")
+    )
+    for path, endpoint, method in (question, (f"/acts/{act.name}", do, "POST")):
         router.add_api_route(path, endpoint, methods=[method], dependencies=[requires(each) for each in needs_of(act)])
 
 
 def _ask(
     view: PageView, act: WholeAct, pairs: Pairs, fixed: set[str], *, fault: str = "", status: int = 422
 ) -> Response:
-    asked = Question(act, pairs, fixed, len(view.operator.databases) > 1, fault)
-    if asked.answered or (asked.complete and not act.preview):
+    question = ActQuestion(act, pairs, fixed, len(view.operator.databases) > 1, fault)
+    if question.answered or (question.complete and not act.preview):
         part = getattr(view.context, act.of)
         try:
-            given = {each.name for each in asked.shapes if each.name in asked.texts}
-            looked_at = frozenset({*given, *asked.taken, *(act.taken(part, act.current) if act.current else ())})
-            values = asdict(read(with_fields(form_of(act), act.name, looked_at), pairs)) | {"by": view.context.actor}
+            known = {each.name for each in question.shapes if each.name in question.texts}
+            names = frozenset({*known, *question.taken, *(act.taken(part, act.current) if act.current else ())})
+            values = asdict(read(with_fields(form_of(act), act.name, names), pairs)) | {"by": view.context.actor}
             preview = act.look(part, act.preview, values) if act.preview else None
             # What was typed isn't read anew, and recorded.
-            wanted = act.current and not (act.secret and fault) and not getattr(preview, "refusal", "")
-            asked = replace(asked, preview=preview, current=act.look(part, act.current, values) if wanted else None)
+            has_current = act.current and not (act.secret and fault) and not getattr(preview, "refusal", "")
+            question = replace(
+                question, preview=preview, current=act.look(part, act.current, values) if has_current else None
+            )
         except InvalidRequest as error:
             if not (act.preview or fault):
                 raise
             # What can't be is asked for again, also where the link had it.
-            again = {*asked.inputs, *DATABASE_FIELDS, error.field}
-            asked = replace(asked, fault=fault or str(error), fixed=asked.fixed - again)
-    refusal, key = getattr(asked.preview, "refusal", ""), read(ActForm, pairs).key or uuid4().hex
-    more = {"refusal": refusal, "line": _LINE, "reason": asked.texts.get("reason", ""), "key": key}
-    return view.page("act.html", status if asked.fault else 200, act=act, asked=asked, **more)
-
-
-def _name(shape: FieldShape) -> str:
-    return shape.name
+            again = {*question.inputs, *DATABASE_FIELDS, error.field}
+            question = replace(question, fault=fault or str(error), fixed=question.fixed - again)
+    refusal, key = getattr(question.preview, "refusal", ""), read(ActForm, pairs).key or uuid4().hex
+    more = {"refusal": refusal, "line": _LINE, "reason": question.texts.get("reason", ""), "key": key}
+    return view.page("act.html", status if question.fault else 200, act=act, question=question, **more)
 
 
 def _now(current: Any, name: str) -> str:
