@@ -29,7 +29,6 @@ FORKED = (
     "examples.bank_transfer.message",
     "examples.bank_transfer.options",
     "examples.bank_transfer.source",
-    "outbox.check.checker",
     # What comes with the first engine.
     "psycopg",
     "sqlalchemy.dialects.postgresql.psycopg",
