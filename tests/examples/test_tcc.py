@@ -103,7 +103,7 @@ def test_an_order_is_reserved_once_at_a_time(bank: Engine) -> None:
 
 @pytest.mark.parametrize("first", ["confirm", "cancel"])
 @pytest.mark.parametrize("second", ["confirm", "cancel"])
-def test_the_first_of_confirm_and_cancelcounts_of(bank: Engine, first: str, second: str) -> None:
+def test_the_first_of_confirm_and_cancel_counts(bank: Engine, first: str, second: str) -> None:
     """The second fails as a whole and says what came first; money moves once."""
     half_id = _try(bank)
     steps: dict[str, Callable[[Session], None]] = {

@@ -29,7 +29,6 @@ FORKED = (
     "examples.bank_transfer.message",
     "examples.bank_transfer.options",
     "examples.bank_transfer.source",
-    "outbox.check.asker",
     # What comes with the first engine.
     "psycopg",
     "sqlalchemy.dialects.postgresql.psycopg",

@@ -141,6 +141,13 @@ class Tables:
         The server, asked to wait, looks ten times a second.
         """
         ended = f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS} AND ({condition})"
-        pids = [pid for pid, _ in self.rows(ended)]
-        there = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (:pids)"
-        wait_until(lambda: self.value(there, pids=pids) == 0, "the connections have ended")
+        there = text("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (:pids)")
+        # On one connection: others of the observer's may be among the ended.
+        with self.observer.connect() as connection:
+            pids = [pid for pid, _ in connection.execute(text(ended))]
+
+            def gone() -> bool:
+                connection.rollback()  # within a transaction the server tells the same again
+                return connection.scalar(there, {"pids": pids}) == 0
+
+            wait_until(gone, "the connections have ended")
