@@ -300,7 +300,7 @@ def dispatch_passed(
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 
-def _telling(at: Post, name: str, make: Callable[..., Counts], every: float, *, on_ops: bool = False) -> Iterator[Task]:
+def _tasks(at: Post, name: str, make: Callable[..., Counts], every: float, *, on_ops: bool = False) -> Iterator[Task]:
     """Have messages made, and those consumers woken that they are for."""
     arrived: list[str] = []
 
@@ -334,7 +334,7 @@ DUTIES = (
         SELECT ON topic_pause
         """,
         role="dispatch",
-        tasks=lambda at: _telling(at, "dispatch", dispatch_once, at.settings.idle_wait, on_ops=True),
+        tasks=lambda at: _tasks(at, "dispatch", dispatch_once, at.settings.idle_wait, on_ops=True),
     ),
     Duty(
         "release",
@@ -346,6 +346,6 @@ DUTIES = (
         SELECT DELETE ON topic_pause
         """,
         role="release",
-        tasks=lambda at: _telling(at, "release", release_due_once, at.settings.release_interval),
+        tasks=lambda at: _tasks(at, "release", release_due_once, at.settings.release_interval),
     ),
 )

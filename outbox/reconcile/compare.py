@@ -48,7 +48,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Portion:
     """Ranges of ids to compare; ``number`` names the task."""
 
     number: int
@@ -63,13 +63,13 @@ class Comparison:
     consumer: Side
     rules: Rules
 
-    def __call__(self, task: Task) -> Collected:
+    def __call__(self, task: Portion) -> Collected:
         """Return the result of one task."""
         return compared(self.producer.read(task.ranges), self.consumer.read(task.ranges), self.rules)
 
     def again(self, ids: Iterable[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
         """Read messages from both sides, the producer's first, and judge them (`SecondRead`); ``ids`` are in order."""
-        collected = self(Task(0, tuple(map(only, ids))))
+        collected = self(Portion(0, tuple(map(only, ids))))
         others = Counter({outcome: number for outcome, number in collected.counts.items() if not outcome.differs})
         return collected.table, others
 
@@ -184,7 +184,7 @@ _CANCEL_EVERY = 0.1
 class Engine(Protocol):
     """Runs tasks, in any order, some at the same time; each exactly once as far as its result is concerned."""
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
+    def run(self, comparison: Comparison, tasks: Sequence[Portion], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield results of one or several tasks each.
 
         ``done`` is called with how many of the tasks are finished.
@@ -201,7 +201,7 @@ class LocalEngine:
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
+    def run(self, comparison: Comparison, tasks: Sequence[Portion], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield the result of each task as it is finished; a caller that ends this early waits for none of them."""
         threads: list[int] = []
         with ThreadPoolExecutor(

@@ -30,9 +30,9 @@ from outbox.reconcile.compare import (
     Comparison,
     Engine,
     LocalEngine,
+    Portion,
     SecondRead,
     Side,
-    Task,
     in_flight,
     timed,
 )
@@ -392,7 +392,7 @@ class Pairing(AnyPairing):
         again = functools.partial(read_again, self.job, self.pair)
         return FirstPass(result, backlog, rules, again, settled=settled, fresh=fresh)
 
-    def _judged(self, comparison: Comparison, tasks: Sequence[Task], backlog: Backlog) -> Collected:
+    def _judged(self, comparison: Comparison, tasks: Sequence[Portion], backlog: Backlog) -> Collected:
         """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog."""
         collected = Collected()
         if tasks:
@@ -472,7 +472,7 @@ class Pairing(AnyPairing):
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
         if some:
             with timed(self.seconds, "lag"):
-                for sampled in LocalEngine(1).run(comparison, [Task(0, tuple(some))], lambda _: None):
+                for sampled in LocalEngine(1).run(comparison, [Portion(0, tuple(some))], lambda _: None):
                     collected.lags.update(sampled.lags)
         return collected.lag(sampled=bool(some))
 

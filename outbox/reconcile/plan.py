@@ -25,7 +25,7 @@ from uuid import UUID
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
-from outbox.reconcile.compare import Task
+from outbox.reconcile.compare import Portion
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Pair, Part, Range, Tier
 from outbox.reconcile.rows import Estimate
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
@@ -207,18 +207,18 @@ def joined(ranges: Sequence[tuple[Range, int]]) -> list[tuple[Range, int]]:
     return result
 
 
-def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Task]:
+def few_tasks(differing: Sequence[tuple[Range, int]]) -> list[Portion]:
     """Return tasks that read scattered ranges together, as many as bound their rows."""
-    tasks: list[Task] = []
+    tasks: list[Portion] = []
     ranges: list[Range] = []
     rows = 0
     for each, size in differing:
         if ranges and (rows + size > 2 * _ROWS_OF_TASK or len(ranges) == _RANGES_OF_TASK):
-            tasks.append(Task(len(tasks), tuple(ranges)))
+            tasks.append(Portion(len(tasks), tuple(ranges)))
             ranges, rows = [], 0
         ranges.append(each)
         rows += size
-    return [*tasks, Task(len(tasks), tuple(ranges))] if ranges else tasks
+    return [*tasks, Portion(len(tasks), tuple(ranges))] if ranges else tasks
 
 
 def choose_engine(job: Job) -> tuple[EngineName, str]:

@@ -133,7 +133,7 @@ class Plan:
             self._plan_subscription(subscription)
         if self._retrying:
             every = self.settings.retry_interval
-            self._add(Task(name="look for retries", one_pass=self._look, every=every), self._lane_of("upkeep"))
+            self._add(Task(name="look for retries", one_pass=self._find_retries, every=every), self._lane_of("upkeep"))
         for duty in duties():
             if duty.tasks and (duty.role is None or duty.role in roles) and (producing or not _of_producer(duty)):
                 for task in duty.tasks(self._post(outbox, duty)):
@@ -190,7 +190,7 @@ class Plan:
             self._dispatching = running
             self._listen(self._own)
 
-    def _look(self, connection: Connection, *_: object) -> Counts:
+    def _find_retries(self, connection: Connection, *_: object) -> Counts:
         return wake_retries(connection, self.settings.schema, self._retrying)
 
     def _plan_subscription(self, subscription: Subscription) -> None:

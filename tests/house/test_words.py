@@ -43,7 +43,6 @@ HEALTH = {
     "tests/worker/test_restarting.py": "each process has an address of its own for them",
     "tests/operator/test_stats.py": "imports the console's",
     "tests/flow/test_health.py": "imports the console's",
-    "tests/house/limits.toml": "a reason that names them",
     "docs/observing.md": "what they answer",
     "docs/deploying.md": "Kubernetes asks them",
     "docs/console.md": "what they don't tell",

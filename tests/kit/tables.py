@@ -148,6 +148,6 @@ class Tables:
 
             def gone() -> bool:
                 connection.rollback()  # within a transaction the server tells the same again
-                return connection.scalar(there, {"pids": pids}) == 0
+                return not connection.scalar(there, {"pids": pids})
 
             wait_until(gone, "the connections have ended")

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.reconcile.compare import Collected, Comparison, Task
+from outbox.reconcile.compare import Collected, Comparison, Portion
 from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure import Measure
@@ -139,7 +139,7 @@ class Books:
         found = Collected()
         rules = Rules(producer_now=2**62, consumer_now=2**62, grace=0)
         sides = PostgresSide(producer, "producer", pair), PostgresSide(consumer, "consumer", pair)
-        found.add(Comparison(*sides, rules)(Task(0, (Range(FIRST_ID, None),))))
+        found.add(Comparison(*sides, rules)(Portion(0, (Range(FIRST_ID, None),))))
         return in_transit(found.table)
 
     def measure(

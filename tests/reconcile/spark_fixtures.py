@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from outbox.embedded import ServerLike
-from outbox.reconcile.compare import Comparison, Task
+from outbox.reconcile.compare import Comparison, Portion
 from tests.reconcile import spark_rows
 
 
@@ -26,7 +26,7 @@ class Night:
         """The comparison, by a role whose password must never be seen."""
         return spark_rows.comparison(spark_rows.reader(self.producer), spark_rows.reader(self.consumer))
 
-    def tasks(self, number: int = 7) -> list[Task]:
+    def tasks(self, number: int = 7) -> list[Portion]:
         """All ids, in so many tasks."""
         return spark_rows.tasks(self.ids, number)
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from outbox.database.execute import Template, execute
 from outbox.database.sql import open_rows
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import Comparison, Task, differing, in_flight
+from outbox.reconcile.compare import Comparison, Portion, differing, in_flight
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
 from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
@@ -219,7 +219,7 @@ class LogSurveyor:
             return chunk, FINDING.empty_table()
         ranges = _joined(bucket for bucket, _ in different)
         readers = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
-        collected = Comparison(*readers, look.rules)(Task(0, tuple(ranges)))
+        collected = Comparison(*readers, look.rules)(Portion(0, tuple(ranges)))
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table

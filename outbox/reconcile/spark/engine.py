@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.errors import OutboxError, ReconcileError, SourceError, SourceLost
-from outbox.reconcile.compare import Collected, Comparison, Task
+from outbox.reconcile.compare import Collected, Comparison, Portion
 from outbox.reconcile.job import Interrupted, Spark
 from outbox.reconcile.source import PostgresSide
 from outbox.reconcile.spark.session import Session, cause, refuse_loopback, session, text_of
@@ -78,7 +78,7 @@ class SparkEngine(ExitStack):
         with translating():
             run(opened, opened.spark.range(0, 1, 1, 1).mapInArrow(ready, "id long"), wait)
 
-    def run(self, comparison: Comparison, tasks: Sequence[Task], done: Callable[[int], None]) -> Iterator[Collected]:
+    def run(self, comparison: Comparison, tasks: Sequence[Portion], done: Callable[[int], None]) -> Iterator[Collected]:
         """Yield the result of all tasks.
 
         Raises:
@@ -209,7 +209,7 @@ ANSWER = "answer binary"
 _ROWS_OFANSWER = 10_000
 
 
-def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Task], partitions: int) -> DataFrame:
+def planned(spark: SparkSession, comparison: Comparison, tasks: Sequence[Portion], partitions: int) -> DataFrame:
     """Return what runs the tasks and gives their answers (see `results`)."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
