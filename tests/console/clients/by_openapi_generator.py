@@ -72,7 +72,7 @@ def heal(url: str, token: str, group: str) -> dict[str, object]:
         "bytes": bytes(body),
         "masked": masked.revealed is False,
         "stale": (stale.status, stale.type, stale.title),
-        "retried": acted.message.id,
+        "retried": str(first.message_id) in acted.outcome,
         "selected": preview.eligible,
         "one job": job.id == again.id,
         "job": (job.action, job.total),

@@ -14,7 +14,7 @@ from attrs_client.api.export import messages_ndjson
 from attrs_client.api.inbox import inbox
 from attrs_client.api.messages import message, payload, raw_payload
 from attrs_client.models import (
-    Acted,
+    ActSentence,
     Body,
     BulkJob,
     InboxFilter,
@@ -53,7 +53,7 @@ def heal(url: str, token: str, group: str) -> dict[str, object]:
         stale = retry.sync(group, first.message_id, client=client, body=because, if_match='"0"')
         assert isinstance(stale, Problem)
         acted = retry.sync(group, first.message_id, client=client, body=because, if_match=shown.headers["ETag"])
-        assert isinstance(acted, Acted)
+        assert isinstance(acted, ActSentence)
 
         selector = SelectorBody(inbox=InboxFilter(group=group, status=[InboxFilterStatusItem.PARKED]))
         preview = preview_bulk_job.sync(client=client, body=PreviewBody("retry", selector))
@@ -78,7 +78,7 @@ def heal(url: str, token: str, group: str) -> dict[str, object]:
         "bytes": body.payload.read(),
         "masked": masked.revealed is False,
         "stale": (stale.status, stale.type_, stale.title),
-        "retried": acted.message.id,
+        "retried": str(first.message_id) in acted.outcome,
         "selected": preview.eligible,
         "one job": job.id == again.id,
         "job": (job.action, job.total),
