@@ -43,7 +43,7 @@ Seconds = Annotated[float, "seconds"]
 _UNITS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII)
 _PLAIN = frozenset({bool, int, float, str})
-_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ _A_TIME = "a time with a zone, such as 2026-03-01T00:00:00+01:00"
 _AN_ID = "an id, such as 01975a5e-0c6f-7a3e-8000-5d0e6f0c1a2b"
 _SCALARS: Mapping[Any, _Scalar] = {
     str: _Scalar("a text", str, _is_storable),
-    bool: _Scalar("true or false", lambda text: _FLAGS.get(text.lower()), _is(bool), written=False),
+    bool: _Scalar("true or false", lambda text: FLAGS.get(text.lower()), _is(bool), written=False),
     int: _Scalar("a whole number", int, _is(int), written=False),
     float: _Scalar("a finite number", float, _is_finite, written=False),
     Seconds: _Scalar(_A_DURATION, seconds_of, lambda value: _is_finite(value) and value >= 0),

@@ -18,7 +18,7 @@ from uuid import UUID
 from outbox.acts.changes import LONGEST, MAX_ITEMS
 from outbox.acts.messages import ACTS, Declaration
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
-from outbox.reader import option, shape_of
+from outbox.reader import FLAGS, option, shape_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
@@ -67,7 +67,7 @@ class WholeAct(Declaration):
     changed: each takes what it has parameters for. A ``secret`` form shows what is recorded, so that no link leads to
     it, and needs the permission to reveal. ``page`` is the page that lists the targets; there the act is ``offered``
     for a row, or beside the list for None. ``leads`` is where its result is, by the result's fields; ``status`` is the
-    endpoint's answer. ``asks``: a command asks before it acts.
+    endpoint's answer. ``asks``: a command asks before it acts. ``variants`` are its words where a field is on.
     """
 
     noun: str
@@ -89,6 +89,7 @@ class WholeAct(Declaration):
     leads: str = ""
     status: int = 200
     asks: bool = True
+    variants: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -102,6 +103,10 @@ class WholeAct(Declaration):
     def to_type(self, values: Mapping[str, Any]) -> str:
         """Return what an operator types before the act where it can't be taken back; empty for others, and for ids."""
         return str(values[self.names[0]]) if self.grave and PARTS[self.names[0]].kind is str else ""
+
+    def button_for(self, texts: Mapping[str, str]) -> str:
+        """Return the words of the button where the fields are written so."""
+        return next((word for name, word in self.variants if FLAGS.get(texts.get(name, "").lower())), self.button)
 
     def taken(self, part: Any, method: str) -> list[str]:
         """Return which values a method of the operator's ``part`` (``preview`` or ``current``) takes."""
@@ -517,7 +522,8 @@ RECONCILE = WholeAct(
     "what differs is repaired too. Nothing is repaired in a dry run, which shows what would be.",
     happened="Ordered: a worker takes it up within seconds, and its run appears in the list.",
     permission="reconciliation:run",
-    button="Run now",
+    button="Run",
+    variants=(("dry_run", "Dry run"),),
     needs_reason=False,
     noun="reconcile",
     word="order",

@@ -144,7 +144,7 @@ class ActQuestion:
     def title(self) -> str:
         """What is asked."""
         what = self.act.named(self.texts) if self.complete else f"a {self.act.names[-1].removesuffix('_id')}"
-        return f"{self.act.button} {what}"
+        return f"{self.act.button_for(self.texts)} {what}"
 
     @property
     def to_type(self) -> str:
