@@ -9,7 +9,7 @@ from uuid import UUID
 
 from outbox.message.content import check_seconds
 from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, asynchronous
+from outbox.testing.runners import PassRunners, in_thread
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -45,7 +45,21 @@ def advance(outbox: Outbox, by: dt.timedelta | float) -> None:
     _age(PassRunners("advance"), outbox, producers, {sql.age_failed: True}, seconds, None)
 
 
-amake_due, aadvance = asynchronous(make_due), asynchronous(advance)
+async def amake_due(
+    outbox: Outbox,
+    *,
+    delayed: bool = True,
+    failed: bool = True,
+    orphans: bool = True,
+    ids: Collection[UUID] | None = None,
+) -> None:
+    """Do the same as `make_due` for any outbox; async functions run on the loop that awaits this."""
+    await in_thread(make_due, outbox, delayed=delayed, failed=failed, orphans=orphans, ids=ids)
+
+
+async def aadvance(outbox: Outbox, by: dt.timedelta | float) -> None:
+    """Do the same as `advance` for any outbox; async functions run on the loop that awaits this."""
+    await in_thread(advance, outbox, by)
 
 
 def _age(

@@ -22,7 +22,7 @@ from outbox.database.migration.state import tables_missing
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, TransactionRunner, asynchronous, rolled_back, source_connection
+from outbox.testing.runners import PassRunners, TransactionRunner, in_thread, rolled_back, source_connection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -106,8 +106,31 @@ def dead_letters(outbox: Outbox) -> Counts:
     return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
 
 
-adrain, acheck, abulk = asynchronous(drain), asynchronous(check), asynchronous(bulk)
-aconfirm, adead_letters = asynchronous(confirm), asynchronous(dead_letters)
+async def adrain(
+    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
+) -> Counts:
+    """Do the same as `drain` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(drain, *outboxes, delayed=delayed, failed=failed, orphans=orphans, rounds=rounds)
+
+
+async def acheck(outbox: Outbox) -> Counts:
+    """Do the same as `check` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(check, outbox)
+
+
+async def abulk(outbox: Outbox) -> Counts:
+    """Do the same as `bulk` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(bulk, outbox)
+
+
+async def aconfirm(outbox: Outbox) -> Counts:
+    """Do the same as `confirm` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(confirm, outbox)
+
+
+async def adead_letters(outbox: Outbox) -> Counts:
+    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
+    return await in_thread(dead_letters, outbox)
 
 
 # --- drain -----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -177,20 +176,12 @@ def source_connection(bind: Engine | AsyncEngine | str | None, connection: Conne
         engine.dispose()
 
 
-def asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Return the async form of a function that makes `PassRunners` once: it runs in another thread meanwhile."""
+async def in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call a function that makes `PassRunners` once in another thread; its async functions run on this loop."""
+    loop = asyncio.get_running_loop()
 
-    @wraps(function)
-    async def waiting(*args: P.args, **options: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
+    def call() -> T:
+        _awaiting.set(loop)
+        return function(*args, **options)
 
-        def call() -> T:
-            _awaiting.set(loop)
-            return function(*args, **options)
-
-        return await asyncio.to_thread(call)
-
-    name = function.__name__
-    waiting.__name__ = waiting.__qualname__ = f"a{name}"
-    waiting.__doc__ = f"Do the same as `{name}` for any outbox; async functions run on the loop that awaits this."
-    return waiting
+    return await asyncio.to_thread(call)
