@@ -99,8 +99,8 @@ class CalledFunction:
         """
         values = {name: getattr(settings, setting) for name, setting in cls.settings.items()}
         for name, value in options.items():
-            if value is not None:
-                values[name] = check_seconds(name, value) if name in _DURATIONS else value
+            if value is not None or name not in cls.settings:
+                values[name] = check_seconds(name, value) if name in _DURATIONS and value is not None else value
         declared = cls(topic, function, model, codecs, **values)
         declared.check_with(settings)
         return declared

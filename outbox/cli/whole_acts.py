@@ -46,6 +46,8 @@ def _command_of(act: WholeAct, where: type, opened: Opened) -> Callable[..., Non
             preview = act.look(part, act.preview, values)
             if acting.dry_run or not acting.in_json:
                 print_as(acting.output, preview, *_tables(act, values, preview))
+            elif note := getattr(preview, "note", ""):
+                say(f"note: {note}")
             if not acting.dry_run:
                 _ask(act, values, refusal, acting)
                 _do(act, part, act.pinned(values, preview), acting)

@@ -412,7 +412,7 @@ def test_repairs_and_runs_are_ordered(sides: Town) -> None:
     assert "give --reason" in run_cli("reconcile", "repair", run, "--yes").err
     ordered = run_cli("reconcile", "repair", run, "--yes", "--reason", "lost", "--actor", "ada", "-o", "json")
     assert (ordered.json["total"], ordered.json["requested_by"], ordered.json["state"]) == (2, "ada", "waiting")
-    assert "the repair waits for one" in ordered.err
+    assert "it is carried out as soon as there is one" in ordered.err
     assert (
         "that mend missing: resend" in run_cli("reconcile", "repair", run, "--kind", "missing", "--repair", "park").err
     )
