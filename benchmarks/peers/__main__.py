@@ -25,7 +25,6 @@ from benchmarks.lab import Lab, backend_pid, peak_memory
 from benchmarks.measure import Figure, Ratio
 from benchmarks.peers import business, handling, latency, processes, sending
 from benchmarks.peers.contest import Bar, Costs
-from benchmarks.peers.ours import takes_cursor
 from benchmarks.usage import ServerProcesses
 from outbox import embedded
 from outbox.database import migration
@@ -77,8 +76,6 @@ def main() -> None:
         with ExitStack() as stack:
             _run(options.only, lab, stack, outcome)
         lab.say("")
-    if not takes_cursor():
-        outcome.notes.append("handlers that take a cursor, also in a pipeline: left out, since there are none here")
     _print(outcome, markdown=options.markdown)
 
 

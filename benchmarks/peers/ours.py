@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -37,7 +37,7 @@ def credit_all(messages: list[Message], session: Session) -> None:
     session.execute(_CREDIT_ALL, values)
 
 
-def credit_by_cursor(message: Message, cursor: Any) -> None:
+def credit_by_cursor(message: Message, cursor: psycopg.Cursor) -> None:
     """Credit an account by a cursor of the driver."""
     body = message.body
     cursor.execute(CREDIT, (body["amount"], body["receiver"]))
@@ -49,11 +49,6 @@ def nothing(message: Message, session: Session) -> None:
 
 def nothing_all(messages: list[Message], session: Session) -> None:
     """Do nothing."""
-
-
-def takes_cursor() -> bool:
-    """Can a handler take a cursor of the driver here?"""
-    return "pipeline" in inspect.signature(Outbox.consumer).parameters
 
 
 class OurArms:
@@ -85,15 +80,10 @@ class OurArms:
         return Arm(lambda messages: self._fill(topic, messages), handle)
 
     def cursor_arms(self, *, batch: int) -> Iterator[tuple[str, Arm]]:
-        """Yield those whose handler takes a cursor, where there are such handlers; in batches also in a pipeline."""
-        if takes_cursor():
-            import psycopg
-
-            # The annotation decides what a handler gets, and not every release has such a one.
-            credit_by_cursor.__annotations__["cursor"] = psycopg.Cursor
-            yield "ours, cursor", self.arm(credit_by_cursor, batch=batch)
-            if batch > 1:
-                yield "ours, cursor, pipeline", self.arm(credit_by_cursor, batch=batch, pipeline=True)
+        """Yield those whose handler takes a cursor; in batches also in a pipeline."""
+        yield "ours, cursor", self.arm(credit_by_cursor, batch=batch)
+        if batch > 1:
+            yield "ours, cursor, pipeline", self.arm(credit_by_cursor, batch=batch, pipeline=True)
 
     def _fill(self, topic: str, messages: int) -> None:
         for _ in range(0, messages, _TOGETHER):

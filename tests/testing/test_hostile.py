@@ -122,7 +122,7 @@ def test_functions_that_never_ran(app: Outbox, engine: Engine) -> None:
         saga.start(session, {})
     assert testing.drain(app).failed == 1
     (error,) = rows(app, "SELECT last_error FROM outbox.consumer_message WHERE status = 'failed'")[0]
-    assert "at its end, the function returned a coroutine" in error
+    assert "function for the end of 'trip' is async, so call it with an AsyncSession" in error
     participant: Participant[str] = Participant(app, "seats")
     participant.on_try(lambda branch, session: "reserved")
     with Session(engine) as session, pytest.raises(InvalidHandler, match="the function returned a value of type str"):
