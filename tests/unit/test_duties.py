@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 
+import pytest
 from sqlalchemy import create_engine
 
 from outbox import Outbox
@@ -48,6 +49,7 @@ def test_each_is_granted() -> None:
 
 def test_each_is_planned_by_a_worker() -> None:
     """A worker of an application that declares everything has all tasks of all duties; each role has a duty."""
+    pytest.importorskip("pyarrow", reason="a worker that reconciles needs it")
     outbox = Outbox(create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none"))
     outbox.consumer("t", group="g")(lambda message, session: None)
     outbox.checker("t")(lambda orphan: None)
