@@ -209,7 +209,7 @@ _NEWEST_LEASE = """(SELECT * FROM {s}.consumer_lease c
                       ORDER BY term DESC, renewal DESC LIMIT 1)"""
 
 # By queue, for those queues that are asked about; a group that hasn't come to one yet is at its beginning. Where a
-# worker handles messages outside of transactions, it has come as far as its lease says, whatever has ended by now.
+# worker handles messages outside of transactions, it has come as far as its lease says, ended or not.
 #: Read how far each group of a topic has come in some queues; ``group`` None: all.
 #: Rows: ``(group, queue, position, start)``; one without a queue for each group if none is asked about.
 reached: Template = Template(f"""{_KNOWN}

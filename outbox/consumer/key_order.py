@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: The condition that an inbox row ``m`` holds back the later messages of its key, as far as its group has read.
 _HOLDS = f"{HOLDS_KEY} AND NOT {of_earlier_passage('m')}"
 
-# As in `outbox.consumer.sql.known`: a look-up in the index for each key, whatever the statistics say. The first
+# As in `outbox.consumer.sql.known`: a look-up in the index for each key, also where statistics are old. The first
 # condition is one look-up for all, where nothing is held.
 _HELD = Template(f"""
 SELECT k FROM unnest((SELECT %(keys)s::text[])) k CROSS JOIN LATERAL (
@@ -120,7 +120,7 @@ RETURNING m.message_id, m.queue, m.position, m.last_error
 
 
 def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
-    """Read which of these keys are held back in a group, whatever the queue. Rows: ``(key,)``."""
+    """Read which of these keys are held back in a group, in any queue. Rows: ``(key,)``."""
     return _HELD(of.schema, group=of.group, topic=of.topic, keys=list(keys))
 
 

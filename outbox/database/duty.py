@@ -166,7 +166,7 @@ class Post:
     connections. ``stopping`` is set when the worker ends; ``at_end`` takes a function to call when its duties have
     ended. ``wake_dispatch`` has committed ops dispatched now, ``wake_consumers`` new messages consumed: of what
     `outbox.database.sql.read_news` reads, or (None) of any topic.
-    ``at_once``: all is done now, however young it is, and whatever rate was ordered.
+    ``at_once``: all is done now, also what is young, and faster than an operator has ordered.
     """
 
     outbox: Any

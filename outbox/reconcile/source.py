@@ -216,7 +216,7 @@ def snapshots_of(
     """
     taken: dict[Part, Snapshot] = {}
     with ExitStack() as stack:
-        for part, access in sorted(databases.items()):
+        for part, access in sorted(databases.items()):  # by their names, the consumer first
             ours = [] if part in foreign else [part]
             taken[part] = stack.enter_context(snapshot_of(access, ours, waiting=waiting, settings=settings))
         yield Snapshots(taken)

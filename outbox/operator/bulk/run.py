@@ -176,7 +176,7 @@ def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:
 
 
 def _tasks(at: Post) -> Iterator[Task]:
-    # A lane of its own: operators wait for what they ordered. Jobs are carried out in whatever tables there are.
+    # A lane of its own: operators wait for what they ordered. Jobs are carried out in the tables that there are.
     one_pass = alone(bulk_once, at.settings, rated=not at.at_once)
     yield Task(name="bulk", one_pass=one_pass, every=at.settings.idle_wait, after=at.wake_dispatch, parts=at.parts)
 
