@@ -6,6 +6,7 @@ record of its call, or not at all: `RecordedCall`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def _call_alone(called: CalledFunction, argument: Any) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class RecordedCall(Generic[T]):
+class RecordedCall(ABC, Generic[T]):
     """One call of a function with a `T`, in one transaction with the record of it, which makes it happen once.
 
     ``held`` tells that it was begun, ``argument`` is there when the function is called, ``done`` tells that all is
@@ -113,9 +114,9 @@ class RecordedCall(Generic[T]):
     done: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
 
+    @abstractmethod
     def begin(self, connection: Connection) -> T | None:
         """Take the record, so that no other worker calls; return what to call with, None if there is nothing to do."""
-        raise NotImplementedError
 
     def end(self, connection: Connection, argument: T, answer: Any) -> None:
         """Write what is to be committed with the call."""
@@ -185,12 +186,11 @@ class CallRunners:
         variables = copy_context()
 
         def work() -> None:
-            error: BaseException | None = None
             try:
                 variables.run(runner.run, hold)
+                ended.put(None)
             except BaseException as raised:  # it is raised where it is waited for
-                error = raised
-            ended.put(error)
+                ended.put(raised)
 
         name = f"outbox-{called.decorator}-{called.topic}"
         thread = Thread(target=work, name=name, daemon=True)
