@@ -15,6 +15,7 @@ from outbox.acts.whole_acts import DECLARATIONS
 from outbox.errors import ErrorKind
 from outbox.settings import Settings
 from tests.docs.page import ROOT
+from tests.house.checkout import files
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
@@ -53,9 +54,9 @@ def test_the_reference_is_made_from_the_code(name: str, tmp_path: Path) -> None:
 
 def test_tests_that_the_pages_name_exist() -> None:
     """Where a page says which test proves a rule, that test is there."""
-    files = list((ROOT / "tests").rglob("*.py"))
-    texts = "\n".join(path.read_text("utf-8") for path in files)
-    known = {path.stem for path in files} | set(re.findall(r"^(?:async )?def (test_\w+)", texts, re.MULTILINE))
+    ours = files("tests", ".py")
+    texts = "\n".join(path.read_text("utf-8") for path in ours)
+    known = {path.stem for path in ours} | set(re.findall(r"^(?:async )?def (test_\w+)", texts, re.MULTILINE))
     for page in PAGES:
         text = page.read_text("utf-8")
         its_own = set(re.findall(r"(?:def |title=\")(test_\w+)", text))

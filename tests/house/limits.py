@@ -17,8 +17,8 @@ from pathlib import Path
 
 import outbox
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
+from tests.house.checkout import ROOT, files
 
-ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_suffix(".toml")
 #: The part of a limit that may be unused.
 ROOM = 0.03
@@ -53,8 +53,7 @@ def files_of(folder: str) -> list[Path]:
         return [ROOT / "outbox" / "app.py", *(path for each in _HEART for path in files_of(f"outbox/{each}"))]
     if folder.endswith("/*.py"):
         return sorted((ROOT / folder).parent.glob("*.py"))
-    # Tests install libraries of Node, which bring files of Python.
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "node_modules" not in path.parts)
+    return files(folder, ".py")
 
 
 def lines_of(paths: Iterable[Path]) -> int:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import DISTRIBUTION, pip_install
+from tests.house.checkout import ROOT, files
 
-ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "unit" / "typed_api.py"
 #: The stranger's distribution: the bare name after "pip install", with or without options, quotes and extras.
 _STRANGER = re.compile(r"pip install(?:\s+-\S+)*\s+['\"]?outbox(?![-\w/.])")
@@ -29,9 +29,7 @@ _TEXTS = {".py", ".pyi", ".md", ".toml", ".html", ".txt", ".yml", ".yaml", ".sh"
 
 def test_no_text_installs_the_strangers_package() -> None:
     """``outbox`` in the package index is somebody else's SMTP client: no text of ours makes people install it."""
-    texts = [
-        path for folder in _FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _TEXTS or not path.suffix
-    ]
+    texts = [path for folder in _FOLDERS for path in files(folder, *_TEXTS, "")]
     texts += [path for path in ROOT.iterdir() if path.suffix in _TEXTS]
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"

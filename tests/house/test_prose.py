@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.checkout import ROOT, files
 
 #: All that people read, but the code of tests.
 PLACES = ("outbox", "docs", "README.md", "examples", "migrations")
@@ -52,12 +52,6 @@ def pronouns(path: Path) -> list[str]:
         shown = NAME.sub(lambda name: re.sub(r"\w", "-", name[0]), passage)
         found += [f"{line + shown.count(chr(10), 0, each.start())}: {each[0]}" for each in PRONOUN.finditer(shown)]
     return found
-
-
-def files(place: str) -> list[Path]:
-    """Return the files of a place in the checkout."""
-    path = ROOT / place
-    return [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.checkout import ROOT, files
 
 #: All that is ours to word. A licence, vendored files and locks aren't.
 PLACES = (
@@ -15,7 +15,6 @@ PLACES = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "pyproject.toml", "Makefile"),
 )
 _TEXTS = {".py", ".pyi", ".md", ".html", ".toml", ".yml", ".yaml", ".json", ".sql", ".css", ".sh", ".service", ""}
-_OURS = {Path(__file__), ROOT / "tests/house/test_words.py"}
 
 #: What a worker has is a start or a lease.
 CLAIM = re.compile(r"claim", re.IGNORECASE)
@@ -59,12 +58,10 @@ _TRIAL = re.compile(
 
 def texts(place: str) -> dict[str, str]:
     """Return the files of a place by their path, as text."""
-    path = ROOT / place
-    found = [path] if path.is_file() else [each for each in sorted(path.rglob("*")) if each.is_file()]
     return {
-        str(each.relative_to(ROOT)): each.read_text()
-        for each in found
-        if each.suffix in _TEXTS and each not in _OURS and "__pycache__" not in each.parts and ".min." not in each.name
+        str(each.relative_to(ROOT)): each.read_text("utf-8")
+        for each in files(place, *_TEXTS)
+        if each != Path(__file__) and ".min." not in each.name
     }
 
 
@@ -93,7 +90,7 @@ def test_each_place_of_health_probes_has_some() -> None:
 
 def test_no_module_is_named_by_how_often_it_runs() -> None:
     """A module `once.py` says nothing: it is named by the pass, or by what is done."""
-    found = [path for place in PLACES if (ROOT / place).is_dir() for path in (ROOT / place).rglob("once.py")]
+    found = [path for place in PLACES for path in files(place) if path.name == "once.py"]
     assert found == []
 
 
