@@ -24,7 +24,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.operator.health import stats
-from outbox.operator.look import lists_sql
+from outbox.operator.look import message_sql
 from outbox.testing import drain
 from tests.cli.conftest import Cli
 
@@ -328,7 +328,7 @@ def test_list_pages(cli: Cli, world: World) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
-    monkeypatch.setattr(lists_sql, "WINDOW", 3)
+    monkeypatch.setattr(message_sql, "WINDOW", 3)
     monkeypatch.setattr(groups, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):

@@ -297,7 +297,7 @@ class Reconciliations(OverDatabases):
     """
 
     def runs(self, criteria: RunFilter, page: PageRequest) -> Page[Run]:
-        """Return a page of the runs that fit, the newest first."""
+        """Return a page of the runs that fit, the newest first: each compared a topic with a group."""
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[Run]:
             at, run_id = after or (None, None)
@@ -308,7 +308,7 @@ class Reconciliations(OverDatabases):
         return page_of(self.databases, "consumer", checked(criteria), page, _NEWEST, read, ("runs", criteria))
 
     def run(self, run_id: UUID) -> RunView:
-        """Return a run, and its differences by kind.
+        """Return a run with the sums of its measures, and its differences by kind.
 
         Raises:
             NotFound: no registered database has it.
@@ -322,7 +322,7 @@ class Reconciliations(OverDatabases):
         return RunView(run, found)
 
     def findings(self, run_id: UUID, criteria: FindingFilter, page: PageRequest) -> Page[FindingRow]:
-        """Return a page of the findings of a run that fit, in their order.
+        """Return a page of the findings of a run that fit: the facts of either side about each message, and its repair.
 
         Raises:
             NotFound: no registered database has the run.
@@ -342,7 +342,7 @@ class Reconciliations(OverDatabases):
         return page_of(one, None, None, page, _BY_NUMBER, read, context)
 
     def finding(self, run_id: UUID, message_id: UUID) -> FindingView:
-        """Return what a run found of a message, with both sides as they were.
+        """Return what a run found of a message: both sides as they were, what it means, and what can be done.
 
         Raises:
             NotFound: there is no such run, or it found nothing of the message.
@@ -359,7 +359,9 @@ class Reconciliations(OverDatabases):
         return FindingView(run, row, producer, consumer, kind.meaning, kind.by_hand, repairs)
 
     def schedules(self) -> list[Schedule]:
-        """Return the reconciliations that living workers have declared, by database and name.
+        """Return the reconciliations that living workers have declared: when they run, what they compare.
+
+        They are in the order of databases and names.
 
         Raises:
             DatabaseUnreached: a database can't be reached.

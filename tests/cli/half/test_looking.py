@@ -14,7 +14,7 @@ import pytest
 from outbox import Resolution
 from outbox.cli import groups
 from outbox.cli.exits import Code
-from outbox.operator.look import lists_sql
+from outbox.operator.look import message_sql
 from tests.check.support import Bench
 from tests.cli.conftest import Cli
 from tests.cli.half.halves import ESCAPE, answering, fenced, ids, show
@@ -115,7 +115,7 @@ def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
-    monkeypatch.setattr(lists_sql, "HALF_WINDOW", 2)
+    monkeypatch.setattr(message_sql, "HALF_WINDOW", 2)
     monkeypatch.setattr(groups, "SEARCHED", 2)
     result = cli("half", "list", "--status", "orphan")
     assert result.err.startswith("searched 2 half messages; to search further: --after ")
