@@ -233,10 +233,8 @@ def _stats_tables(stats: Stats) -> list[Table]:
 
 # --- workers and handlers --------------------------------------------------------------------------------------------
 
-_WORKERS = RowShape(
-    WorkerRow, "id name version alive started_at seen_at roles", {"roles": lambda row: ", ".join(row.roles)}
-)
-_PRODUCERS = RowShape(ProducerRow, "producer_group instances> name id version active started_at seen_at")
+_WORKERS = RowShape(WorkerRow, {"roles": lambda row: ", ".join(row.roles)})
+_PRODUCERS = RowShape(ProducerRow)
 
 
 def _number_of(name: str, shown: Callable[[Any], object] = str) -> Callable[[HandlerRow], object]:
@@ -251,7 +249,6 @@ def _number_of(name: str, shown: Callable[[Any], object] = str) -> Callable[[Han
 
 _HANDLERS = RowShape(
     HandlerRow,
-    "kind topic group name state rate> p50> p95> failures> in_flight> lag> oldest>=oldest_lag workers",
     {
         "workers": lambda row: ", ".join(row.workers),
         "rate": _number_of("rate", "{:.1f}/s".format),
@@ -306,7 +303,7 @@ def show_handlers(
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
-_LOCKS = RowShape(LockRow, "session lock age state user application=application_name client", {}, attrgetter("session"))
+_LOCKS = RowShape(LockRow, {}, attrgetter("session"))
 lock_app: typer.Typer = typer.Typer(
     name="lock",
     help="See which sessions hold the locks of dispatch, of a group or of a queue, and end one.",

@@ -234,7 +234,7 @@ _MESSAGES = CommandGroup(
       outbox messages list --status unconsumed --group mailer
     """,
     model.MessageFilter,
-    RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by"),
+    RowShape(model.MessageRow),
     "messages",
     "producer",
     noun="message",
@@ -252,7 +252,6 @@ _SCHEDULED = CommandGroup(
     model.ScheduledFilter,
     RowShape(
         model.ScheduledRow,
-        "id topic key deliver_at recalled_at recalled_by",
         {"deliver_at": lambda row: "(held: its topic is paused)" if row.held else row.deliver_at},
     ),
     "scheduled",
@@ -363,7 +362,6 @@ _HALVES = CommandGroup(
     model.HalfFilter,
     RowShape(
         model.HalfRow,
-        "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason",
         {
             "age": lambda row: output.age(row.age),
             "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
@@ -432,8 +430,6 @@ half_app.command("show")(show_message)
 def _inbox(name: str, help_: str, listing: str, **more: Any) -> CommandGroup[model.InboxRow]:
     shape = RowShape(
         model.InboxRow,
-        "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind last_error "
-        "waits_for changed=changed_at",
         {"status": lambda row: "discarded" if row.discarded_at else row.status},
         lambda row: f"{row.group}/{row.message_id}",
     )
@@ -506,7 +502,6 @@ def show_dead_groups(
 
 _DEAD_GROUPS = RowShape(
     model.DeadGroup,
-    "fingerprint group topic error=error_kind count> day> first=first_at last=last_at owner note last_error",
     {
         "count": lambda row: at_least(row.count),
         "day": lambda row: str(sum(row.trend)),

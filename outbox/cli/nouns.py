@@ -56,8 +56,6 @@ group_app: typer.Typer = typer.Typer(
 
 _GROUPS = RowShape(
     GroupRow,
-    "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> passages> moved=moved_at "
-    "because",
     {
         "rate": lambda row: row.rate_text,
         "lag": lambda row: "unknown" if row.lag is None else row.lag,
@@ -123,7 +121,6 @@ def show_topics(app: AppOption = None, output: OutputOption = Output.TABLE) -> N
 
 _PAUSES = RowShape(
     TopicPause,
-    "topic held> paused=paused_at by=paused_by because=pause_reason resumed=resumed_at",
     {"because": lambda row: first_line(row.pause_reason)},
     lambda row: row.topic,
 )
@@ -190,7 +187,6 @@ add_list(
         FlowFilter,
         RowShape(
             FlowRow,
-            "saga id status step command overdue=overdue_at started=started_at ended=ended_at reason",
             {"reason": lambda row: first_line(row.reason)},
         ),
         "flows",
@@ -208,7 +204,7 @@ def show_saga(
     """Show a flow and the commands that it has sent; each is a message, which outbox messages show tells more of."""
     with databases.opened(partly=True) as operator:
         view = Sagas(operator.databases).flow(as_id(id_, "flow"))
-        facts = {name: getattr(view.flow, name) for name in RowShape(FlowRow, "").names}
+        facts = {name: getattr(view.flow, name) for name in RowShape(FlowRow).names}
         columns = (
             "step command=kind message=message_id sent=sent_at deadline=deadline_at overdue=overdue_at "
             "answered=answered_at answer reason"
@@ -232,7 +228,6 @@ BulkIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the
 
 _ITEMS = RowShape(
     model.BulkItem,
-    "number> message state attempts> changed=changed_at outcome since_then",
     {"message": item_word, "since_then": lambda item: fates_text(item.fates)},
     item_word,
 )
@@ -255,10 +250,7 @@ _BULK = CommandGroup(
       outbox bulk list --state running
     """,
     model.BulkJobFilter,
-    RowShape(
-        model.BulkJob,
-        "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described",
-    ),
+    RowShape(model.BulkJob),
     "bulk_jobs",
 )
 bulk_app: typer.Typer = commands_of(_BULK)
@@ -365,7 +357,7 @@ _AUDIT = CommandGroup(
       outbox audit list --target 01997a4e-6d0f-7c52-8c1e-9f2f5f0f3f11 -o json
     """,
     model.AuditFilter,
-    RowShape(model.AuditRow, "when=acted_at by=actor did=action to=target why=reason result from", {"from": _origin}),
+    RowShape(model.AuditRow, {"from": _origin}),
     "audit",
 )
 audit_app: typer.Typer = commands_of(_AUDIT)

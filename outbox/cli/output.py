@@ -184,11 +184,10 @@ def rows_table(
 class RowShape(Generic[T]):
     """How rows are shown: all fields for programs, columns for people, as `rows_table` has them.
 
-    ``kind`` is their dataclass, or the names of their fields where they are dicts. ``id_of`` is what ``-o id`` prints.
+    ``kind`` is their dataclass, which declares the ``columns``. ``id_of`` is what ``-o id`` prints.
     """
 
-    kind: type[T] | tuple[str, ...]
-    columns: str
+    kind: type[T]
     computed: Mapping[str, Callable[[T], Any]] = dataclasses.field(default_factory=dict)
     id_of: Callable[[T], object] = attrgetter("id")
 
@@ -196,7 +195,13 @@ class RowShape(Generic[T]):
     def names(self) -> list[str]:
         """The fields of each row."""
         kind: Any = self.kind
-        return list(kind) if isinstance(kind, tuple) else [field.name for field in dataclasses.fields(kind)]
+        return [field.name for field in dataclasses.fields(kind)]
+
+    @property
+    def columns(self) -> str:
+        """The columns of a table."""
+        kind: Any = self.kind
+        return str(kind.columns)
 
 
 def print_rows(rows: Sequence[T], shape: RowShape[T], form: ListForm, *, databases: bool = False) -> None:

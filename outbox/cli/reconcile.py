@@ -447,10 +447,8 @@ def show_runs(
 
     runs, criteria = where.opened(), RunFilter(topic=topic, group=group)
     rows = list(every(lambda page: runs.runs(criteria, page), limit))
-    columns = "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule"
-    output.print_rows(
-        rows, RowShape(Run, f"{columns} result", {"took": lambda run: output.age(run.seconds), "result": _result}), form
-    )
+    shape = RowShape(Run, {"took": lambda run: output.age(run.seconds), "result": _result})
+    output.print_rows(rows, shape, form)
 
 
 @command(app, "show")

@@ -20,7 +20,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from outbox.acts.changes import Actor, checked_actor, record_of, unless_locked
 from outbox.acts.messages import Declaration
@@ -168,6 +168,10 @@ class GroupRow(GroupControl):
     ``workers`` consume for it now. ``passages`` is how often operators have moved it, ``moved_at`` when last.
     """
 
+    columns: ClassVar[str] = (
+        "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> "
+        "passages> moved=moved_at because"
+    )
     lag: int | None
     oldest_lag: float | None
     failed: int

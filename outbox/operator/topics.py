@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from outbox.acts.changes import checked_actor, record_of, unless_locked
 from outbox.acts.messages import Declaration
@@ -46,6 +46,7 @@ class TopicPause:
     ``held`` is how many messages wait, counted up to `COUNT_LIMIT`.
     """
 
+    columns: ClassVar[str] = "topic held> paused=paused_at by=paused_by because=pause_reason resumed=resumed_at"
     database: str
     topic: str
     paused_at: dt.datetime

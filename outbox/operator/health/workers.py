@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class WorkerRow:
     """A worker as it reported last; ``alive`` if that was within three of its reports. ``duties`` by name: health."""
 
+    columns: ClassVar[str] = "id name version alive started_at seen_at roles"
     database: str
     id: UUID
     name: str
@@ -54,6 +55,7 @@ class ProducerRow:
     processes its producer group has.
     """
 
+    columns: ClassVar[str] = "producer_group instances> name id version active started_at seen_at"
     database: str
     id: UUID
     name: str
@@ -86,6 +88,9 @@ class HandlerRow:
     of it whether its group goes on.
     """
 
+    columns: ClassVar[str] = (
+        "kind topic group name state rate> p50> p95> failures> in_flight> lag> oldest>=oldest_lag workers"
+    )
     database: str
     kind: str
     topic: str
@@ -238,6 +243,7 @@ class HeldLock:
 class LockRow(HeldLock):
     """A held lock of one of several databases."""
 
+    columns: ClassVar[str] = "session lock age state user application=application_name client"
     database: str
 
 

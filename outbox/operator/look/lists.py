@@ -11,7 +11,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -52,7 +52,7 @@ _BY_TIME: SortOrder[model.AuditRow] = SortOrder(
 
 _LETTERS = 16
 _BY_MESSAGE: SortOrder[model.InboxRow] = SortOrder(key=lambda row: (row.message_id, row.group), shape=(UUID, str))
-_COLUMNS = 9
+_COLUMNS = len(fields(model.MessageRow)) - 1  # the database isn't read
 _DEEPEST = 32
 
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST
@@ -65,6 +65,10 @@ class Run:
     ``ordered_by`` is the operator that ordered the run, ``schedule`` the timetable by which it began.
     """
 
+    columns: ClassVar[str] = (
+        "run=id topic group since=window_start until=window_end started=started_at took> "
+        "repairs=applied schedule result"
+    )
     database: str
     id: UUID
     job_id: UUID
