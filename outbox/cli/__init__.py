@@ -1,6 +1,6 @@
 """The command line: ``outbox``, or ``python -m outbox.cli``.
 
-Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.exits.Code`, into which errors are
+Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.output.Code`, into which errors are
 made here, once.
 """
 
@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from outbox import __version__
 from outbox.cli import database, health, messages, nouns, output, processes, reconcile, reconcilers
-from outbox.cli.exits import Code, as_failure
+from outbox.cli.output import Code, as_failure
 from outbox.errors import without_secrets
 from outbox.text import trace_of
 

@@ -28,7 +28,6 @@ from outbox.acts.messages import ACTS, Act
 from outbox.acts.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
-from outbox.cli.exits import Code, Failure, if_away
 from outbox.cli.options import (
     ActOptions,
     ActorOptions,
@@ -41,7 +40,20 @@ from outbox.cli.options import (
     read_filter,
     read_options,
 )
-from outbox.cli.output import ListForm, Output, RowShape, at_least, facts_table, print_as, print_json, rows_table, say
+from outbox.cli.output import (
+    Code,
+    Failure,
+    ListForm,
+    Output,
+    RowShape,
+    at_least,
+    facts_table,
+    if_away,
+    print_as,
+    print_json,
+    rows_table,
+    say,
+)
 from outbox.errors import DatabaseUnreached
 from outbox.operator.look.paging import every
 from outbox.operator.model import (

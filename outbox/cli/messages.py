@@ -24,10 +24,20 @@ from outbox.acts.changes import Actor
 from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
-from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, WordsArgument, add_acts, all_rows, commands_of
 from outbox.cli.options import ActOptions, ActorOption, CodecsOption, as_id, cli_actor, command, gathered
-from outbox.cli.output import ExportForm, ExportFormOption, ListForm, Output, OutputOption, RowShape, at_least, say
+from outbox.cli.output import (
+    Code,
+    ExportForm,
+    ExportFormOption,
+    Failure,
+    ListForm,
+    Output,
+    OutputOption,
+    RowShape,
+    at_least,
+    say,
+)
 from outbox.database import migration
 from outbox.errors import NotFound
 from outbox.message.masking import Body

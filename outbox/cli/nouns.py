@@ -14,13 +14,14 @@ import typer
 from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output
 from outbox.cli.database import DatabasesOptions
-from outbox.cli.exits import Code, Failure
 from outbox.cli.groups import CommandGroup, add_acts, add_list, all_rows, commands_of, item_word
 from outbox.cli.messages import fates_text
 from outbox.cli.options import ActorOptions, AppOption, PageOptions, as_id, cli_actor, command
 from outbox.cli.output import (
+    Code,
     ExportForm,
     ExportFormOption,
+    Failure,
     ListForm,
     ListFormOption,
     Output,

@@ -24,10 +24,20 @@ from sqlalchemy import URL
 
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
-from outbox.cli.exits import Code, Failure, as_failure, needing
 from outbox.cli.groups import add_acts
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
-from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
+from outbox.cli.output import (
+    Code,
+    Failure,
+    ListForm,
+    ListFormOption,
+    Output,
+    OutputOption,
+    RowShape,
+    as_failure,
+    needing,
+    say,
+)
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
 from outbox.reader import option, variable

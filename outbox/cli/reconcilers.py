@@ -18,9 +18,8 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.cli import options, output
-from outbox.cli.exits import Code, needing
 from outbox.cli.options import command, options_of, read_options
-from outbox.cli.output import Output
+from outbox.cli.output import Code, Output, needing
 from outbox.cli.reconcile import (
     FILTERS,
     SHOWN,

@@ -34,8 +34,6 @@ from outbox.text import storable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
-
 
 #: The states of a message at its producer in which it can be edited.
 EDIT_STATES = frozenset({"dispatched"})

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from outbox.app import Outbox
     from outbox.database.engines import Runner
-    from outbox.database.execute import Template
     from outbox.settings import Settings
 
 

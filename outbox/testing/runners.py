@@ -1,7 +1,8 @@
 """Where the passes of a test run, and on which connections.
 
 Plain functions run on connections of the outbox's engine, in the thread that runs the passes; async ones on the event
-loop of the test that waits for them. All of an outbox that is rolled back runs in that one transaction.
+loop of the test that waits for them. All of an outbox that is rolled back runs in one transaction: its messages are
+sent and consumed in it, and it is undone at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from outbox.message.model import Counts
 from outbox.testing import sql
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
     from sqlalchemy.orm import Session
 
@@ -99,8 +99,6 @@ class PassRunners:
         Raises:
             InvalidHandler: it needs an event loop, and there is none.
         """
-        from sqlalchemy import Engine  # noqa: PLC0415 - importing outbox must not pay for it
-
         if (inside := rolled_back.get(outbox)) is not None:
             if what is not None and inside.loop is None:
                 raise InvalidHandler(

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books, Terminal
 from tests.cli.conftest import Cli
 

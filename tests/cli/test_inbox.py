@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 from outbox.cli.database import DatabasesOptions
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
 

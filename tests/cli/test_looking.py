@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Park, Settings
 from outbox.acts.changes import MessageStatus
 from outbox.cli import groups
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.dispatch_pass import dispatch_once

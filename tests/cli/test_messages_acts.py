@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from outbox import Message, testing
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli, run_cli
 from tests.kit import wait_until

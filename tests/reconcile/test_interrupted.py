@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox import Settings
-from outbox.cli.exits import Code, Failure
+from outbox.cli.output import Code, Failure
 from outbox.cli.reconcile import no_result
 from outbox.cli.reconcilers import _run_followers
 from outbox.reconcile.job import Access, Job, Pair

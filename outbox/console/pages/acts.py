@@ -25,8 +25,8 @@ from outbox.console.api.acts import needs_of, part_of
 from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
-from outbox.console.pages.diagram import Diagram
 from outbox.console.pages.lists import FormPairs, Listing, Pairs, listing_of, names_of, options_of, pairs_of, read
+from outbox.console.pages.overview import Diagram
 from outbox.console.pages.view import PageView, View
 from outbox.console.problems import as_problem
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound, VersionMismatch

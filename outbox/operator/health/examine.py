@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from outbox.check.asker import Checker
     from outbox.consumer.subscription import Subscription
     from outbox.database.engines import Bind
-    from outbox.operator.health.examination import Examination
-    from outbox.operator.health.rules import Diagnosis
 
 
 _SHOWN = 3

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox import Resolution
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.decision import decide
 from outbox.operator import databases
 from tests.check.support import Bench

@@ -13,7 +13,7 @@ import pytest
 
 from outbox import Resolution
 from outbox.cli import groups
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.operator.look import message_sql
 from tests.check.support import Bench
 from tests.cli.conftest import Cli
