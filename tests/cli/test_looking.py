@@ -17,7 +17,6 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings
-from outbox.acts.changes import MessageStatus
 from outbox.cli import groups
 from outbox.cli.output import Code
 from outbox.consumer.consumer import Consumer
@@ -273,23 +272,6 @@ def test_list(cli: Cli, world: World) -> None:
         assert status[str(getattr(world, name))] == name
     assert status[str(world.consumed)] == status[str(world.failed)] == "dispatched"
     assert len(status) == 11
-
-
-@pytest.mark.parametrize("status", list(MessageStatus))
-def test_list_by_status(cli: Cli, world: World, status: MessageStatus) -> None:
-    """Each status finds its messages and no others."""
-    found = ids(cli("messages", "list", "--status", status, "-o", "json").json)
-    if status == "dispatched":
-        assert len(found) == 6
-    else:
-        assert found == [str(getattr(world, status))]
-
-
-def test_list_by_topic_and_key(cli: Cli, world: World) -> None:
-    """Topic and key narrow it down, together or alone."""
-    assert len(ids(cli("messages", "list", "--topic", "payments", "-o", "json").json)) == 3
-    assert ids(cli("messages", "list", "--key", "b", "-o", "json").json) == [str(world.failed)]
-    assert ids(cli("messages", "list", "--key", "b", "--topic", "payments", "-o", "json").json) == []
 
 
 def test_list_since(cli: Cli, world: World, engine: Engine) -> None:
