@@ -23,8 +23,8 @@ import typer
 from rich.table import Table
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act, Target
+from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at

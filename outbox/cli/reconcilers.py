@@ -31,7 +31,8 @@ from outbox.cli.reconcile import (
     no_result,
     writing,
 )
-from outbox.database.engines import Backoff, connect, discard
+from outbox.database.engines import connect, discard
+from outbox.database.execute import Backoff
 from outbox.errors import SourceError, was_interrupted
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
 from outbox.reconcile.job import PASS_EVERY, Job, Repair, Window, hidden

@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, event
 
 from outbox.database.at_commit import write_now
+from outbox.database.dialect import PSYCOPG
 from outbox.database.engines import EngineRunner, LoopRunner, NewRunner, Pass, Runner, address_of, engine_of
-from outbox.database.execute import PSYCOPG, execute
+from outbox.database.execute import execute
 from outbox.database.session import begin
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.message.model import Counts

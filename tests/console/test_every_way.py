@@ -13,7 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act
+from outbox.acts.messages import ACTS
 from outbox.cli.options import _option
 from outbox.cli.output import Code
 from outbox.console.api.lists import types_of

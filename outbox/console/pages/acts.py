@@ -18,8 +18,8 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
-from outbox.acts.changes import Actor, Target
-from outbox.acts.messages import ACTS, Act, act_named
+from outbox.acts.changes import Act, Actor, Target
+from outbox.acts.messages import ACTS, act_named
 from outbox.acts.whole_acts import DATABASE_FIELDS, PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of, with_fields
 from outbox.console.api.acts import needs_of, part_of
 from outbox.console.api.lists import of_each, types_of

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.database.dialect import url_of
 from outbox.database.duty import PARTS, Part
-from outbox.database.engines import address_of, discard, engine_of, url_of
+from outbox.database.engines import address_of, discard, engine_of
 from outbox.database.execute import STATEMENT_CANCELLED, execute, sqlstate
 from outbox.database.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.database.sql import read_only
