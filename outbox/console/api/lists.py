@@ -210,7 +210,7 @@ def _add_call(call: str, tag: str, path: str = "", of: str = "operator") -> None
     """Add an endpoint that returns what a call does; the call says itself what it takes, and what its rows are."""
     hints = types_of(call, of)
     key, result = KEYS.get(call), hints.pop("return")
-    ids = [name for name, hint in hints.items() if hint is UUID]
+    names = [name for name, hint in hints.items() if hint is UUID]
     # A call that isn't of a list takes nothing more.
     taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
     if key is not None:
@@ -218,17 +218,17 @@ def _add_call(call: str, tag: str, path: str = "", of: str = "operator") -> None
 
     def endpoint(context: Context, query: Any, **ids: UUID) -> Any:
         if key is None:
-            return getattr(getattr(context, of), call)(*ids.values(), *query)
+            return getattr(getattr(context, of), call)(*(ids[name] for name in names), *query)
         rows, unreached = _all_of(context, call, of)
         return listed(rows, query, key, unreached)
 
     router.add_api_route(
         path or f"/{call.replace('_', '-')}",
-        _with_ids(endpoint, ids, taken),
+        _with_ids(endpoint, names, taken),
         name=call,
         description=(inspect.getdoc(_method(call, of)) or "").partition("\n")[0],
         response_model=result,
-        responses=problems(404) if ids else {},
+        responses=problems(404) if names else {},
         tags=[tag],
     )
 
@@ -378,21 +378,21 @@ def _export_answers(suffix: str) -> dict[int | str, dict[str, Any]]:
 def _add_export(call: str, suffix: str, description: str, of: str = "operator") -> None:
     """Add an endpoint that returns all that a list's call does as a file."""
     hints = types_of(call, of)
-    ids = [name for name, hint in hints.items() if hint is UUID]
+    names = [name for name, hint in hints.items() if hint is UUID]
     (row,) = get_args(hints["return"])
 
     def export(context: Context, query: Any, **ids: UUID) -> StreamingResponse:
-        criteria, most = query
-        fetch = partial(getattr(getattr(context, of), call), *ids.values(), criteria)
-        return streamed("-".join(map(str, (call, *ids.values()))), suffix, every_page(fetch, most.limit), row)
+        (criteria, most), parts = query, [ids[name] for name in names]
+        fetch = partial(getattr(getattr(context, of), call), *parts, criteria)
+        return streamed("-".join(map(str, (call, *parts))), suffix, every_page(fetch, most.limit), row)
 
     router.add_api_route(
-        f"/export/{'/'.join([call, *(f'{{{name}}}' for name in ids)])}.{suffix}",
-        _with_ids(export, ids, from_query(hints["criteria"], ExportQuery)),
+        f"/export/{'/'.join([call, *(f'{{{name}}}' for name in names)])}.{suffix}",
+        _with_ids(export, names, from_query(hints["criteria"], ExportQuery)),
         name=f"{call}_{suffix}",
         description=description,
         response_class=StreamingResponse,
-        responses=_export_answers(suffix) | (problems(404) if ids else {}),
+        responses=_export_answers(suffix) | (problems(404) if names else {}),
         tags=["export"],
     )
 
