@@ -204,6 +204,14 @@ FILTERS: dict[str, tuple[str, dict[str, str]]] = {
 }  # fmt: skip
 
 
+#: These fit all that there is, or have a list of their own.
+_FITS_ALL = {"database", "producer_group", "since", "summed", "attempts_gte", "recalled"}
+
+
+def _text(value: Any) -> str:
+    return str(value).removesuffix("Z").removesuffix("+00:00")
+
+
 @pytest.fixture(scope="module")
 def full(ways: Ways) -> Ways:
     """A desk with a message in each state, a bulk job, and what operators did."""
@@ -212,6 +220,8 @@ def full(ways: Ways) -> Ways:
     for state in INBOX_STATES:
         ways.desk.inbox(state)
     ways.desk.act("resend", ways.desk.half("dispatched"))
+    ways.desk.run("INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)"
+                  " VALUES (:group, 'transfers', 0, 0, 0)", group=GROUP)  # fmt: skip
     with ways.desk.engine.begin() as connection:
         ways.desk.outbox.send(connection, "orders", {"n": 1}, key="k", tag="t", headers={"h": "x"})
     return ways
@@ -229,10 +239,11 @@ def test_each_filter_of_each_list(full: Ways, call: str, name: str) -> None:
     text = str(named[name](everything[0])) if name in named else texts[name]
     pairs = [(name, text), *([("status", "unconsumed")] if name == "group" and call == "messages" else [])]
     found = plain(getattr(operator, call)(read(kind, pairs), PageRequest(500)).items)
-    assert (len(found) < len(everything)) or name in {"database", "producer_group", "since", "summed", "attempts_gte"}
+    assert (len(found) < len(everything)) or name in _FITS_ALL
 
     def still(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{field: value for field, value in row.items() if field != "age"} for row in rows]
+        # Ages go on; UTC has two names.
+        return [{name: _text(value) for name, value in row.items() if name != "age"} for row in rows]
 
     path = call.replace("_", "-")
     assert still(full.http.get(f"/{path}", params=[*pairs, ("page_size", "500")]).json()["items"]) == still(found)
