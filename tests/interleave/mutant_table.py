@@ -311,14 +311,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "held transactions: a cursor of the driver's own can't end one",
-        "database/at_commit.py",
+        "database/session.py",
         "            if ending:\n                hold.refuse(ending)\n",
         "",
         "tests/producer/test_held.py",
     ),
     Mutant(
         "held transactions: a session can't commit one",
-        "database/session.py",
+        "database/at_commit.py",
         '        hold.refuse("session.commit()")\n',
         "        pass\n",
         "tests/producer/test_held.py",
