@@ -529,8 +529,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
-        "   AND (o.position, o.starts) < (SELECT",
-        "   AND (o.position, o.starts) <= (SELECT",
+        "   AND ({ours}) < (SELECT",
+        "   AND ({ours}) <= (SELECT",
         "tests/prune/test_rewrite.py",
     ),
     Mutant(
