@@ -70,7 +70,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a duty needs in the database of a part, and which roles of `outbox.database.grants.ROLES` do it there."""
+    """What a duty needs in the database of a part, and which `outbox.operator.health.grants.ROLES` do it there."""
 
     part: Part
     granted: frozenset[str]
