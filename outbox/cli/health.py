@@ -24,8 +24,8 @@ from outbox.cli.options import AppOption, command, gathered
 from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.processes import load_quietly
 from outbox.cli.whole_acts import add_acts
-from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
+from outbox.operator.health.grants import ROLES
 from outbox.operator.health.locks import LockRow
 from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerRow
 from outbox.reader import variable

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections, connections, transaction
 from sqlalchemy.exc import OperationalError
 
-from outbox.database.at_commit import after_commit, refusing
+from outbox.database.at_commit import after_commit
 from outbox.database.execute import Statement, driver_of, execute, in_transaction, is_lost
+from outbox.database.session import refusing
 from outbox.errors import InvalidSettings, TransactionRequired
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from outbox.database.at_commit import Hold, hold_open
 from outbox.database.drivers import when_committed
+from outbox.database.session import Hold, hold_open
 from outbox.django.databases import outbox
 from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired
 from outbox.message.content import check_topic

@@ -22,8 +22,8 @@ from outbox.cli.options import ActorOption, CodecsOption, as_id, cli_actor, comm
 from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
 from outbox.cli.whole_acts import add_acts
 from outbox.errors import NotFound
-from outbox.message.masking import Body
 from outbox.operator import model
+from outbox.operator.look.redactor import Body
 from outbox.reader import option
 from outbox.text import MASK
 

@@ -154,7 +154,7 @@ def examine(
     ``checkers`` (as of `Outbox.checkers`) show exactly which topics have no checker; without them that is concluded
     from what the workers report, and from what has been waiting for too long. ``subscriptions`` are the application's
     consumers (the values of `Outbox.subscriptions`), ``app`` is its name in commands. ``roles`` are what the role of
-    this connection is there for (`outbox.database.grants.ROLES`); by default that of a consumer where there are
+    this connection is there for (`outbox.operator.health.grants.ROLES`); by default that of a consumer where there are
     subscriptions, else of a producer, and where these aren't known, that isn't either. ``clock`` is this host's, in
     seconds since 1970.
 

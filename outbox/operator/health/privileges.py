@@ -15,8 +15,8 @@ from outbox.database.dialect import url_of
 from outbox.database.duty import PARTS, Part
 from outbox.database.engines import address_of, engine_of
 from outbox.database.execute import execute
-from outbox.database.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.database.sql import read_only
+from outbox.operator.health.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.operator.health.rules import NotInspected
 from outbox.text import database_address, summary_of
 
