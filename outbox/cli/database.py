@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
-from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
-from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
+from outbox.cli.output import Code, Failure, ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, migration
 from outbox.database.dialect import parsed_url
 from outbox.database.duty import PARTS

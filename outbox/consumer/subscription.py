@@ -34,9 +34,8 @@ from outbox.message.answer import HANDLER, CalledKind, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_group
 from outbox.message.limits import STARTS, Breaker, is_start, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
-from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
+from outbox.telemetry.hooks import Handling, TelemetryEvent, middlewares_here, observed, observers
 from outbox.text import (
     SEARCHED_CHARS,
     class_name,

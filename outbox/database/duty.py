@@ -46,7 +46,7 @@ MODULES = (
     "outbox.operator.bulk.run",
     "outbox.compensate.compensate_pass",
     "outbox.prune.prune_pass",
-    "outbox.operator.duties",
+    "outbox.operator.databases",
     "outbox.worker.report",
 )
 

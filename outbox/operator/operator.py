@@ -43,15 +43,14 @@ from outbox.operator import model
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.control import GroupControls
 from outbox.operator.databases import MASKED, PATIENCE, Database, Databases
-from outbox.operator.edit import Edits
-from outbox.operator.health.locks import LockViews
+from outbox.operator.edit import Edits, Notes
+from outbox.operator.health.workers import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
 from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import BulkJob, Selector
-from outbox.operator.notes import Notes
 from outbox.operator.topics import Topics
 
 if TYPE_CHECKING:

@@ -231,8 +231,8 @@ def test_async_and_with_a_model(village: Post) -> None:
             amounts.append(letter.message.body.amount)
             await session.execute(text("INSERT INTO told (message_id) VALUES (:id)"), {"id": letter.id})
 
-        await testing.adrain(app)
-        counts = await testing.adead_letters(app)
+        await testing.on_loop(testing.drain, app)
+        counts = await testing.on_loop(testing.dead_letters, app)
         await engine.dispose()
         return counts.done
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.console import connections
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_once

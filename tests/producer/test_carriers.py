@@ -31,9 +31,8 @@ from outbox.errors import (
     TransactionRequired,
 )
 from outbox.message.model import uuid7
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessagesSent
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from outbox.worker.connections import WorkerDatabase
 from tests.producer.bank import change, changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import make_url, text
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.reconcile.tables.declare import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.kit import wait_until

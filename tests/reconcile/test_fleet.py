@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidSettings
 from outbox.operator.databases import Databases

@@ -29,14 +29,13 @@ from outbox.reconcile.config import Values, job_of, merged, own_access, read_fil
 from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
 from outbox.reconcile.record.orders import give_back, take
 from outbox.reconcile.record.timetable import FLEET, LastRun, Timetable, last_scheduled
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     ReconciliationFailed,
     ReconciliationFinished,
     ReconciliationInterrupted,
     ReconciliationReportFailed,
 )
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import TelemetryEvent, emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
