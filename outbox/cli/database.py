@@ -18,12 +18,13 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import Code, Failure, ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
-from outbox.database import engines, grants, migration
+from outbox.database import engines, migration
 from outbox.database.dialect import parsed_url
 from outbox.database.duty import PARTS
 from outbox.database.migration import chain
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.operator.health import grants
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
 from outbox.text import counted, described

@@ -23,8 +23,8 @@ from outbox.cli.messages import dead_app
 from outbox.cli.options import AppOption, command, gathered
 from outbox.cli.output import Code, Failure, ListForm, ListFormOption, Output, OutputOption, RowShape, if_away, say
 from outbox.cli.processes import load_quietly
-from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
+from outbox.operator.health.grants import ROLES
 from outbox.operator.health.workers import HandlerRow, LockRow, ProducerRow, WorkerRow
 from outbox.reader import variable
 from outbox.text import counted, plain

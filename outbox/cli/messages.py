@@ -40,9 +40,9 @@ from outbox.cli.output import (
 )
 from outbox.database import migration
 from outbox.errors import NotFound
-from outbox.message.masking import Body
 from outbox.message.model import Answer, Resolution, Status
 from outbox.operator import model
+from outbox.operator.look.redactor import Body
 from outbox.reader import option
 from outbox.text import MASK
 

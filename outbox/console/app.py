@@ -41,8 +41,8 @@ from outbox.console.problems import Problem, as_problem
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import Redactor
 from outbox.operator.health.overview import why_unreachable
+from outbox.operator.look.redactor import Redactor
 from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
     from outbox.database.engines import Bind
-    from outbox.message.masking import Redactor
     from outbox.message.topic import Topic
+    from outbox.operator.look.redactor import Redactor
 
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
 

@@ -26,7 +26,7 @@ from outbox.acts.changes import Target
 from outbox.calling.engine import RecordedCall
 from outbox.calling.function import CalledFunction
 from outbox.consumer.sql import message_by_id
-from outbox.consumer.subscription import EVERYTHING, to_entry
+from outbox.consumer.subscription import EVERYTHING, Subscription, to_entry
 from outbox.database.at_commit import at_commit
 from outbox.database.duty import Duty, Post, Task, alone
 from outbox.database.execute import execute, lock_key, read_source
@@ -40,7 +40,6 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.subscription import Subscription
     from outbox.database.execute import Statement
     from outbox.settings import Settings
 
@@ -185,13 +184,13 @@ class _LetterCall(RecordedCall[DeadLetter[Any]]):
 
 def _tasks(at: Post) -> Iterator[Task]:
     """Have the application called by the workers that check and retry, where a letter is parked."""
-    for callback in at.outbox.parked_callbacks.values():
+    for callback in at.outbox.functions.of(ParkedCallback).values():
         # A lane for each: the application's functions may be slow to return.
         how: Any = {"every": INTERVAL, "is_async": callback.is_async}
         if "check" in at.roles and "producer" in at.parts:
             one_pass = alone(announce_halves_once, at.settings, callback)
             yield Task(name=f"dead letters {callback.topic}, halves", one_pass=one_pass, parts=("producer",), **how)
-        for (topic, group), subscription in at.outbox.subscriptions.items():
+        for (topic, group), subscription in at.outbox.functions.of(Subscription).items():
             if topic == callback.topic and "retry" in at.roles:
                 yield Task(
                     name=f"dead letters {topic} of {group}",

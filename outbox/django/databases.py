@@ -24,8 +24,9 @@ from sqlalchemy import URL, Dialect, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from outbox.app import Outbox
-from outbox.database.at_commit import after_commit, refusing
+from outbox.database.at_commit import after_commit
 from outbox.database.execute import Statement, driver_of, execute, in_transaction, is_lost
+from outbox.database.session import refusing
 from outbox.errors import InvalidSettings, TransactionRequired
 from outbox.reader import Reader, option, shape_of, unknown_name
 from outbox.settings import Settings

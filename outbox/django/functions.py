@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from outbox.calling.function import check_function, is_async
-from outbox.database.at_commit import Hold, hold_open
 from outbox.database.drivers import when_committed
+from outbox.database.session import Hold, hold_open
 from outbox.django.databases import declared, django_within, outbox, set_source
 from outbox.errors import InvalidHandler, SchemaMissing, TransactionRequired
 from outbox.message.content import check_topic

@@ -26,7 +26,7 @@ from outbox.errors import (
     SchemaMissing,
     UnknownDatabase,
 )
-from outbox.message.masking import Redactor
+from outbox.operator.look.redactor import Redactor
 from outbox.settings import Settings
 from outbox.text import without_addresses
 

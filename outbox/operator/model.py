@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST, MessageStatus, Target
-from outbox.message.masking import Body
 from outbox.message.model import Status
+from outbox.operator.look.redactor import Body
 from outbox.reader import Seconds, option
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import Redactor, SecretNames
+from outbox.message.masking import SecretNames
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.bulk.jobs import BulkJobs
@@ -49,6 +49,7 @@ from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import BulkJob, Selector
 from outbox.operator.topics import Topics
 

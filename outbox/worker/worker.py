@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
 from outbox.database.execute import Backoff, kind_of
-from outbox.database.grants import require_privileges
 from outbox.errors import ErrorKind, InvalidSettings
+from outbox.operator.health.grants import require_privileges
 from outbox.telemetry.events import (
     PassRecovered,
     WorkerCutOff,

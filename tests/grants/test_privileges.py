@@ -18,8 +18,8 @@ from outbox.database import execute as execute_module
 from outbox.database.dialect import UNPREPARED
 from outbox.database.duty import PARTS, Part, duties
 from outbox.database.execute import Statement, in_schema
-from outbox.database.grants import ROLES, granting, needs_of
 from outbox.operator.health import sql as health_sql
+from outbox.operator.health.grants import ROLES, granting, needs_of
 from outbox.prune import rewrite
 from outbox.prune import sql as prune_sql
 from outbox.reconcile.record import settled

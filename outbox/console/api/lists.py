@@ -30,13 +30,13 @@ from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
 from outbox.errors import DatabaseUnreached, NotFound, OutboxError
-from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import Databases, is_away
 from outbox.operator.health.overview import Overview, TopicLag, shortened
 from outbox.operator.health.stats import WINDOWS
 from outbox.operator.look.paging import every_page, listed
+from outbox.operator.look.redactor import Body
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell

@@ -33,11 +33,11 @@ from outbox.database.dialect import url_of
 from outbox.database.duty import PARTS, Part
 from outbox.database.engines import address_of, discard, engine_of
 from outbox.database.execute import STATEMENT_CANCELLED, execute, sqlstate
-from outbox.database.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.database.sql import read_only
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.operator.health import inspections, sql
 from outbox.operator.health.examination import Examination
+from outbox.operator.health.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.operator.health.inspections import judging
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Thresholds
 from outbox.settings import Settings
@@ -245,7 +245,7 @@ def examine(
     ``checkers`` (as of `Outbox.checkers`) show exactly which topics have no checker; without them that is concluded
     from what the workers report, and from what has been waiting for too long. ``subscriptions`` are the application's
     consumers (the values of `Outbox.subscriptions`), ``app`` is its name in commands. ``roles`` are what the role of
-    this connection is there for (`outbox.database.grants.ROLES`); by default that of a consumer where there are
+    this connection is there for (`outbox.operator.health.grants.ROLES`); by default that of a consumer where there are
     subscriptions, else of a producer, and where these aren't known, that isn't either. ``clock`` is this host's, in
     seconds since 1970.
 

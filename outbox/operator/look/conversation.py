@@ -16,9 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import query
 from outbox.errors import OutboxError
-from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, OverDatabases, is_away
 from outbox.operator.look.message_sql import CONVERSATION, CONVERSATION_OF, RECEIPTS
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import Conversation, ConversationMessage, Receipt
 from outbox.text import MASK
 

@@ -23,7 +23,7 @@ from outbox.acts.messages import ACTS
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
-from outbox.message.masking import Redactor, SecretNames, has_at, names_in
+from outbox.message.masking import SecretNames, names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import CALLER, OverDatabases, is_away
@@ -31,6 +31,7 @@ from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.message_sql import LARGEST_BODY
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
+from outbox.operator.look.redactor import Redactor, has_at
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 

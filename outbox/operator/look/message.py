@@ -21,7 +21,6 @@ from outbox.database.execute import execute, query
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
-from outbox.message.masking import Body, Redactor
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.databases import OverDatabases
@@ -29,6 +28,7 @@ from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
 from outbox.operator.look.message_sql import LARGEST_BODY, PRODUCER_SIDE
+from outbox.operator.look.redactor import Body, Redactor
 from outbox.operator.model import ActFates, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
 
 if TYPE_CHECKING:
