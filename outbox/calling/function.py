@@ -106,7 +106,7 @@ class CalledFunction:
         return declared
 
     def __post_init__(self) -> None:
-        check_topic(self.topic)
+        self.check_topic()
         form = check_function(f"{self.what}: the {self.kind.what}", self.function, *self.possible())
         object.__setattr__(self, "takes_session", form[-1] == "session")
         object.__setattr__(self, "is_async", is_async(self.function))
@@ -117,6 +117,10 @@ class CalledFunction:
     def possible(self) -> tuple[tuple[str, ...], ...]:
         """Return the forms of arguments with which it may be called."""
         return self.forms
+
+    def check_topic(self) -> None:
+        """Raise InvalidMessage if its topic isn't a name."""
+        check_topic(self.topic)
 
     def check(self) -> None:
         """Raise InvalidHandler if an option of its own can't work."""

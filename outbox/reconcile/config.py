@@ -224,7 +224,7 @@ def subscribed(outbox: Any, values: Values) -> list[Values]:
     Raises:
         InvalidSettings: a pair that is no subscription, or none at all; names those that there are.
     """
-    known = outbox.subscriptions
+    known = {key: each for key, each in outbox.subscriptions.items() if each.about is None}
     if not known:
         raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
     chosen = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)

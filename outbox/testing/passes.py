@@ -84,13 +84,13 @@ def bulk(outbox: Outbox) -> Counts:
 
 
 def confirm(outbox: Outbox) -> Counts:
-    """Ask the known groups what became of messages, however young, and call back; return how many fates are new.
+    """Ask the known groups what became of messages, however young; return how many fates are new.
 
     Messages that a group has lost are sent again, and those parked for long enough are ordered to be compensated
-    (`bulk` carries that out). For an outbox on a sync engine with plain callbacks.
+    (`bulk` carries that out). What callbacks are to be told, `drain` delivers. For an outbox on a sync engine.
 
     Raises:
-        InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
+        InvalidHandler: an async database: await `aconfirm` for it; or the outbox is rolled back.
     """
     return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
 
@@ -237,7 +237,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 # --- other duties ------------------------------------------------------------------------------------------
 
 #: What the duties call.
-_CALLED = {"check": "checker", "compensate": "compensation", "confirm": "callback", "dead letters": "on_parked"}
+_CALLED = {"check": "checker", "compensate": "compensation", "dead letters": "on_parked"}
 
 
 def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:

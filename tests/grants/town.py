@@ -320,9 +320,9 @@ def confirm(town: Town) -> None:
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
             compensations=app.compensations,
-            new_runner=lambda is_async: EngineRunner(town.at["producer"]),
         )
     assert town.producer.value("SELECT count(*) FROM outbox.bulk_job WHERE requested_by = 'policy'") == 1
+    assert town.producer.value("SELECT count(*) FROM outbox.half_message WHERE topic = 'outbox.delivered'") >= 1
     assert min(counts.failed, counts.parked) >= 1
 
 

@@ -199,21 +199,6 @@ class DeliveriesConfirmed(TelemetryEvent):
 
 
 @event(
-    "delivery.called_back",
-    "delivery",
-    logging.DEBUG,
-    "%(callback)s was called for message %(message_id)s of topic %(topic)r in group %(group)r",
-)
-class CallbackReturned(TelemetryEvent):
-    """What the producer does about a message's fate is done, and committed."""
-
-    message_id: uuid.UUID
-    topic: str
-    group: str
-    callback: str
-
-
-@event(
     "delivery.resent",
     "delivery",
     logging.WARNING,
@@ -241,21 +226,6 @@ class ResendExhausted(TelemetryEvent):
     topic: str
     group: str
     reason: str
-
-
-@event(
-    "delivery.callback_failed",
-    "delivery",
-    logging.ERROR,
-    "%(callback)s failed for message %(message_id)s of topic %(topic)r in group %(group)r, and will be called again",
-)
-class DeliveryCallbackFailed(TelemetryEvent):
-    """What the producer does about a message's fate has failed, and was undone."""
-
-    message_id: uuid.UUID
-    topic: str
-    group: str
-    callback: str
 
 
 @event("delivery.unreachable", "delivery", logging.WARNING, "group %(group)r of %(topic)r can't be asked: %(reason)s")
