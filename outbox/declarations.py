@@ -6,12 +6,11 @@ import datetime as dt
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from outbox.calling.callback import Callback
+from outbox.calling.callback import Callback, ParkedCallback
 from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.check.asker import Checker
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
-from outbox.dead_letter.announce_pass import ParkedCallback
 from outbox.delivery.callback import declare_callback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
@@ -65,7 +64,6 @@ class Declarations:
         self.checkers: dict[str, Checker] = functions.of(Checker)
         self.compensations: dict[str, Compensation] = functions.of(Compensation)
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = functions.of(DeliveryCallback)
-        self.parked_callbacks: dict[str, ParkedCallback] = functions.of(ParkedCallback)
 
     def _share_declarations(self, other: Declarations) -> None:
         """Take the declarations of another: those on either, now or later, count for both."""
@@ -162,7 +160,8 @@ class Declarations:
         name, model = self._as_read(topic, model)
 
         def register(function: F) -> F:
-            declared = kind.declare(self.settings, name, function, model, self.codecs, **options)
+            named = {"beside": self.functions, **options}
+            declared = kind.declare(self.settings, name, function, model, self.codecs, **named)
             if isinstance(declared, Callback):
                 declare_callback(self.functions, declared, self.settings, self._send_reply)
             else:
@@ -235,10 +234,11 @@ class Declarations:
     def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
         """Register a function to call when something of ``topic`` is parked: a message in a group, or a half message.
 
-        ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
-        this database, which also records the call: once for each message and group, and for each half, ever. What it
-        raises undoes that, and it is called again about half a minute later. Messages: of the groups that consume the
-        topic by this Outbox, wherever they come from. Halves: those of this database.
+        ``function(letter, session)``, sync or async, is the handler of a group of the internal topic ``outbox.parked``,
+        of which a message is written, in this database, in the transaction that parks: once for each message and group,
+        and for each half. It is called in a transaction on this database with a `DeadLetter`, and retried and parked
+        like any handler. Messages: of the groups that consume the topic by this Outbox, wherever they come from.
+        Halves: those of this database. What an operator parks isn't told, nor what was parked before it is declared.
 
         It is there to tell a person, or to write it down: an operator may yet retry a parked message. What must undo
         the local transaction is a `compensation` with ``when="parked"``, which quarantines the message first.
@@ -247,7 +247,7 @@ class Declarations:
             InvalidHandler: the topic has such a function already, or it can't be called so.
             InvalidMessage: the topic isn't a name.
         """
-        return self._register(ParkedCallback, topic, model)
+        return self._register(ParkedCallback, topic, model, app=self.group)
 
     def _immunity_of(self, topic: str) -> float:
         checker = self.checkers.get(topic)

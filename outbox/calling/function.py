@@ -61,7 +61,8 @@ class CalledFunction:
 
     ``function`` is sync or async; it takes a session if it has a parameter for one. ``model`` is the type that bodies
     are read as, ``codecs`` read those of other content types. ``timeout`` is how long (seconds) a call may take; None:
-    as long as it wants. ``left_behind`` are the threads of this process in which it took longer.
+    as long as it wants. ``beside`` are all functions of its application. ``left_behind`` are the threads of this
+    process in which it took longer.
 
     A class below says in ``decorator`` what of the `Outbox` declares it, in ``kind`` what it may return, in ``forms``
     what it may be called with, and in ``settings`` which option has its default from which setting.
@@ -83,6 +84,7 @@ class CalledFunction:
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     timeout: float | None = None
+    beside: CalledFunctions | None = field(default=None, repr=False, compare=False)
     is_async: bool = field(init=False)
     takes_session: bool = field(init=False)
     left_behind: list[Thread] = field(init=False, default_factory=list, repr=False, compare=False)

@@ -25,10 +25,12 @@ from outbox.message.content import (
     OPTION_HEADERS,
     Codecs,
 )
-from outbox.message.model import Message
+from outbox.message.model import Message, Orphan
 
 #: The internal topic of what a producer has learnt of its messages.
 DELIVERED = f"{INTERNAL_PREFIX}delivered"
+#: The internal topic of what was parked: messages in a group, and half messages.
+PARKED = f"{INTERNAL_PREFIX}parked"
 
 
 def notice_group(app: str, topic: str) -> str:
@@ -71,4 +73,24 @@ def original_of(notice: Message, facts: Mapping[str, Any], model: Any, codecs: C
         model=model,
         codecs=codecs,
         encoding=notice.encoding,
+    )
+
+
+def parked_half(notice: Message, facts: Mapping[str, Any], model: Any, codecs: Codecs) -> Orphan:
+    """Return the half message that a notice is about, as it was when it was parked."""
+    born_at = dt.datetime.fromisoformat(facts["born_at"])
+    return Orphan(
+        UUID(facts["id"]),
+        facts["topic"],
+        facts["key"],
+        facts["tag"],
+        headers_of_original(notice, facts),
+        notice.content_type,
+        notice.stored,
+        born_at,
+        notice.born_at - born_at,
+        facts["attempts"],
+        model,
+        codecs,
+        notice.encoding,
     )

@@ -27,7 +27,7 @@ from outbox.telemetry.event import TelemetryEvent
 from outbox.text import shown, tellable
 
 if TYPE_CHECKING:
-    from outbox.message.model import DeadLetter, HalfMessage, Message, Orphan
+    from outbox.message.model import HalfMessage, Message, Orphan
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -58,7 +58,7 @@ class Calling:
     """A call of a checker, a compensation or a callback, which ``decorator`` of the `Outbox` has declared."""
 
     decorator: str
-    argument: Orphan | Message | DeadLetter
+    argument: Orphan | Message
     answer: Any = None
 
 

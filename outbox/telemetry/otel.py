@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
 from outbox.errors import pip_install
-from outbox.message.model import DeadLetter, HalfMessage, Message, Orphan, Park, Resolution, Retry
+from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry
 from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import (
@@ -161,14 +161,10 @@ class _Instrumentation:
         match argument:
             case Orphan(checks=checks):
                 verb, more = "check", {"outbox.checks": checks}
-            case DeadLetter(group=group):
-                verb, more = "announce", {} if group is None else {_GROUP: group}
             case _:
                 verb = "compensate"
-        sent = argument.message if isinstance(argument, DeadLetter) else argument
-        headers = [] if sent is None else [sent.headers]
         attributes = {**_messaging(verb, None, argument.topic), _ID: str(argument.id), **more}
-        with self._current(f"{verb} {argument.topic}", attributes, headers) as span:
+        with self._current(f"{verb} {argument.topic}", attributes, [argument.headers]) as span:
             yield
             if isinstance(activity.answer, Resolution):
                 span.set_attribute("outbox.resolution", activity.answer.value)

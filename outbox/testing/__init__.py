@@ -15,12 +15,10 @@ from outbox.testing.passes import NotQuiet as NotQuiet
 from outbox.testing.passes import abulk as abulk
 from outbox.testing.passes import acheck as acheck
 from outbox.testing.passes import aconfirm as aconfirm
-from outbox.testing.passes import adead_letters as adead_letters
 from outbox.testing.passes import adrain as adrain
 from outbox.testing.passes import bulk as bulk
 from outbox.testing.passes import check as check
 from outbox.testing.passes import confirm as confirm
-from outbox.testing.passes import dead_letters as dead_letters
 from outbox.testing.passes import drain as drain
 from outbox.testing.rollback import arolling_back as arolling_back
 from outbox.testing.rollback import rolling_back as rolling_back

@@ -95,17 +95,6 @@ def confirm(outbox: Outbox) -> Counts:
     return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
 
 
-def dead_letters(outbox: Outbox) -> Counts:
-    """Call `Outbox.on_parked` for parked letters, as a worker does; return what came of it.
-
-    For an outbox on a sync engine with plain functions.
-
-    Raises:
-        InvalidHandler: an async function or database: await `adead_letters` for these; or the outbox is rolled back.
-    """
-    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
-
-
 async def adrain(
     *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
 ) -> Counts:
@@ -126,11 +115,6 @@ async def abulk(outbox: Outbox) -> Counts:
 async def aconfirm(outbox: Outbox) -> Counts:
     """Do the same as `confirm` for any outbox; async functions run on the loop that awaits this."""
     return await in_thread(confirm, outbox)
-
-
-async def adead_letters(outbox: Outbox) -> Counts:
-    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(dead_letters, outbox)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -237,7 +221,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 # --- other duties ------------------------------------------------------------------------------------------
 
 #: What the duties call.
-_CALLED = {"check": "checker", "compensate": "compensation", "dead letters": "on_parked"}
+_CALLED = {"check": "checker", "compensate": "compensation"}
 
 
 def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:
