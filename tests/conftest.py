@@ -23,8 +23,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from tests.kit import tries, wait_until
 from tests.kit.databases import Databases
 

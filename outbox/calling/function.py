@@ -19,7 +19,7 @@ from outbox.message.content import Codecs, check_seconds, check_topic
 from outbox.settings import Settings
 from outbox.text import function_name
 
-C = TypeVar("C", bound="CalledFunction")
+C = TypeVar("C")
 
 #: The options that are lengths of time: timedeltas, or seconds.
 _DURATIONS = frozenset({"after", "immunity", "interval", "timeout"})
@@ -150,7 +150,7 @@ class CalledFunctions:
     """The functions that an application has declared, by their kinds; `Outbox` and its tenants share one."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[type[CalledFunction], dict[Any, Any]] = {}
+        self._by_kind: dict[type[Any], dict[Any, Any]] = {}
 
     def of(self, kind: type[C]) -> dict[Any, C]:
         """Return those of a kind by their keys, which those declared later join."""

@@ -175,14 +175,13 @@ class _Pass:
 
 
 def _tasks(at: Post) -> Iterator[Task]:
-    settings, checkers = at.settings, at.outbox.checkers
+    settings, checkers = at.settings, at.outbox.functions.of(Checker)
     asker = Asker(at.new_runner, settings.checks_in_flight)
     at.at_end(asker.end)
 
     def every() -> float:
         # A topic may be asked about more often than the settings say; one may be declared at any time.
-        intervals: list[float] = [each.interval for each in list(checkers.values())]
-        return min([settings.check_interval, *intervals])
+        return min([settings.check_interval, *(each.interval for each in list(checkers.values()))])
 
     def one_pass(connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         if at.at_once:

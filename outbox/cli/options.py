@@ -20,13 +20,12 @@ from uuid import UUID
 import typer
 
 from outbox.acts.changes import Actor
-from outbox.cli.exits import Failure
-from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
+from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, Failure, ListForm, Output
 from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.acts.messages import Declaration
+    from outbox.acts.changes import Declaration
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]

@@ -472,8 +472,8 @@ def _tasks(at: Post) -> Iterator[Task]:
         confirm_once,
         replace(at.settings, confirm_grace=0.0) if at.at_once else at.settings,
         groups=groups,
-        callbacks=at.outbox.delivery_callbacks,
-        compensations=at.outbox.compensations,
+        callbacks=at.outbox.functions.of(DeliveryCallback),
+        compensations=at.outbox.functions.of(Compensation),
         report=report,
     )
 

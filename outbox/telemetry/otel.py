@@ -36,16 +36,8 @@ from typing import TYPE_CHECKING, Any
 from outbox import __version__
 from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
-from outbox.telemetry.hooks import (
-    Activity,
-    Handling,
-    Sending,
-    add_hook,
-    add_observer,
-    add_send_hook,
-)
+from outbox.telemetry.hooks import Activity, Handling, Sending, TelemetryEvent, add_hook, add_observer, add_send_hook
 from outbox.text import class_name
 
 try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outbox.errors import pip_install
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     DeliveriesConfirmed,
     HalfChecked,
@@ -26,7 +25,7 @@ from outbox.telemetry.events import (
     PassFailed,
     StatisticsRead,
 )
-from outbox.telemetry.hooks import Activity, Handling, add_hook, add_observer
+from outbox.telemetry.hooks import Activity, Handling, TelemetryEvent, add_hook, add_observer
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

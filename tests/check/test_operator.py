@@ -32,7 +32,7 @@ from outbox.errors import (
 from outbox.message.model import Decision
 from outbox.operator import operator as operator_module
 from outbox.operator.bulk.run import bulk_once
-from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Selector
+from outbox.operator.model import BulkItemFilter, BulkItemState, HalfFilter, HalfStatus, PageRequest, Selector
 from outbox.worker.connections import Runners, WorkerDatabase
 from tests.check.support import SHORT, Bench
 
@@ -221,7 +221,10 @@ def reset_parked(bench: Bench, topic: str | None = None) -> list[UUID]:
     with bench.engine.connect() as connection:
         while bulk_once(connection, bench.settings, bulk_job_id=job.id):
             pass
-    return [item.message_id for item in operator.bulk_items(job.id, PageRequest(500), state="done").items]
+    return [
+        item.message_id
+        for item in operator.bulk_items(job.id, BulkItemFilter(BulkItemState.DONE), PageRequest(500)).items
+    ]
 
 
 def test_reset_of_all_that_are_parked(bench: Bench) -> None:

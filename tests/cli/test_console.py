@@ -19,7 +19,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.console.app import ConsoleConfig
 from outbox.console.auth import PasswordHash, hash_token
 from tests.cli.books import Terminal

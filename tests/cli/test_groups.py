@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.conftest import Cli
 from tests.consumer.support import Bench
 from tests.operator.health import handler, hold_back, report

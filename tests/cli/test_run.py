@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from outbox import Outbox
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.conftest import Cli
 from tests.kit import ROOT, wait_until
 

@@ -29,7 +29,7 @@ from outbox.cli import app as commands
 from outbox.console import Bearer, Principal, hash_token
 from outbox.console.context import REVEAL, VIEW
 from outbox.embedded import ServerLike
-from outbox.message.masking import Redactor
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import MessageFilter, PageRequest
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.run import reconcile

@@ -17,9 +17,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.control.gate import READ_EVERY, Gate
 from outbox.errors import ActRefused, InvalidHandler, InvalidMessage, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from tests.consumer.support import Bench, record
 from tests.kit import consume_all
 

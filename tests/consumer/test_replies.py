@@ -113,7 +113,7 @@ async def _async_chain(url: str, settings: Settings) -> tuple[UUID, list[Message
 
     async with AsyncSession(engine) as session, session.begin():
         first = app.send(session, "first", {})
-    await testing.adrain(app)
+    await testing.on_loop(testing.drain, app)
     await engine.dispose()
     return first, seen
 

@@ -326,9 +326,9 @@ def test_in_an_async_users_test(village: Post) -> None:
         async def credit(delivery: Delivery, session: AsyncSession) -> None:
             await session.execute(text("INSERT INTO told (message_id) VALUES (:id)"), {"id": delivery.message.id})
 
-        await testing.adrain(app)
-        counts = await testing.aconfirm(app)
-        await testing.adrain(app)
+        await testing.on_loop(testing.drain, app)
+        counts = await testing.on_loop(testing.confirm, app)
+        await testing.on_loop(testing.drain, app)
         await engine.dispose()
         return counts.done
 

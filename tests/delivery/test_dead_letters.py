@@ -260,7 +260,7 @@ def test_async_and_with_a_model(village: Post) -> None:
             amounts.append(letter.message.body.amount)
             await session.execute(text("INSERT INTO told (message_id) VALUES (:id)"), {"id": letter.id})
 
-        counts = await testing.adrain(app)
+        counts = await testing.on_loop(testing.drain, app)
         await engine.dispose()
         return counts.done
 

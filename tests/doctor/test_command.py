@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.operator.health.examine import INSPECTIONS
 from tests.cli.conftest import Result, run_cli
 from tests.doctor.support import ONE_SIDED, dispatch_all, sql

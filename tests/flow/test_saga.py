@@ -22,8 +22,8 @@ from outbox.flow.saga import read_flows
 from outbox.message.model import DeliveryStatus, uuid7
 from outbox.prune.prune_pass import prune_producer_once
 from outbox.telemetry import hooks
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
+from outbox.telemetry.hooks import TelemetryEvent
 from outbox.testing import drain
 from tests.flow.support import STEPS, World, age_end
 from tests.kit import wait_until

@@ -26,7 +26,6 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
 from outbox.database.duty import PARTS, Part
 from outbox.database.engines import EngineRunner
-from outbox.database.grants import statements
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
@@ -36,6 +35,7 @@ from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
+from outbox.operator.health.grants import statements
 from outbox.operator.health.stats import as_sample, stats
 from outbox.operator.model import Selector
 from outbox.operator.operator import Operator

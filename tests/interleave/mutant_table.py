@@ -311,14 +311,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "held transactions: a cursor of the driver's own can't end one",
-        "database/at_commit.py",
+        "database/session.py",
         "            if ending:\n                hold.refuse(ending)\n",
         "",
         "tests/producer/test_held.py",
     ),
     Mutant(
         "held transactions: a session can't commit one",
-        "database/session.py",
+        "database/at_commit.py",
         '        hold.refuse("session.commit()")\n',
         "        pass\n",
         "tests/producer/test_held.py",
@@ -522,8 +522,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "prune: the newest offset stays",
         "prune/sql.py",
-        "   AND (o.position, o.starts) < (SELECT",
-        "   AND (o.position, o.starts) <= (SELECT",
+        "   AND ({ours}) < (SELECT",
+        "   AND ({ours}) <= (SELECT",
         "tests/prune/test_rewrite.py",
     ),
     Mutant(

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Outbox, Settings, testing
-from outbox.database.engines import url_of
+from outbox.database.dialect import url_of
 from outbox.embedded import ServerLike
 from outbox.errors import (
     AlreadyCommitted,
@@ -31,9 +31,8 @@ from outbox.errors import (
     TransactionRequired,
 )
 from outbox.message.model import uuid7
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessagesSent
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from outbox.worker.connections import WorkerDatabase
 from tests.producer.bank import change, changes, halves, idle_in_transaction, leftovers, messages, settle, terminate
 from tests.producer.carriers import CARRIERS, RAW, send

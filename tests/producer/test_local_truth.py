@@ -17,7 +17,7 @@ from outbox import Outbox, Outgoing, Resolution, Settings, outcomes, testing
 from outbox.database.decision import decide
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, InvalidMessage
 from outbox.message.declared import TwoPhaseDecorator
-from outbox.producer.outcome import CallOutcome
+from outbox.producer.decorators import CallOutcome
 from tests.kit import Tables
 from tests.producer.bank import halves
 from tests.producer.caller import Caller, Crash, Declined

@@ -67,7 +67,7 @@ def test_adrain_joins(new_database: Callable[[], str]) -> None:
         async with AsyncSession(async_engine) as session, session.begin():
             outbox.send(session, "first", {"number": 1})
             outbox.send(session, "first", {"number": -1})
-        counts = await testing.adrain(outbox)
+        counts = await testing.on_loop(testing.drain, outbox)
         assert (counts.done, counts.parked) == (1, 1)
         await async_engine.dispose()
 

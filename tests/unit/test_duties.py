@@ -11,8 +11,8 @@ from sqlalchemy import create_engine
 from outbox import Outbox
 from outbox.database import duty as rows
 from outbox.database.duty import ROLES, duties
-from outbox.database.grants import ROLES as GRANT_ROLES
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
+from outbox.operator.health.grants import ROLES as GRANT_ROLES
 from outbox.worker.clock import Clock
 from outbox.worker.plan import Plan, check_roles
 from tests.cli.conftest import run_cli

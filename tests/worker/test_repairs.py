@@ -14,7 +14,7 @@ from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
-from outbox.operator.model import BulkItem, BulkJob, PageRequest
+from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
 from outbox.reconcile.duty import repairs
 from outbox.reconcile.duty.reconciliation import JobReconciler
 from outbox.reconcile.duty.repairs import Repairer
@@ -88,7 +88,7 @@ def dry_run(bench: Bench, found: JobReconciler) -> UUID:
 def items_of(bench: Bench, job: BulkJob) -> list[BulkItem]:
     """Return the items of a bulk job."""
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
-    return BulkJobs(databases).bulk_items(job.id, PageRequest()).items
+    return BulkJobs(databases).bulk_items(job.id, BulkItemFilter(), PageRequest()).items
 
 
 def job_now(bench: Bench, job: BulkJob) -> BulkJob:

@@ -23,9 +23,8 @@ from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
-from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
-from outbox.operator.health.workers import alive, done, merged
+from outbox.operator.health.workers import DISPATCH, alive, done, held_locks, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
 from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments

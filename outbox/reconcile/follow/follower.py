@@ -38,8 +38,8 @@ from outbox.reconcile.repair import BUSY, repair
 from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import Finding, Repaired, to_findings, to_uuids
 from outbox.reconcile.source import SessionSettings, engine_of
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import DifferencesFound, DifferencesGone, DifferencesRepaired, FollowerRewound
+from outbox.telemetry.hooks import TelemetryEvent
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

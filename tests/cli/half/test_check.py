@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Resolution
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.decision import fence_key
 from tests.check.support import Bench
 from tests.cli.conftest import Cli

@@ -1,29 +1,48 @@
-"""Messages: one with all that is known of it, its conversation, the lists, the export, a copy with another body."""
+"""The command groups of messages: in producers, undecided, in inboxes, and dead letters.
+
+Each has a list, some an export, and the acts that can be done to what it lists (`outbox.cli.groups`). A message is
+shown with all that is known of it, and so is its conversation; one has a half checked here and now.
+"""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import json
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
 from outbox.acts.changes import Actor
+from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output, processes
 from outbox.cli.database import DatabasesOptions, find_url
-from outbox.cli.exits import Code, Failure
-from outbox.cli.groups import CommandGroup, all_rows, commands_of
-from outbox.cli.options import ActorOption, CodecsOption, as_id, cli_actor, command, gathered
-from outbox.cli.output import ExportForm, ExportFormOption, Output, OutputOption, RowShape, say
-from outbox.cli.whole_acts import add_acts
+from outbox.cli.groups import CommandGroup, WordsArgument, add_acts, all_rows, commands_of
+from outbox.cli.options import ActOptions, ActorOption, CodecsOption, as_id, cli_actor, command, gathered
+from outbox.cli.output import (
+    Code,
+    ExportForm,
+    ExportFormOption,
+    Failure,
+    ListForm,
+    Output,
+    OutputOption,
+    RowShape,
+    at_least,
+    say,
+)
+from outbox.database import migration
 from outbox.errors import NotFound
-from outbox.message.masking import Body
+from outbox.message.model import Answer, Resolution, Status
 from outbox.operator import model
+from outbox.operator.look.redactor import Body
 from outbox.reader import option
 from outbox.text import MASK
 
@@ -225,7 +244,7 @@ _MESSAGES = CommandGroup(
       outbox messages list --status unconsumed --group mailer
     """,
     model.MessageFilter,
-    RowShape(model.MessageRow, "id topic key tag status born_at deliver_at decided_by"),
+    RowShape(model.MessageRow),
     "messages",
     "producer",
     noun="message",
@@ -243,7 +262,6 @@ _SCHEDULED = CommandGroup(
     model.ScheduledFilter,
     RowShape(
         model.ScheduledRow,
-        "id topic key deliver_at recalled_at recalled_by",
         {"deliver_at": lambda row: "(held: its topic is paused)" if row.held else row.deliver_at},
     ),
     "scheduled",
@@ -321,3 +339,183 @@ def _with_codecs(where: EditOptions) -> AbstractContextManager[Operator]:
 
 
 add_acts(messages_app, "messages", EditOptions, _with_codecs)
+
+
+def _next_check(row: model.HalfRow) -> str:
+    """Return when a half is checked next, counted from the now that its age counts to."""
+    if row.parked_at or row.born_at is None or row.age is None:
+        return "" if row.parked_at else output.cell(row.next_check_at)
+    seconds = (row.next_check_at - row.born_at).total_seconds() - row.age
+    return f"in {output.age(seconds)}" if seconds > 0 else "due"
+
+
+_HALVES = CommandGroup(
+    "half",
+    "half messages",
+    "Find undecided half messages, see how they were checked, have them checked again, or decide them.\n\n"
+    "What is done to one is recorded in the audit, with the operator's name and reason.",
+    """List undecided half messages, the oldest first.
+
+    A search goes through many of them at a time and says where to go on.
+
+    \b
+    Statuses:
+      immune   young: left alone until its first check
+      orphan   its check is due; if it stays so, no worker is running, or none that has a checker for its topic
+      waiting  an orphan that was checked without a verdict; it is checked again at its next check
+      parked   checked as often as may be: waits for an operator
+    \b
+    Examples:
+      outbox half list --status parked
+      outbox half list --topic payments --older-than 1h -o json
+    """,
+    model.HalfFilter,
+    RowShape(
+        model.HalfRow,
+        {
+            "age": lambda row: output.age(row.age),
+            "last_answer": lambda row: "(being asked)" if row.being_asked else row.last_answer,
+            "next_check": _next_check,
+        },
+    ),
+    "halves",
+    "producer",
+    noun="half",
+)
+
+
+def check_half(
+    ids: WordsArgument = None,
+    *,
+    choice: Any,
+    acting: ActOptions,
+    app: options.AppOption = None,
+    databases: DatabasesOptions,
+) -> None:
+    """Have halves checked by the next pass of a worker; with --app one, here and now by the application's checker."""
+    if app is None:
+        groups.run_act(_HALVES, ACTS["check"], ids or [], choice, {}, acting, databases)
+        return
+    if databases.url or databases.schema or databases.database:
+        raise Failure("--app has a database and a schema of its own: leave out --url and --schema")
+    targets = _HALVES.targets(ids or [], None)
+    if acting.dry_run:
+        raise Failure("--app checks at once: leave out --dry-run, or --app (and OUTBOX_APP)")
+    if len(targets) != 1:
+        raise Failure("--app checks one half message: give its id, or leave out --app")
+    half_id = targets[0].message_id
+    answer = _check_by_app(app, half_id, cli_actor(acting.actor), acting.reason.strip())
+    if answer.resolution is Resolution.UNKNOWN:
+        say(f"no verdict on half message {half_id}: {answer.error}")
+    else:
+        done = "committed" if answer.resolution is Resolution.COMMIT else "rolled back"
+        by = answer.decided_by or "check"
+        say(f"half message {half_id} was {done} by the {by}; it took {answer.seconds:.3f} s")
+    if acting.output is Output.JSON:
+        fields = dataclasses.asdict(answer)
+        output.print_json({"id": half_id, "answer": fields.pop("resolution"), **fields})
+
+
+def _check_by_app(app: str, half_id: UUID, by: Actor, why: str) -> Answer:
+    """Check a half by its fence or by the application's checker, in the application's database."""
+    from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - needed by this command alone
+    from outbox.worker.connections import Runners, WorkerDatabase  # noqa: PLC0415 - needed by this command alone
+
+    # What the application prints must not get among our data.
+    with redirect_stdout(sys.stderr), ExitStack() as ended:
+        outbox = processes.load(app)
+        # Not the engine itself: it may be an async one.
+        database = WorkerDatabase(outbox.engine)
+        ended.callback(database.engine.dispose)
+        with database.engine.connect() as connection:
+            migration.require(connection, ("producer",), outbox.settings.schema)
+        operator = OutboxOperator(database.engine, outbox.settings, outbox.checkers, outbox.codecs, outbox.topics)
+        return operator.check_now(half_id, by=by, why=why, new_runner=Runners(database, threading.Event()))
+
+
+half_app: typer.Typer = commands_of(_HALVES, check=gathered(check_half, choice=_HALVES.options()))
+half_app.command("show")(show_message)
+
+
+def _inbox(name: str, help_: str, listing: str, **more: Any) -> CommandGroup[model.InboxRow]:
+    shape = RowShape(
+        model.InboxRow,
+        {"status": lambda row: "discarded" if row.discarded_at else row.status},
+        lambda row: f"{row.group}/{row.message_id}",
+    )
+    return CommandGroup(
+        name, "rows", help_, listing, model.InboxFilter, shape, "inbox", "consumer", noun="inbox", **more
+    )
+
+
+inbox_app: typer.Typer = commands_of(
+    _inbox(
+        "inbox",
+        "See what groups have handled, failed at or parked; have it tried again, or park it.\n\n"
+        "A message in an inbox is written GROUP/ID.",
+        """List messages in inboxes, the newest id first.
+
+    \b
+    Statuses:
+      consumed     handled
+      failed       will be retried, at its next attempt
+      waiting      an earlier message of its key is to be settled first (see waits_for)
+      parked       a dead letter: waits for an operator (see `outbox dead`)
+      quarantined  kept out of the group for ever: its local transaction was compensated
+    \b
+    Examples:
+      outbox inbox list --group mail --status failed
+      outbox inbox list --status failed --error timeout -o id | outbox inbox retry - --reason "it is back" --yes
+    """,
+        hidden=frozenset({"discarded"}),
+        states=frozenset({*Status, "unconsumed"} - {Status.PARKED}),
+    )
+)
+dead_app: typer.Typer = commands_of(
+    _inbox(
+        "dead",
+        "See dead letters by their kind of error; retry, discard or restore them.\n\n"
+        "A dead letter is a message that a group has parked: over its attempts, or set aside. It is written GROUP/ID.",
+        """List dead letters, the newest id first; with --discarded those that were discarded, instead.
+
+    \b
+    Examples:
+      outbox dead list --group mail --topic orders
+      outbox dead list --discarded --since 3d -o csv > discarded.csv
+    """,
+        preset={"status": ("parked",), "discarded": False},
+        hidden=frozenset({"status"}),
+        states=frozenset({"parked", "discarded"}),
+    )
+)
+
+
+@command(dead_app, "groups")
+def show_dead_groups(
+    databases: DatabasesOptions,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Only this group.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 50,
+    form: output.ListFormOption = ListForm.TABLE,
+) -> None:
+    """Show dead letters by group, topic and kind of error, the most first.
+
+    Those with one fingerprint died of one cause: retry one of them, then all.
+
+    \b
+    Example:
+      outbox dead groups --topic orders
+    """
+    chosen: Any = {"database": databases.only, "group": group, "topic": topic, "limit": limit}
+    databases.show(lambda operator: operator.dead_groups(**chosen), _DEAD_GROUPS, form)
+
+
+_DEAD_GROUPS = RowShape(
+    model.DeadGroup,
+    {
+        "count": lambda row: at_least(row.count),
+        "day": lambda row: str(sum(row.trend)),
+        "last_error": lambda row: row.sample.last_error,
+    },
+    attrgetter("fingerprint"),
+)

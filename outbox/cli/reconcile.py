@@ -24,11 +24,21 @@ from sqlalchemy import URL
 
 from outbox.cli import options, output
 from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
-from outbox.cli.exits import Code, Failure, as_failure, needing
+from outbox.cli.groups import add_acts
 from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
-from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
+from outbox.cli.output import (
+    Code,
+    Failure,
+    ListForm,
+    ListFormOption,
+    Output,
+    OutputOption,
+    RowShape,
+    as_failure,
+    needing,
+    say,
+)
 from outbox.cli.processes import load_quietly
-from outbox.cli.whole_acts import add_acts
 from outbox.errors import pip_install
 from outbox.message.content import is_internal
 from outbox.reader import option, variable
@@ -448,10 +458,8 @@ def show_runs(
 
     runs, criteria = where.opened(), RunFilter(topic=topic, group=group)
     rows = list(every(lambda page: runs.runs(criteria, page), limit))
-    columns = "run=id topic group since=window_start until=window_end started=started_at took> repairs=applied schedule"
-    output.print_rows(
-        rows, RowShape(Run, f"{columns} result", {"took": lambda run: output.age(run.seconds), "result": _result}), form
-    )
+    shape = RowShape(Run, {"took": lambda run: output.age(run.seconds), "result": _result})
+    output.print_rows(rows, shape, form)
 
 
 @command(app, "show")
