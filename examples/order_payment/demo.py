@@ -18,6 +18,7 @@ from rich.console import Console
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
+from outbox.database.duty import PARTS
 from outbox.database.migration import upgrade
 from outbox.reconcile.job import EngineName, Spark
 from outbox.reconcile.run import reconcile
@@ -133,8 +134,9 @@ def make_purchases(number: int, seed: int) -> list[Purchase]:
 
 def open_books(accounts: Engine, orders: Engine, purchases: Iterable[Purchase]) -> Decimal:
     """Create the tables, give each user what the purchases cost, and place the orders; return what users have."""
-    for service, database, part in ((account_service, accounts, "producer"), (order_service, orders, "consumer")):
-        upgrade(database, parts=(part,), schema=service.outbox.settings.schema)
+    # The account service consumes as well: what its callbacks are told.
+    for service, database, parts in ((account_service, accounts, PARTS), (order_service, orders, PARTS[1:])):
+        upgrade(database, parts=parts, schema=service.outbox.settings.schema)
         service.Base.metadata.create_all(database)
     costs: defaultdict[str, Decimal] = defaultdict(Decimal)
     for purchase in purchases:

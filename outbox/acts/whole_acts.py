@@ -635,10 +635,10 @@ LOG_OUT = "log_out"
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do:
 #: see an unmasked body, order or cancel a bulk job, log out of the console, quarantine a message and lift that again,
-#: call the application for one that is parked, write the message or the status that was missing.
+#: write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
-    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "on_parked", "dispatch", "sync_status"),
+    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "dispatch", "sync_status"),
 )
 
 

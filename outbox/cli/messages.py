@@ -156,7 +156,7 @@ def _tables_of(view: model.MessageView, body: Any) -> Iterator[Any]:
             error=lambda each: output.first_line(each.error),
         )
     if view.deliveries:
-        yield output.rows_table("when=recorded_at group status reason callback", view.deliveries, "Deliveries")
+        yield output.rows_table("when=recorded_at group status reason", view.deliveries, "Deliveries")
     events = "when=at what=title detail by=actor database"
     yield output.rows_table(
         events, view.timeline, "What happened", detail=lambda event: output.first_line(event.detail)

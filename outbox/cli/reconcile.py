@@ -40,6 +40,7 @@ from outbox.cli.output import (
 )
 from outbox.cli.processes import load_quietly
 from outbox.errors import pip_install
+from outbox.message.content import is_internal
 from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
@@ -152,7 +153,7 @@ def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, windo
     outbox = load_quietly(source.app) if source.app else None
     known = list(values.get("pairs", ()))
     if outbox is not None and "pairs" not in values:
-        known = [Pair(topic, group) for topic, group in outbox.subscriptions]
+        known = [Pair(topic, group) for topic, group in outbox.subscriptions if not is_internal(topic)]
     if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
         values = merged(values, {"pairs": chosen})
     if outbox is not None:

@@ -37,6 +37,7 @@ from uuid import UUID
 from outbox.consumer import growth, key_order, sql
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import expired_of, record_expiry
+from outbox.consumer.failure import record_failure
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
@@ -70,7 +71,6 @@ from outbox.message.model import Counts, Status, behind, number_of
 from outbox.settings import Settings
 from outbox.telemetry.events import BatchUndone, CrashFound
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
-from outbox.text import process_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -375,7 +375,7 @@ class QueueConsumer:
         subscription = self._subscription
         attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], starts)
         row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
-        at_commit(connection, *sql.settle_failure(self._queue, row, self._passage.number, process_name()))
+        at_commit(connection, *record_failure(subscription, self._queue, entry, row, self._passage.number))
         after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
         after_commit(connection, partial(count_attempt, self.meter, row))
         if subscription.blocks_queue and row.status == Status.FAILED:
@@ -486,7 +486,7 @@ class QueueConsumer:
             # Messages that wait had no part in the failure, and are passed with it.
             waiting = [each for each in self._waiting if position < each.position < entry.position]
             at_commit(connection, *key_order.wait(of, waiting, passage, self._earlier))
-            at_commit(connection, *sql.settle_failure(of, row, passage, process_name()))
+            at_commit(connection, *record_failure(subscription, of, entry, row, passage))
             if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
                 self._gate.close(connection)
             if blocked:
@@ -688,7 +688,7 @@ class Consumer:
         Of a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
         """
         counts = Counts()
-        key_order.release(connection, self.subscription, self._settings.schema)
+        key_order.release(connection, source, self.subscription, self._settings.schema)
         for _ in range(limit):
             if self._stopping() or holds_retries(connection, self.subscription, self._settings.schema, self.gate):
                 return counts

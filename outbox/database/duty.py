@@ -41,7 +41,6 @@ MODULES = (
     "outbox.check.check_pass",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
-    "outbox.dead_letter.announce_pass",
     "outbox.reconcile.duty",
     "outbox.operator.bulk.run",
     "outbox.compensate.compensate_pass",

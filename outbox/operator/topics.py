@@ -23,7 +23,7 @@ from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES, take_lock
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
-from outbox.message.content import check_topic
+from outbox.message.content import check_any_topic
 from outbox.operator.databases import Query
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
@@ -180,7 +180,7 @@ class Topics(Groups):
         With ``create`` also a topic that has no message so far.
         """
         actor, found = checked_actor(PAUSE_TOPIC, by, why), self._sole_producer(database)
-        change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
+        change = _PAUSE(found.schema, topic=check_any_topic(topic), by=actor.name, why=why.strip())
         if not _changed(found, PAUSE_TOPIC, actor, why, topic, change, create=create):
             raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
         return f"topic {topic} is paused: its new messages are held"
@@ -188,7 +188,7 @@ class Topics(Groups):
     def resume_topic(self, topic: str, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
         """Have the held messages of a paused topic go out, and then new ones; return a sentence."""
         actor, found = checked_actor(RESUME_TOPIC, by, why), self._sole_producer(database)
-        change = _RESUME(found.schema, topic=check_topic(topic))
+        change = _RESUME(found.schema, topic=check_any_topic(topic))
         if not _changed(found, RESUME_TOPIC, actor, why, topic, change):
             raise ActRefused(f"topic {topic} can't be resumed: its dispatch isn't paused")
         return f"topic {topic} is resumed: held messages go out within a second"

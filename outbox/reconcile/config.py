@@ -226,7 +226,7 @@ def subscribed(outbox: ServedOutbox, values: Values) -> list[Values]:
     Raises:
         InvalidSettings: a pair that is no subscription, or none at all; names those that there are.
     """
-    known = outbox.functions.of(Subscription)
+    known = {key: each for key, each in outbox.functions.of(Subscription).items() if each.about is None}
     if not known:
         raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
     chosen = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)

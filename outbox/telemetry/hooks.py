@@ -29,7 +29,7 @@ from outbox.message.answer import CalledKind, is_from_outside
 from outbox.text import shown, tellable
 
 if TYPE_CHECKING:
-    from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan
+    from outbox.message.model import HalfMessage, Message, Orphan
 
 
 E = TypeVar("E", bound="TelemetryEvent")
@@ -116,7 +116,7 @@ class Calling:
     """A call of a checker, a compensation or a callback, which ``decorator`` of the `Outbox` has declared."""
 
     decorator: str
-    argument: Orphan | Message | Delivery | DeadLetter
+    argument: Orphan | Message
     answer: Any = None
 
 

@@ -15,7 +15,6 @@ from outbox.testing.passes import NotQuiet as NotQuiet
 from outbox.testing.passes import bulk as bulk
 from outbox.testing.passes import check as check
 from outbox.testing.passes import confirm as confirm
-from outbox.testing.passes import dead_letters as dead_letters
 from outbox.testing.passes import drain as drain
 from outbox.testing.runners import arolling_back as arolling_back
 from outbox.testing.runners import on_loop as on_loop

@@ -84,26 +84,15 @@ def bulk(outbox: Outbox) -> Counts:
 
 
 def confirm(outbox: Outbox) -> Counts:
-    """Ask the known groups what became of messages, however young, and call back; return how many fates are new.
+    """Ask the known groups what became of messages, however young; return how many fates are new.
 
     Messages that a group has lost are sent again, and those parked for long enough are ordered to be compensated
-    (`bulk` carries that out). For an outbox on a sync engine with plain callbacks.
+    (`bulk` carries that out). What callbacks are to be told, `drain` delivers. For an outbox on a sync engine.
 
     Raises:
-        InvalidHandler: an async callback or database: call it by `on_loop` for these; or the outbox is rolled back.
+        InvalidHandler: an async database: call it by `on_loop` for it; or the outbox is rolled back.
     """
     return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
-
-
-def dead_letters(outbox: Outbox) -> Counts:
-    """Call `Outbox.on_parked` for parked letters, as a worker does; return what came of it.
-
-    For an outbox on a sync engine with plain functions.
-
-    Raises:
-        InvalidHandler: an async function or database: call it by `on_loop` for these; or the outbox is rolled back.
-    """
-    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -210,7 +199,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 # --- other duties ------------------------------------------------------------------------------------------
 
 #: What the duties call.
-_CALLED = {"check": "checker", "compensate": "compensation", "confirm": "callback", "dead letters": "on_parked"}
+_CALLED = {"check": "checker", "compensate": "compensation"}
 
 
 def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:

@@ -16,7 +16,9 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings, Topic, testing
 from outbox.errors import DuplicateMessage, InvalidMessage
+from outbox.message.ids import derived_id
 from outbox.message.model import uuid7
+from outbox.message.notice import DELIVERED
 from outbox.operator.operator import Operator
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored
@@ -162,10 +164,15 @@ def test_checkers_compensations_and_callbacks_carry_the_chain(engine: Engine, se
     testing.check(app)
     drain(app)
     testing.confirm(app)
+    drain(app)
     app.operator.compensate(ids["by-compensation"], by="me", why="test")
     drain(app)
     testing.bulk(app)
     sent = headers(engine)
+    # The callback handles the notice, which the message that it is about has caused.
+    notice = derived_id(ids["by-callback"], DELIVERED, "g", "delivered")
+    assert sent[DELIVERED].items() >= chain_of(first, ids["by-callback"]).items()
+    ids["by-callback"] = notice
     assert {topic: sent[topic] for topic in ids} == {topic: chain_of(first, cause) for topic, cause in ids.items()}
 
 

@@ -70,8 +70,9 @@ class Services:
         testing.drain(self.asking, self.settling, failed=failed)
 
     def confirm(self) -> None:
-        """Ask what became of the messages, and carry out the compensations that are ordered."""
+        """Ask what became of the messages, have callbacks called, and carry out the compensations that are ordered."""
         testing.confirm(self.asking)
+        testing.drain(self.asking)
         testing.bulk(self.asking)
 
     def block(self, blocked: bool = True) -> None:

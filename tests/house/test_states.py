@@ -119,7 +119,6 @@ def test_tables_accept_what_is_declared() -> None:
         "saga_command.kind": {*CommandKind},
         "saga_command.answer": {*CommandAnswer},
         "tcc_branch.state": {*BranchState},
-        "delivery.callback": {*CALLBACK_OF.values()},
     }
     accepted = {
         f"{table.name}.{column}": set(re.findall(r"'(\w+)'", listed))

@@ -410,13 +410,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "confirm,confirm@dispatched",
     ),
     Mutant(
-        "confirm: of two workers that would call back, one does",
-        "delivery/confirm_pass.py",
-        "        if not new or not messages:",
-        "        if not messages:",
-        "confirm,confirm@settled",
-    ),
-    Mutant(
         "confirm: what isn't settled is asked about again",
         "delivery/confirm_pass.py",
         "        self._ask_again()\n        try:",

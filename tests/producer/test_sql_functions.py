@@ -333,7 +333,9 @@ def test_another_schema(connection: psycopg.Connection[Any], engine: Engine) -> 
 _TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=200)
 _NAMES = st.one_of(
     st.text("abZ09%|_./- ", max_size=140),
-    st.sampled_from(["a" * 127, "a" * 128, "%RETRY%x", "%DLQ%", "RMQ_SYS_x", "TBW102", "x\n", "\n", "ä", "a:b"]),
+    st.sampled_from(
+        ["a" * 127, "a" * 128, "%RETRY%x", "%DLQ%", "RMQ_SYS_x", "TBW102", "outbox.x", "x\n", "\n", "ä", "a:b"]
+    ),
 )
 _KEYS = st.none() | _TEXTS | st.sampled_from(["ä" * 127, "ä" * 128, "k" * 255, "k" * 256])
 _HEADERS = st.one_of(

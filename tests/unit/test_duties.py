@@ -71,6 +71,19 @@ def test_each_is_planned_by_a_worker() -> None:
     assert {f"{name} t of g" for name in (*OF_A_GROUP, "prune")} | {"look for retries", "report"} <= planned
 
 
+def test_what_parks_needs_what_a_send_needs_where_that_is_told() -> None:
+    """A worker of a group with a callback for what it parks, and of no other, must be allowed to write the notices."""
+    for told in (False, True):
+        outbox = Outbox(create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none"))
+        outbox.consumer("t", group="g", source="postgresql+psycopg://nobody@127.0.0.1:1/other")(lambda m, session: None)
+        if told:
+            outbox.on_parked("t")(lambda letter, session: None)
+        plan = Plan(outbox, frozenset({"consume"}), Clock(), producing=False, stopping=threading.Event())
+        assert ("send" in plan.needs[plan._own, "producer"]) is told
+        assert plan.parts[plan._own] == ({"consumer", "producer"} if told else {"consumer"})
+        plan.end()
+
+
 def test_each_can_be_tried_by_users() -> None:
     """What calls functions of an application can be carried out in its tests."""
     passes = (ROOT / "outbox" / "testing" / "passes.py").read_text()

@@ -28,6 +28,7 @@ from outbox.consumer import key_order, sql
 from outbox.consumer.consumer import QueueConsumer
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import database_time, event_of_expiry, expired_of, expiry_of, has_expired
+from outbox.consumer.failure import record_failure
 from outbox.consumer.growth import Reach
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.outside import sql as lease_sql
@@ -556,7 +557,7 @@ class LeasedQueue:
             if call.too_old:
                 at_commit(connection, *sql.settle(self._queue, update, passage))
             elif call.failure is not None:
-                at_commit(connection, *sql.settle_failure(self._queue, update, passage, process_name()))
+                at_commit(connection, *record_failure(self._subscription, self._queue, call.entry, update, passage))
             if call.retries and not update.holds:
                 at_commit(connection, *key_order.release_next(self._subscription, self._queue, call.entry))
 

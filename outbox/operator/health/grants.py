@@ -20,7 +20,7 @@ from outbox.database.duty import Need, Part, duties
 from outbox.database.execute import Row, Statement, Template, execute, in_schema
 from outbox.database.migration.chain import VERSION_TABLE
 from outbox.errors import PrivilegeMissing
-from outbox.message.content import check_topic
+from outbox.message.content import check_any_topic
 from outbox.text import database_address
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def granting(needs: Iterable[Need], grantee: str, schema: str = "outbox") -> Ite
 def _policies(grantee: str, topics: Collection[str]) -> Iterator[str]:
     """Yield what hides the messages of other topics from a role, and nothing from others."""
     only = policy_of(grantee)
-    names = ", ".join(f"'{check_topic(topic)}'" for topic in sorted(topics))
+    names = ", ".join(f"'{check_any_topic(topic)}'" for topic in sorted(topics))
     for table, condition in BY_TOPIC.items():
         yield f"DROP POLICY IF EXISTS all_topics ON {{s}}.{table}"
         yield f"CREATE POLICY all_topics ON {{s}}.{table} USING (true)"

@@ -353,9 +353,7 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
         yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, where)
     for delivery in found.deliveries:
         title = f"Known to be {delivery['status'].replace('_', ' ')} in group {delivery['group']}"
-        called = None if delivery["callback"] is None else f"on_{delivery['callback']} was called"
-        detail = "; ".join(each for each in (delivery["reason"], called) if each)
-        yield Event(delivery["recorded_at"], "confirmed", title, name, detail or None)
+        yield Event(delivery["recorded_at"], "confirmed", title, name, delivery["reason"])
     scheduled = found.scheduled or {}
     if scheduled.get("recalled_at"):
         yield Event(scheduled["recalled_at"], "recalled", "Recalled", name, actor=scheduled["recalled_by"])

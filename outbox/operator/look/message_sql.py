@@ -74,8 +74,8 @@ SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_messa
 SELECT error_kind, error, raised_at FROM {s}.half_error WHERE half_id = %(id)s
 """),
     "deliveries": Query("""
--- group status settled callback reason recorded_at
-SELECT consumer_group, status, settled, callback, reason, recorded_at FROM {s}.delivery
+-- group status settled reason recorded_at
+SELECT consumer_group, status, settled, reason, recorded_at FROM {s}.delivery
  WHERE half_id = %(id)s ORDER BY recorded_at, consumer_group, number LIMIT 1000
 """),
     "sends": Query("""
