@@ -12,7 +12,7 @@ import pytest
 
 from outbox import Message, Park, Retry, Skip
 from outbox.consumer.meter import BOUNDS, WINDOW, HandlerMeter, HandlerReport, percentile
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, record
 
 
 def report_of(*meters: HandlerMeter) -> HandlerReport:

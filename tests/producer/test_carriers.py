@@ -15,6 +15,7 @@ import psycopg2
 import psycopg2.extras
 import pytest
 from sqlalchemy import Engine, create_engine, insert, make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -62,7 +63,9 @@ def test_commit_and_rollback(name: str, url: str, engine: Engine, outbox: Outbox
     run(act())
     assert (changes(engine), messages(engine)) == ({1, 2, 4, 5}, [1, 2, 4, 5])
     first = halves(engine)[0]
-    assert (first.key, first.tag, first.headers, first.decided_by) == ("k", "g", {"h": "ä"}, "producer")
+    assert (first.topic, first.key, first.tag, first.headers) == ("t", "k", "g", {"h": "ä"})
+    assert (first.producer_group, first.content_type) == ("default", "application/json")
+    assert (first.resolution, first.decided_by, first.waits) == ("commit", "producer", False)
     assert abs((first.deliver_at - first.born_at).total_seconds() - 1) < 60
     assert leftovers(engine) == 0
 
@@ -144,7 +147,10 @@ def test_hooks_are_told_after_the_commit(name: str, url: str, deferred: Engine, 
 
 @every
 def test_id_given_twice(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
-    """A repeated send with the same id fails, at the latest at the COMMIT, and its change isn't made again."""
+    """A repeated send with the same id fails, at the latest at the COMMIT, and its change isn't made again.
+
+    In another transaction, and in the same one.
+    """
     half_id = uuid7()
 
     async def act() -> None:
@@ -152,12 +158,15 @@ def test_id_given_twice(name: str, url: str, engine: Engine, outbox: Outbox) -> 
             await opened.write(1)
             assert await send(outbox, opened, 1, id=half_id) == half_id
             await opened.commit()
-            await opened.write(2)
-            with pytest.raises(Exception, match=r"(half|op)_message\w*_pkey") as error:
-                await send(outbox, opened, 2, id=half_id)
-                await opened.commit()
-            assert '"number"' not in str(error.value)
-            await opened.rollback()
+            for again in ([half_id], [uuid7()] * 2):
+                await opened.write(2)
+                with pytest.raises(Exception, match=r"(half|op)_message\w*_pkey") as error:
+                    for each in again:
+                        await send(outbox, opened, 2, id=each)
+                    await opened.commit()
+                assert str(again[0]) in str(error.value)
+                assert '"number"' not in str(error.value)
+                await opened.rollback()
 
     run(act())
     assert (changes(engine), messages(engine)) == ({1}, [1])
@@ -172,8 +181,9 @@ def test_connection_lost_before_commit(name: str, url: str, engine: Engine, outb
             await opened.write(1)
             await send(outbox, opened, 1)
             terminate(engine, await opened.pid())
-            with pytest.raises(Exception, match=r"."):
+            with pytest.raises(Exception, match=r".") as error:
                 await opened.commit()
+            assert not isinstance(error.value, DBAPIError) or error.value.connection_invalidated
             with contextlib.suppress(Exception):
                 await opened.rollback()
         async with CARRIERS[name](url, False) as opened:

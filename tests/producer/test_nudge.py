@@ -13,8 +13,8 @@ from outbox import Outbox, Settings
 from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
 from outbox.producer import process
+from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import AfterCommitFailed
-from outbox.telemetry.hooks import add_hook
 from tests.kit import Tables, wait_until
 from tests.producer.bank import changes
 from tests.producer.carriers import CARRIERS, send
@@ -72,16 +72,15 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
 
 
 @pytest.fixture
-def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def told(
+    engine: Engine, heard: list[TelemetryEvent], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[TelemetryEvent]]:
     """The events; each message is followed by a nudge, and a report that fails at its own commit."""
     monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
     monkeypatch.setattr(process, "REPORT_EVERY", 0.0)
     tables = Tables(engine)
-    events: list[Any] = []
     tables.run(FAILS_LATE)
-    remove = add_hook(events.append)
-    yield events
-    remove()
+    yield heard
     tables.run("DROP FUNCTION outbox.fail CASCADE")
 
 

@@ -16,6 +16,7 @@ from outbox import Outbox, OutboxError, Settings
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, TransactionRequired
 from tests.producer.bank import Account, accounts, change, changes, halves, messages
+from tests.producer.conftest import at_the_commit
 
 
 @pytest.mark.parametrize("way", ["engine option", "connection option", "session option"])
@@ -107,27 +108,10 @@ def test_database_without_the_tables(schema: str, server: ServerLike) -> None:
 
 def test_error_of_the_users_own_tables_keeps_its_name(engine: Engine, outbox: Outbox) -> None:
     """A user's deferred trigger that misses a table of its own isn't reported as missing outbox tables."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE FUNCTION log_it() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN INSERT INTO audit_of_mine VALUES (1); RETURN NULL; END $$"
-            )
-        )
-        connection.execute(
-            text(
-                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON change DEFERRABLE INITIALLY DEFERRED"
-                " FOR EACH ROW EXECUTE FUNCTION log_it()"
-            )
-        )
-    try:
-        with pytest.raises(Exception, match="audit_of_mine") as error, engine.begin() as connection:
-            connection.execute(insert(change).values(number=1))
-            outbox.send(connection, "t", {"number": 1})
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text("DROP TRIGGER late ON change"))
-            connection.execute(text("DROP FUNCTION log_it()"))
+    missed = pytest.raises(Exception, match="audit_of_mine")
+    with at_the_commit(engine, "INSERT INTO audit_of_mine VALUES (1);"), missed as error, engine.begin() as connection:
+        connection.execute(insert(change).values(number=1))
+        outbox.send(connection, "t", {"number": 1})
     assert not isinstance(error.value, OutboxError)
     assert (changes(engine), halves(engine)) == (set(), [])
 

@@ -24,10 +24,10 @@ from outbox import Outbox, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message import content
 from outbox.message.model import expiry_in, uuid7
-from tests.kit import tries, wait_until
+from tests.kit import Tables, tries, wait_until
 from tests.kit.programs import lacks
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock
-from tests.producer.conftest import NODE, SECOND_SCHEMA
+from tests.producer.conftest import NODE, SECOND_SCHEMA, at_the_commit
 
 #: The SQLSTATEs of what Python raises.
 STATES = {InvalidMessage: "OX001", AlreadyCommitted: "OX002", AlreadyRolledBack: "OX003", HalfNotFound: "OX004"}
@@ -597,16 +597,6 @@ def test_groups(group: str, connection: psycopg.Connection[Any], engine: Engine)
         connection.execute("SELECT outbox.send('t', '1', producer_group => %s)", (group,))
 
 
-def test_times_exclude_each_other(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
-    """A message is delivered at a time or after a delay."""
-    with pytest.raises(InvalidMessage) as error:
-        outbox.send(connection, "t", 1, delay=1, deliver_at=dt.datetime.now(dt.UTC))
-    assert refused(connection, "SELECT outbox.send('t', '1', delay => '1 s', deliver_at => now())") == (
-        "OX001",
-        str(error.value),
-    )
-
-
 def test_size_of_bodies_can_be_set(connection: psycopg.Connection[Any]) -> None:
     """A database that takes other bodies says so by a setting of its own."""
     connection.execute("SET outbox.max_body_bytes = 10")
@@ -647,30 +637,12 @@ def test_from_asyncpg(dsn: str, engine: Engine) -> None:
 
 def test_from_a_trigger(engine: Engine) -> None:
     """A trigger on a business table sends, however the row came there; also one that fires at the COMMIT."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                " PERFORM outbox.send('t', jsonb_build_object('number', NEW.number), key => NEW.number\\:\\:text);"
-                " RETURN NULL; END $$"
-            )
-        )
-        connection.execute(text("CREATE TRIGGER tell AFTER INSERT ON change FOR EACH ROW EXECUTE FUNCTION tell()"))
-        connection.execute(
-            text(
-                "CREATE CONSTRAINT TRIGGER tell_late AFTER INSERT ON change INITIALLY DEFERRED FOR EACH ROW"
-                " WHEN (NEW.number > 2) EXECUTE FUNCTION tell()"
-            )
-        )
-    try:
-        with engine.begin() as connection:
-            connection.execute(text("INSERT INTO change SELECT generate_series(1, 3)"))
+    tables = Tables(engine)
+    tell = "PERFORM outbox.send('t', jsonb_build_object('number', NEW.number), key => CAST(NEW.number AS text));"
+    with at_the_commit(engine, tell, when="NEW.number > 2"):
+        tables.run("CREATE TRIGGER tell AFTER INSERT ON change FOR EACH ROW EXECUTE FUNCTION late()")
+        tables.run("INSERT INTO change SELECT generate_series(1, 3)")
         assert messages(engine) == [1, 2, 3, 3]
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text("DROP TRIGGER tell ON change"))
-            connection.execute(text("DROP TRIGGER tell_late ON change"))
-            connection.execute(text("DROP FUNCTION tell()"))
 
 
 _NODE = """

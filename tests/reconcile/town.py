@@ -23,7 +23,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Effect, InboxState, Job, NoProgress, Outcome, Pair, ProducerState, Window
 from outbox.reconcile.rows import PairResult, Torn, to_findings
 from outbox.reconcile.run import reconcile
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g")
 WITH_EFFECT = Pair("t", "g", effect=Effect("ledger"))

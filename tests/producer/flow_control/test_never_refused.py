@@ -15,7 +15,7 @@ from outbox import INJECTED, Orphan, Outbox, Resolution, Settings
 from outbox.check.check_pass import check_fences
 from outbox.errors import OutboxBusy
 from outbox.testing import check, drain
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 from tests.producer.backlog import prepare_many, send_many
 from tests.producer.bank import (
     change,
