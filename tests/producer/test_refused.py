@@ -207,7 +207,7 @@ def test_bad_message_changes_nothing(bad: str, call: str, engine: Engine) -> Non
     assert messages(engine) == [1]
 
 
-@pytest.mark.parametrize("immunity", [-1, float("nan"), float("inf"), True, "6", 1e300])
+@pytest.mark.parametrize("immunity", [-1, float("nan"), float("inf"), True, "6", "29*1000", 1e300])
 def test_immunity_that_is_none(immunity: Any, engine: Engine, outbox: Outbox) -> None:
     """An immunity time must be a length of time that PostgreSQL can add."""
     with Session(engine) as session, pytest.raises(InvalidMessage, match="immunity"):
