@@ -22,7 +22,8 @@ import typer
 
 import outbox
 from outbox import asgi, cli, errors, testing
-from outbox.acts.messages import Act, Noun, acts_for
+from outbox.acts.changes import Act, Noun
+from outbox.acts.messages import acts_for
 from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.app import Outbox
 from outbox.calling.function import CalledFunction

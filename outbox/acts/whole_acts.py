@@ -15,8 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 from uuid import UUID
 
-from outbox.acts.changes import LONGEST, MAX_ITEMS
-from outbox.acts.messages import ACTS, Declaration
+from outbox.acts.changes import LONGEST, MAX_ITEMS, Declaration
+from outbox.acts.messages import ACTS
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
 from outbox.reader import FLAGS, option, shape_of
 

@@ -20,6 +20,7 @@ from outbox.cli.exits import Code, Failure
 from outbox.cli.options import YesOption, command, confirm
 from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, grants, migration
+from outbox.database.dialect import parsed_url
 from outbox.database.duty import PARTS
 from outbox.database.migration import chain
 from outbox.errors import DatabaseUnreached, pip_install
@@ -189,7 +190,7 @@ def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
     if not text:
         Settings.from_env()  # names a misspelt variable
         raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}")
-    url = engines.parsed_url(text, f"the URL {text!r}")
+    url = parsed_url(text, f"the URL {text!r}")
     backend, _, driver = url.drivername.partition("+")
     if backend not in {"postgresql", "postgres"}:
         raise Failure(f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {_EXAMPLE}", Code.CONFIG)

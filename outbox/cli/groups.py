@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act, Target
+from outbox.acts.messages import ACTS
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
 from outbox.cli.exits import Code, Failure, if_away

@@ -26,7 +26,7 @@ from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.acts.messages import Declaration
+    from outbox.acts.changes import Declaration
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]

@@ -55,13 +55,14 @@ from outbox.consumer.subscription import (
     event_of,
     filter_of,
     handled,
+    known_rows,
     raise_refused,
     run_handler,
     settle,
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, read_source
+from outbox.database.execute import Row, Statement, execute, is_lost, read_source
 from outbox.database.session import Transactions, begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index
 from outbox.errors import MessagesPruned
@@ -293,9 +294,8 @@ class QueueConsumer:
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
         """Return what reads the inbox rows of messages, and which of their keys are held back."""
-        known = sql.known(self._settings.schema, Uuids([entry.id for entry in entries]), self._queue.group)
         keys = key_order.keys_of(entries) if self._subscription.by_key else []
-        return [known, key_order.held(self._queue, keys)] if keys else [known]
+        return [known_rows(self._queue, entries), *([key_order.held(self._queue, keys)] if keys else [])]
 
     def _append_offset(self, connection: Connection, position: int, starts: int, message_id: UUID | None) -> None:
         values = *self._queue.values, position, starts, message_id, self._passage.number

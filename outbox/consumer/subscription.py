@@ -25,7 +25,8 @@ from outbox.calling.function import CalledFunction
 from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
-from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
+from outbox.database.dialect import Bigints, Byteas, Uuids
+from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
@@ -546,6 +547,11 @@ def handled(queue: GroupQueue, entries: Sequence[Entry], attempt: int) -> Messag
     """Return the event that tells of a queue's messages that were handled."""
     ids = tuple(entry.id for entry in entries)
     return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
+
+
+def known_rows(queue: GroupQueue, entries: Sequence[Entry]) -> Statement:
+    """Return what reads the inbox rows of messages (`outbox.consumer.sql.known`)."""
+    return sql.known(queue.schema, Uuids([entry.id for entry in entries]), queue.group)
 
 
 def consumed(queue: GroupQueue, passage: int, entries: Sequence[Entry], earlier: Collection[UUID]) -> list[Statement]:

@@ -31,8 +31,9 @@ from outbox.database.at_commit import (
     tidying,
     write_now,
 )
+from outbox.database.dialect import is_of_driver
 from outbox.database.engines import OUTBOX_ENGINE
-from outbox.database.execute import Row, Statement, driver_of, is_of_driver
+from outbox.database.execute import Row, Statement, driver_of
 from outbox.errors import InvalidSettings, TransactionRequired
 from outbox.message.model import HANDLED
 

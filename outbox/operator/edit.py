@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.acts.changes import Actor, Target, apply, checked_actor, lock, record_of, requested, unless_locked
-from outbox.acts.messages import ACTS, STATES
+from outbox.acts.changes import STATES, Actor, Target, apply, checked_actor, lock, record_of, requested, unless_locked
+from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import execute, lock_key

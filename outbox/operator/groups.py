@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outbox.acts.changes import Actor, checked_actor, record_of, unless_locked
-from outbox.acts.messages import Declaration
+from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key

@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 from outbox.acts.changes import (
+    Act,
     Actor,
     ActRequest,
     Target,
@@ -26,7 +27,7 @@ from outbox.acts.changes import (
     try_fence,
     unless_locked,
 )
-from outbox.acts.messages import ACTS, Act, act_named
+from outbox.acts.messages import ACTS, act_named
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.check_pass import question_of

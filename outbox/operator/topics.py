@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outbox.acts.changes import checked_actor, record_of, unless_locked
-from outbox.acts.messages import Declaration
+from outbox.acts.changes import Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import take_lock

@@ -28,9 +28,10 @@ from sqlalchemy import Connection, Engine
 from outbox.database import at_commit
 from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit
 from outbox.database.decision import already, decide, decide_first, deciding_first
+from outbox.database.dialect import PSYCOPG, check_driver, is_of_driver
 from outbox.database.drivers import call_once_committed, raw_connection
 from outbox.database.engines import calling_engine
-from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
+from outbox.database.execute import Statement, encodings, execute, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import (
     RunningTransaction,

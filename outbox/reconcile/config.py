@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.engines import address_of, parsed_url, sync_engine, url_of
+from outbox.database.dialect import parsed_url, url_of
+from outbox.database.engines import address_of, sync_engine
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, variable
 from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Spark, Window, described

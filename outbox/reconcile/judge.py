@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.message.ids import FIRST_BUSINESS_ID
-from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, ProducerState
+from outbox.reconcile.job import FIRST_ID, Outcome
 from outbox.reconcile.rows import FINDING, FOREIGN_ID, fixed_ids
+from outbox.reconcile.tables.declare import WITHDRAWN, InboxState, ProducerState
 
 Array = np.ndarray[Any, Any]
 
@@ -118,7 +119,7 @@ def _outcomes(both: Both, rules: Rules) -> Array:
     queue, position = both.of_producer("queue", 0), both.of_producer("position", 0)
 
     known = state >= 0
-    withdrawn = np.isin(state, [each for each in ProducerState if each.withdrawn]) | compensated
+    withdrawn = np.isin(state, WITHDRAWN) | compensated
     committed = (state >= ProducerState.COMMITTED) & ~withdrawn
     dispatched = committed & (state == ProducerState.DISPATCHED)
     consumed = status == InboxState.CONSUMED

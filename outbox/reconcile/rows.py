@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Part, ProducerState, Repair, Tier, Window
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Part, Repair, Tier, Window
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 
 
 class Torn(enum.IntEnum):

@@ -24,7 +24,16 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import CONTENDED, SERIALIZATION_FAILURE, UNAVAILABLE, Statement, execute, kind_of, sqlstate
+from outbox.database.execute import (
+    CONTENDED,
+    SERIALIZATION_FAILURE,
+    UNAVAILABLE,
+    Backoff,
+    Statement,
+    execute,
+    kind_of,
+    sqlstate,
+)
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
 from outbox.message.ids import uuid7_at
@@ -113,7 +122,7 @@ def insist(
     Raises:
         SourceLost: it was lost so often.
     """
-    backoff = engines.Backoff(_FIRST_WAIT, _LONGEST_WAIT)
+    backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT)
     for _ in range(tries - 1):
         try:
             return act()

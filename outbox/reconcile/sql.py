@@ -18,7 +18,8 @@ from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status, open_rows
 from outbox.database.tables import SEGMENTED
 from outbox.message.model import Status
-from outbox.reconcile.job import FIRST_ID, Effect, InboxState, Pair, Part, ProducerState, Range
+from outbox.reconcile.job import FIRST_ID, Effect, Pair, Part, Range
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 
 _STATE = message_status(
     is_message="m.half_id IS NOT NULL", value=lambda status: str(ProducerState[status.upper()].value)

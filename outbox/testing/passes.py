@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
+from outbox.database.dialect import tables_missing
 from outbox.database.duty import ROLES, Post, Task, duties
-from outbox.database.migration.state import tables_missing
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql, steps

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, event
 
 from outbox.database.at_commit import write_now
-from outbox.database.execute import PSYCOPG
+from outbox.database.dialect import PSYCOPG
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.testing.runners import TransactionRunner, rolled_back
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
-from outbox.database.engines import Backoff
-from outbox.database.execute import kind_of
+from outbox.database.execute import Backoff, kind_of
 from outbox.database.grants import require_privileges
 from outbox.errors import ErrorKind, InvalidSettings
 from outbox.telemetry.events import (

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act
+from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from tests.console.web import GROUP, Http, Shop
 

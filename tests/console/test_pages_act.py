@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act
+from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.testing import bulk, check
 from tests.console.visitor import Page, Visitor

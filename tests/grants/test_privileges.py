@@ -15,8 +15,9 @@ from outbox.check import sql as check_sql
 from outbox.compensate import sql as compensate_sql
 from outbox.consumer import sql as consumer_sql
 from outbox.database import execute as execute_module
+from outbox.database.dialect import UNPREPARED
 from outbox.database.duty import PARTS, Part, duties
-from outbox.database.execute import UNPREPARED, Statement, in_schema
+from outbox.database.execute import Statement, in_schema
 from outbox.database.grants import ROLES, granting, needs_of
 from outbox.operator.health import sql as health_sql
 from outbox.prune import rewrite

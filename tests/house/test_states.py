@@ -22,7 +22,8 @@ from outbox.flow.tcc import BranchState
 from outbox.message.model import DeliveryStatus, Resolution, Status
 from outbox.operator.health.rules import IN_ORDER
 from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate
-from outbox.reconcile.job import Outcome, ProducerState
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.tables.declare import ProducerState
 
 ROOT = Path(__file__).parents[2]
 DECLARATIONS: tuple[type[enum.StrEnum], ...] = (
@@ -51,7 +52,7 @@ BY_HAND = {
     "acts/whole_acts.py: done refused": "what an operator answers",
     "acts/changes.py: committed scheduled": "the declaration itself",
     "acts/changes.py: rolled_back undecided": "the declaration itself",
-    "reconcile/job.py: recalled rolled_back": "the declaration itself",
+    "reconcile/tables/declare.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",
 }
 _LIST = re.compile(r"(?:IN|<@|&&)\s*\(?\s*((?:'\w+'\s*,\s*)+'\w+'|'\{[\w,]+\}')")
@@ -145,7 +146,7 @@ from outbox.message.model import Status
 sys.path.insert(0, {root!r})
 unknowing = set()
 from outbox.console.pages.view import _CHIPS
-from outbox.acts.messages import STATES
+from outbox.acts.changes import STATES
 from outbox.operator.look.message import _IN_INBOX
 for name, words in (("_CHIPS", _CHIPS), ("STATES", STATES), ("_IN_INBOX", _IN_INBOX)):
     unknowing |= {{name}} if [each for each in Status if each not in words] else set()

@@ -18,8 +18,8 @@ from typer.main import get_command
 
 import outbox
 from outbox.acts import whole_acts as rows
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, STATES, Act, act_named, acts_for
+from outbox.acts.changes import STATES, Act, Target
+from outbox.acts.messages import ACTS, act_named, acts_for
 from outbox.acts.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from outbox.cli import app
 from outbox.console.api import whole_acts

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Outbox, Settings, testing
-from outbox.database.engines import url_of
+from outbox.database.dialect import url_of
 from outbox.embedded import ServerLike
 from outbox.errors import (
     AlreadyCommitted,

@@ -10,12 +10,13 @@ import pytest
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
 from outbox.reconcile import pairing
-from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Repair, Tier
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.record.views import FindingFilter, Reconciliations
 from outbox.reconcile.report import as_json
 from outbox.reconcile.rows import JobResult, to_findings
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables.declare import InboxState
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Progress, Town, fate, ids_at
 
 MISSING = fate(status=InboxState.NONE)

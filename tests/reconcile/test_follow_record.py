@@ -15,8 +15,9 @@ from outbox.operator.model import PageRequest
 from outbox.reconcile.compare import recheck
 from outbox.reconcile.follow import follower as following
 from outbox.reconcile.follow.record import RUN_LASTS
-from outbox.reconcile.job import InboxState, Outcome, Repair, Window
+from outbox.reconcile.job import Outcome, Repair, Window
 from outbox.reconcile.record.views import Reconciliations, RunFilter
+from outbox.reconcile.tables.declare import InboxState
 from tests.kit import python, wait_until
 from tests.reconcile.following import NAME, Watched
 from tests.reconcile.test_follow import consume

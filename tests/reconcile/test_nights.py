@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from outbox.database.execute import execute
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import InboxState, Outcome, Range, Tier
+from outbox.reconcile.job import Outcome, Range, Tier
 from outbox.reconcile.judge import Both
 from outbox.reconcile.record.settled import KNOWN, ROWS_OF_RANGE, SettledRange, pair_statement, settled_by
 from outbox.reconcile.rows import CONSUMER, PRODUCER
+from outbox.reconcile.tables.declare import InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Town, kinds
 
 _NUMBER = 6_000

@@ -19,9 +19,10 @@ from sqlalchemy import text
 from outbox import Settings
 from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState, Tier
+from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import PairResult, Torn
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from tests.kit import tries
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 

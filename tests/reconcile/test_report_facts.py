@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outbox.message.ids import uuid7_at
 from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, InboxState, Outcome, Repair
+from outbox.reconcile.job import KINDS, Outcome, Repair
 from outbox.reconcile.repair import BUSY
 from outbox.reconcile.report import (
     bound,
@@ -26,6 +26,7 @@ from outbox.reconcile.report import (
 )
 from outbox.reconcile.report.html import WIDTHS, timeline
 from outbox.reconcile.rows import Lag, Repaired, to_findings
+from outbox.reconcile.tables.declare import InboxState
 from tests.reconcile.report_samples import (
     NO_PRODUCER,
     NOW,

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from outbox.reconcile import compare, pairing, plan, run, source
-from outbox.reconcile.job import InboxState, Outcome, Tier, Window
+from outbox.reconcile.job import Outcome, Tier, Window
 from outbox.reconcile.rows import to_findings
+from outbox.reconcile.tables.declare import InboxState
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, counted, fate, ids_at, ids_in, kinds
 
 MISSING = fate(status=InboxState.NONE)

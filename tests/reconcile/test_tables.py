@@ -22,7 +22,7 @@ from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.reconcile.config import job_of, read_mapping
-from outbox.reconcile.job import FIRST_ID, Access, InboxState, Outcome, Pair, Range, Repair, Tier, Window
+from outbox.reconcile.job import FIRST_ID, Access, Outcome, Pair, Range, Repair, Tier, Window
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.write import detail_of
 from outbox.reconcile.rows import FINDING, to_findings
@@ -30,7 +30,7 @@ from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import connected
 from outbox.reconcile.tables import sql
 from outbox.reconcile.tables.columns import key_of
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables.declare import ForeignTable, InboxState
 from outbox.reconcile.tables.side import known_table, table_side
 from tests.cli.conftest import run_cli
 from tests.reconcile.foreign import KNOWN, SENT, foreign_job, run, tell

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import digest, pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
+from outbox.reconcile.job import FIRST_ID, EngineName, Outcome, Range, Tier
 from outbox.reconcile.source import snapshots_of
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]

@@ -20,9 +20,10 @@ from outbox import Settings
 from outbox.database.execute import Statement
 from outbox.message.ids import uuid7_at
 from outbox.message.model import uuid7
-from outbox.reconcile.job import Access, Effect, InboxState, Job, NoProgress, Outcome, Pair, ProducerState, Window
+from outbox.reconcile.job import Access, Effect, Job, NoProgress, Outcome, Pair, Window
 from outbox.reconcile.rows import PairResult, Torn, to_findings
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g")

@@ -25,7 +25,8 @@ from outbox.cli.reconcile import (
     described_job,
     no_result,
 )
-from outbox.database.engines import Backoff, connect, discard
+from outbox.database.engines import connect, discard
+from outbox.database.execute import Backoff
 from outbox.errors import SourceError, was_interrupted
 from outbox.reconcile.job import PASS_EVERY, Job, Window, hidden
 from outbox.text import summary_of

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, Act, Declaration
+from outbox.acts.changes import Act, Declaration, Target
+from outbox.acts.messages import ACTS
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
 from outbox.console.context import API, CANCEL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch

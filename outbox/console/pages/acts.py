@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Response
 
-from outbox.acts.changes import Actor, Target
-from outbox.acts.messages import ACTS, Act, act_named
+from outbox.acts.changes import Act, Actor, Target
+from outbox.acts.messages import ACTS, act_named
 from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires

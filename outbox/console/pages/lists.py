@@ -13,8 +13,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from outbox.acts.changes import MessageStatus
-from outbox.acts.messages import Act
+from outbox.acts.changes import Act, MessageStatus
 from outbox.acts.whole_acts import AUDITED
 from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View

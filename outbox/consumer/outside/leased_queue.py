@@ -45,6 +45,7 @@ from outbox.consumer.subscription import (
     event_of,
     filter_of,
     handled,
+    known_rows,
     settle,
     to_entry,
 )
@@ -288,14 +289,11 @@ class LeasedQueue:
             go_back(connection, source, self._queue, position)
         return entries or []
 
-    def _known(self, entries: Sequence[Entry]) -> Statement:
-        return sql.known(self._queue.schema, [entry.id for entry in entries], self._queue.group)
-
     def _may_begin(self, connection: Connection, first: Entry) -> bool:
         """Tell whether the first message can be handled now, or passed: an ordered group waits for its retry."""
         if not self._subscription.blocks_queue:
             return True
-        (rows,) = execute(connection, self._known([first]))
+        (rows,) = execute(connection, known_rows(self._queue, [first]))
         waits = [wait for _, status, _, wait, *_ in rows if status == Status.FAILED]
         return not waits or waits[0] <= 0 or rows[0][7] < self._passage.number
 
@@ -304,7 +302,7 @@ class LeasedQueue:
         if not entries:
             return
         with begin(connection):
-            rows, *held_rows = execute(connection, self._known(entries), *self._held(entries))
+            rows, *held_rows = execute(connection, known_rows(self._queue, entries), *self._held(entries))
             known = {row[0]: row for row in rows}
             if any(entry.can_expire for entry in entries):
                 self._began_at = database_time(connection) - dt.timedelta(seconds=time.monotonic())

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import Connection, Engine, text
 
-from outbox.database.engines import separate_engine, url_of
+from outbox.database.dialect import command
+from outbox.database.engines import separate_engine
 from outbox.database.migration import chain
 from outbox.errors import SchemaMissing, SchemaOutdated, pip_install
 from outbox.text import described
@@ -33,25 +34,6 @@ def connected(bind: Bind) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
-
-
-def command(connection: Connection, verb: str, parts: tuple[str, ...], schema: str) -> str:
-    """Return the command that mends the tables; the password is masked."""
-    return _command(connection.engine.url, verb, parts, schema)
-
-
-def _command(url: URL, verb: str, parts: tuple[str, ...], schema: str) -> str:
-    # The command has psycopg 3, whatever the application uses.
-    shown = url_of(url).render_as_string(hide_password=True)
-    which = "".join(f" --part {part}" for part in parts)
-    where = "" if schema == "outbox" else f" --schema {schema}"
-    return f"outbox db {verb} --url {shown}{which}{where}"
-
-
-def tables_missing(url: URL, what: str, parts: tuple[str, ...], schema: str) -> SchemaMissing:
-    """Return the error that a statement failed for want of our tables; ``what`` is what the server said."""
-    mend = _command(url, "upgrade", parts, schema)
-    return SchemaMissing(f"the outbox tables are not in {described(url, schema)}: {what}; run: {mend}")
 
 
 def set_local(connection: Connection, name: str, value: str) -> None:
@@ -87,7 +69,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
     if missing:
         raise SchemaMissing(
             f"the {' and '.join(missing)} tables of the outbox are not in {described(connection.engine.url, schema)}; "
-            f"run: {command(connection, 'upgrade', missing, schema)}"
+            f"run: {command(connection.engine.url, 'upgrade', missing, schema)}"
         )
     for branch in ("common", *parts):
         revision = revisions[branch]
@@ -97,7 +79,7 @@ def require(connection: Connection, parts: Collection[str] = chain.PARTS, schema
             raise _newer(connection, branch, revision, schema)
         raise SchemaOutdated(
             f"the {branch} tables of the outbox in {described(connection.engine.url, schema)} are at {revision}, "
-            f"this code needs {chain.head(branch)}; run: {command(connection, 'upgrade', parts, schema)}"
+            f"this code needs {chain.head(branch)}; run: {command(connection.engine.url, 'upgrade', parts, schema)}"
         )
 
 

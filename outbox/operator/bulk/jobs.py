@@ -11,8 +11,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.acts.changes import MAX_ITEMS, Actor, Target, as_actor, check_audited, inbox_columns, record_of, requested
-from outbox.acts.messages import STATES, Act, act_named
+from outbox.acts.changes import (
+    MAX_ITEMS,
+    STATES,
+    Act,
+    Actor,
+    Target,
+    as_actor,
+    check_audited,
+    inbox_columns,
+    record_of,
+    requested,
+)
+from outbox.acts.messages import act_named
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (

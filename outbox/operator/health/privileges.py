@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.database.dialect import url_of
 from outbox.database.duty import PARTS, Part
-from outbox.database.engines import address_of, engine_of, url_of
+from outbox.database.engines import address_of, engine_of
 from outbox.database.execute import execute
 from outbox.database.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.database.sql import read_only

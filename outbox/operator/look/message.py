@@ -13,8 +13,8 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.acts.changes import Actor, check_audited, message_states, record_of
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act, Actor, check_audited, message_states, record_of
+from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query

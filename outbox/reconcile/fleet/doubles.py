@@ -19,7 +19,7 @@ from outbox.database.execute import execute, statement
 from outbox.errors import OutboxError
 from outbox.reconcile.compare import only
 from outbox.reconcile.fleet.members import Member
-from outbox.reconcile.job import InboxState, Outcome, Range
+from outbox.reconcile.job import Outcome, Range
 from outbox.reconcile.judge import Both, judge
 from outbox.reconcile.pairing import rules_now, sources
 from outbox.reconcile.record.write import Record
@@ -27,6 +27,7 @@ from outbox.reconcile.report import gravest
 from outbox.reconcile.rows import FINDING, JobResult, PairResult, fixed_ids
 from outbox.reconcile.source import PostgresSide, connected, insist
 from outbox.reconcile.sql import last_of
+from outbox.reconcile.tables.declare import InboxState
 
 Array = np.ndarray[Any, Any]
 

@@ -25,13 +25,14 @@ from outbox.reconcile import job as jobs
 from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.fleet.config import Fleet, FleetTotal
 from outbox.reconcile.fleet.members import Member, Membership, matches, matching
-from outbox.reconcile.job import InboxState, Job, NoProgress, Pair, ProducerState, Window
+from outbox.reconcile.job import Job, NoProgress, Pair, Window
 from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally, shown
 from outbox.reconcile.pairing import Common, FirstPass, Pairing
 from outbox.reconcile.report import amount
 from outbox.reconcile.rows import EXACT, to_uuids
 from outbox.reconcile.run import arriving
 from outbox.reconcile.source import SessionSettings, Snapshot, Snapshots, connected, insist, reaching, snapshot_of
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from outbox.text import key_text
 
 _EFFECTS = """

@@ -26,7 +26,7 @@ from outbox.reconcile.compare import Comparison, Portion, differing, in_flight
 from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
 from outbox.reconcile.follow.sessions import readers_of
 from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
-from outbox.reconcile.job import Job, Outcome, Pair, ProducerState, Range
+from outbox.reconcile.job import Job, Outcome, Pair, Range
 from outbox.reconcile.judge import Rules
 from outbox.reconcile.pairing import rules_of
 from outbox.reconcile.plan import cut
@@ -34,6 +34,7 @@ from outbox.reconcile.record import settled
 from outbox.reconcile.record.settled import WRITTEN_SINCE
 from outbox.reconcile.rows import FINDING, to_uuids
 from outbox.reconcile.source import Snapshots, in_savepoint, reaching
+from outbox.reconcile.tables.declare import ProducerState
 
 #: How long (seconds) after its id a message usually is in its queue, at most: ids are taken up so much later than they
 #: would be, so that they aren't in flight any more.

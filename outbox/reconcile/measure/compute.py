@@ -31,11 +31,12 @@ from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError
 from outbox.message import content
 from outbox.message.compression import decompress
 from outbox.message.masking import NAMES, names_in, path_of
-from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
+from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, sql
 from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import last_of, values_of
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from outbox.text import MASK, storable
 
 if TYPE_CHECKING:

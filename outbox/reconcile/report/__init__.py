@@ -48,7 +48,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.reader import plain
-from outbox.reconcile.job import DONE, HEALED, InboxState, Outcome, ProducerState, Repair
+from outbox.reconcile.job import DONE, HEALED, Outcome, Repair
 from outbox.reconcile.rows import (
     DIGESTS,
     EXACT,
@@ -64,6 +64,7 @@ from outbox.reconcile.rows import (
     Torn,
     to_findings,
 )
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from outbox.text import counted, duration, key_text
 
 

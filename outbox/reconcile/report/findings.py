@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from outbox.reader import plain
-from outbox.reconcile.job import KINDS, InboxState, Outcome, ProducerState
+from outbox.reconcile.job import KINDS, Outcome
 from outbox.reconcile.rows import DIGESTS, FINDING, JobResult, PairResult, Torn, to_uuids
+from outbox.reconcile.tables.declare import InboxState, ProducerState
 from outbox.text import whole
 
 #: What of a finding isn't as `rows.FINDING` has it: numbers stand for names there.

@@ -2,7 +2,7 @@
 
 The frames come from wherever Spark reads: a lake, a warehouse, a legacy outbox over JDBC. One has a row for each
 message that was sent, the other a row for each message that the consumer knows; their columns are `PRODUCER_COLUMNS`
-and `CONSUMER_COLUMNS` of `outbox.reconcile.tables.columns`. Rows of the same id are brought together by one shuffle,
+and `CONSUMER_COLUMNS` of `outbox.reconcile.tables.declare`. Rows of the same id are brought together by one shuffle,
 and nothing is collected.
 """
 
@@ -20,7 +20,8 @@ from outbox.errors import InvalidSettings
 from outbox.reconcile.job import KINDS, Outcome
 from outbox.reconcile.judge import Both, Rules, judge
 from outbox.reconcile.report.findings import FINDINGS, named
-from outbox.reconcile.tables.columns import CONSUMER_COLUMNS, INTEGERS, PRODUCER_COLUMNS, TableColumn, shaped
+from outbox.reconcile.tables.columns import shaped
+from outbox.reconcile.tables.declare import CONSUMER_COLUMNS, INTEGERS, PRODUCER_COLUMNS, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,11 +9,9 @@ this here, and `sql.key` in PostgreSQL.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -22,71 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import InboxState, Part, ProducerState
-from outbox.reconcile.rows import CONSUMER, FOREIGN_ID, PRODUCER, SCHEMAS, fixed_ids, within_calendar
+from outbox.reconcile.job import Part
+from outbox.reconcile.rows import FOREIGN_ID, SCHEMAS, fixed_ids, within_calendar
+from outbox.reconcile.tables.declare import COLUMNS, TableColumn
 
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_IDS = ("string", "binary", *INTEGERS)
 _BYTES_OF_ID = 16
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column: its name, the types that Spark may call it, and what it is to the judge.
-
-    Where it isn't there, and isn't ``required``, each row has the ``default``. ``words`` are the texts that it may
-    have, which stand for numbers.
-    """
-
-    name: str
-    types: tuple[str, ...]
-    arrow: pa.DataType
-    required: bool = False
-    default: Any = None
-    words: Mapping[str, int] | None = None
-
-
-def _words(kind: type[enum.IntEnum]) -> dict[str, int]:
-    return {each.name.lower(): each.value for each in kind}
-
-
-def _of(schema: pa.Schema, name: str, types: tuple[str, ...], **more: Any) -> TableColumn:
-    return TableColumn(name, types, schema.field(name).type, **more)
-
-
-#: One row for each message that was sent, or is to be: ``state`` is how far it has come (`rows.ProducerState` in lower
-#: case), ``at`` since when; ``sends`` how often it was sent, the last time to ``queue`` and ``position``. ``digest`` is
-#: of its body, ``addressed`` whether it is meant for the group.
-PRODUCER_COLUMNS: tuple[TableColumn, ...] = (
-    TableColumn("id", _IDS, pa.binary(), required=True),
-    _of(PRODUCER, "at", ("timestamp",), required=True),
-    _of(PRODUCER, "state", ("string",), default="dispatched", words=_words(ProducerState)),
-    _of(PRODUCER, "sends", INTEGERS, default=1),
-    _of(PRODUCER, "queue", INTEGERS, default=0),
-    _of(PRODUCER, "position", INTEGERS, default=1),
-    _of(PRODUCER, "digest", ("string", "binary")),
-    _of(PRODUCER, "addressed", ("boolean",), default=True),
-    _of(PRODUCER, "compensated", ("boolean",), default=False),
-)
-
-#: One row for each message that the consumer knows: ``status`` is what it says of it (`rows.InboxState` in lower case),
-#: ``changed_at`` since when, ``effects`` how many rows of it its business table has, -1 where that isn't known.
-CONSUMER_COLUMNS: tuple[TableColumn, ...] = (
-    TableColumn("id", _IDS, pa.binary(), required=True),
-    _of(CONSUMER, "status", ("string",), default="consumed", words=_words(InboxState)),
-    _of(CONSUMER, "received_at", ("timestamp",)),
-    _of(CONSUMER, "changed_at", ("timestamp",)),
-    _of(CONSUMER, "attempts", INTEGERS, default=1),
-    _of(CONSUMER, "digest", ("string", "binary")),
-    _of(CONSUMER, "effects", INTEGERS, default=-1),
-    _of(CONSUMER, "skipped", ("boolean",), default=False),
-)
-
-#: What each side may have.
-COLUMNS: Mapping[Part, tuple[TableColumn, ...]] = {"producer": PRODUCER_COLUMNS, "consumer": CONSUMER_COLUMNS}
-
-#: The columns by which the rows of a pair are told from those of others.
-NAMES: Mapping[Part, tuple[str, ...]] = {"producer": ("topic",), "consumer": ("topic", "group")}
+#: What each column is to the judge.
+ARROW: Mapping[str, pa.DataType] = {
+    **{field.name: field.type for schema in SCHEMAS.values() for field in schema},
+    "id": pa.binary(),
+}
 
 #: The rows of a foreign side: those of ours, and the id as its table has it, null where that is the UUID itself.
 FOREIGN: Mapping[Part, pa.Schema] = {
@@ -134,11 +79,11 @@ def shaped(rows: pa.Table, part: Part, states: Mapping[str, str] | None = None, 
     for column in COLUMNS[part][1:]:
         if column.name not in rows.column_names:
             default = column.words[column.default] if column.words else column.default
-            made[column.name] = pa.repeat(pa.scalar(default, column.arrow), rows.num_rows)
+            made[column.name] = pa.repeat(pa.scalar(default, ARROW[column.name]), rows.num_rows)
         elif column.words:
             made[column.name] = _numbers(rows[column.name], column, words_of(column, states or {}), called)
         else:
-            made[column.name] = _values(rows[column.name].cast(column.arrow), column, called)
+            made[column.name] = _values(rows[column.name].cast(ARROW[column.name]), column, called)
     if part == "producer":
         made["torn"] = pa.repeat(pa.scalar(0, pa.int8()), rows.num_rows)
     return ordered(pa.table(made).select(FOREIGN[part].names).cast(FOREIGN[part]), called)
@@ -166,7 +111,7 @@ def shown(table: pa.Table, row: int) -> str:
 def _values(values: pa.ChunkedArray, column: TableColumn, called: str) -> pa.ChunkedArray:
     if values.null_count and column.required:
         raise InvalidSettings(f"{column.name} is null in {called}; leave such rows out, or give them a value")
-    if pa.types.is_timestamp(column.arrow):
+    if pa.types.is_timestamp(ARROW[column.name]):
         return within_calendar(values)
     return values if column.default is None else pc.fill_null(values, column.default)
 
@@ -176,7 +121,7 @@ def _numbers(texts: pa.ChunkedArray, column: TableColumn, words: Mapping[str, in
     if numbers.null_count:
         wrong = texts.filter(pc.is_null(numbers))[0]
         raise unknown_state(column.name, str(wrong), words, called)
-    return pc.take(pa.array(list(words.values()), column.arrow), numbers)
+    return pc.take(pa.array(list(words.values()), ARROW[column.name]), numbers)
 
 
 def unknown_state(name: str, value: str, words: Mapping[str, int], called: str) -> InvalidSettings:
@@ -193,21 +138,3 @@ def _ids(ids: pa.ChunkedArray, called: str) -> tuple[pa.Array, pa.Array]:
         keys.append(key)
         texts.append(text)
     return pa.array(keys, pa.binary(16)), pa.array(texts, pa.string())
-
-
-def wrong_columns(part: Part, names: Sequence[str], states: Mapping[str, str]) -> str | None:
-    """Return the faults of the judge's columns that a table is said to have, and of its states."""
-    known = COLUMNS[part]
-    called = [*(column.name for column in known), *NAMES[part]]
-    if unknown := [name for name in names if name not in called]:
-        return f"columns.{unknown[0]} is none of the {part}'s columns: {', '.join(called)}"
-    if missing := [column.name for column in known if column.required and column.name not in names]:
-        return f"columns lacks {', '.join(missing)}, which the judge needs of the {part}"
-    (worded,) = (column for column in known if column.words)
-    words = worded.words or {}
-    if states and worded.name not in names:
-        return f"states are those of the column {worded.name}, which columns doesn't name"
-    if strange := [(own, word) for own, word in states.items() if word not in words]:
-        own, word = strange[0]
-        return f"states.{own} = {word!r} must be one of: {', '.join(words)}"
-    return None

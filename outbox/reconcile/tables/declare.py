@@ -5,17 +5,17 @@ Needs no library of the extra.
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+from outbox.database.duty import Part
 from outbox.errors import InvalidSettings
+from outbox.message.model import Status
 from outbox.reader import option, variable
 from outbox.reconcile.measure import wrong_select
-
-if TYPE_CHECKING:
-    from outbox.reconcile.job import Job
 
 #: What of a column's name may be told apart from an expression: anything but what ends it.
 _NAME = re.compile(r"[^\x00-\x1f]{1,127}")
@@ -24,13 +24,117 @@ _SECRET = re.compile(r"passw|secret|token|credential|access.?key|account.?key|ja
 _SECRET_VALUE = re.compile(r"passw(or)?d=|//[^/@]*:[^/@]*@", re.IGNORECASE)
 
 
+class ProducerState(enum.IntEnum):
+    """How far a message has come in the producer's tables; the names are those of `message_status`."""
+
+    UNDECIDED = 0
+    ROLLED_BACK = 1
+    COMMITTED = 2
+    SCHEDULED = 3
+    RECALLED = 4
+    DISPATCHED = 5
+
+    @property
+    def withdrawn(self) -> bool:
+        """Was it taken back before it became a message?"""
+        return self in {ProducerState.ROLLED_BACK, ProducerState.RECALLED}
+
+    @property
+    def open(self) -> bool:
+        """Does it become something else by itself?"""
+        return not self.withdrawn and self is not ProducerState.DISPATCHED
+
+
+WITHDRAWN: tuple[ProducerState, ...] = tuple(each for each in ProducerState if each.withdrawn)
+
+
+class InboxState(enum.IntEnum):
+    """What the consumer's inbox says of a message; 0 where only the business table has it.
+
+    What has expired counts as consumed by a handler that skipped it.
+    """
+
+    NONE = 0
+    CONSUMED = 1
+    FAILED = 2
+    PARKED = 3
+    QUARANTINED = 4
+
+    @classmethod
+    def of(cls, status: Status) -> InboxState:
+        """Return what a status counts as."""
+        return _COUNTS_AS.get(status) or cls[status.name]
+
+
+#: What waits for an earlier message of its key will be tried again.
+_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
+
+
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_IDS = ("string", "binary", *INTEGERS)
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column: its name, and the types that Spark may call it.
+
+    Where it isn't there, and isn't ``required``, each row has the ``default``. ``words`` are the texts that it may
+    have, which stand for numbers.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    required: bool = False
+    default: Any = None
+    words: Mapping[str, int] | None = None
+
+
+def _words(kind: type[enum.IntEnum]) -> dict[str, int]:
+    return {each.name.lower(): each.value for each in kind}
+
+
+#: One row for each message that was sent, or is to be: ``state`` is how far it has come (`ProducerState` in lower
+#: case), ``at`` since when; ``sends`` how often it was sent, the last time to ``queue`` and ``position``. ``digest`` is
+#: of its body, ``addressed`` whether it is meant for the group.
+PRODUCER_COLUMNS: tuple[TableColumn, ...] = (
+    TableColumn("id", _IDS, required=True),
+    TableColumn("at", ("timestamp",), required=True),
+    TableColumn("state", ("string",), default="dispatched", words=_words(ProducerState)),
+    TableColumn("sends", INTEGERS, default=1),
+    TableColumn("queue", INTEGERS, default=0),
+    TableColumn("position", INTEGERS, default=1),
+    TableColumn("digest", ("string", "binary")),
+    TableColumn("addressed", ("boolean",), default=True),
+    TableColumn("compensated", ("boolean",), default=False),
+)
+
+#: One row for each message that the consumer knows: ``status`` is what it says of it (`InboxState` in lower case),
+#: ``changed_at`` since when, ``effects`` how many rows of it its business table has, -1 where that isn't known.
+CONSUMER_COLUMNS: tuple[TableColumn, ...] = (
+    TableColumn("id", _IDS, required=True),
+    TableColumn("status", ("string",), default="consumed", words=_words(InboxState)),
+    TableColumn("received_at", ("timestamp",)),
+    TableColumn("changed_at", ("timestamp",)),
+    TableColumn("attempts", INTEGERS, default=1),
+    TableColumn("digest", ("string", "binary")),
+    TableColumn("effects", INTEGERS, default=-1),
+    TableColumn("skipped", ("boolean",), default=False),
+)
+
+#: What each side may have.
+COLUMNS: Mapping[Part, tuple[TableColumn, ...]] = {"producer": PRODUCER_COLUMNS, "consumer": CONSUMER_COLUMNS}
+
+#: The columns by which the rows of a pair are told from those of others.
+NAMES: Mapping[Part, tuple[str, ...]] = {"producer": ("topic",), "consumer": ("topic", "group")}
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignTable:
     """A table or a query that has a row for each message, in place of the outbox's own tables of a side.
 
     ``table`` or ``query`` is read in the side's PostgreSQL; with ``format`` Spark reads it from any of its sources, of
     the ``path`` (or table of a catalog) and the ``options``. ``columns`` says which of its columns is the judge's
-    ``id``, ``at``, ``state``, … (`columns.COLUMNS`); ``states`` what its own values of a state or status are called.
+    ``id``, ``at``, ``state``, … (`COLUMNS`); ``states`` what its own values of a state or status are called.
     ``options_env`` names for an option the environment variable that has it, ``options`` may hold no secret.
 
     Raises:
@@ -100,48 +204,19 @@ class ForeignTable:
         return found
 
 
-def wrong_tables(job: Job) -> Iterator[str]:
-    """Say what of a job can't be done, since the tables of a side aren't ours."""
-    yield from _wrong_mappings(job)
-    yield from _only_of_ours(job)
-    yield from _wrong_ways(job)
-
-
-def _wrong_mappings(job: Job) -> Iterator[str]:
-    # What knows the judge's columns needs libraries that what only describes a job mustn't pay for.
-    from outbox.reconcile.tables.columns import NAMES, wrong_columns  # noqa: PLC0415 - see above
-
-    for part, table in job.tables.items():
-        if wrong := wrong_columns(part, list(table.columns), table.states):
-            yield f"{part}.tables ({table}): {wrong}"
-        needed = [name for name in NAMES[part] if len({getattr(pair, name) for pair in job.pairs}) > 1]
-        if missing := [name for name in needed if name not in table.columns]:
-            yield (
-                f"{part}.tables ({table}): nothing tells the rows of several pairs apart; name the {missing[0]} among "
-                "the columns, or compare one pair"
-            )
-
-
-def _only_of_ours(job: Job) -> Iterator[str]:
-    foreign = " and ".join(job.tables)
-    if job.apply:
-        yield f"apply: nothing can be repaired in tables that aren't ours (those of the {foreign}); leave it out"
-    if job.measures:
-        yield f"measure: measures are computed between the outbox's own tables, and those of the {foreign} aren't ours"
-    if len(job.tables) == 2 and not job.window.unbounded:
-        yield (
-            "a window is one of ids that begin with a time, and the ids of two foreign tables needn't; leave since, "
-            "until and last out, and bound the tables by queries"
-        )
-    for pair in job.pairs:
-        if "producer" in job.tables and (pair.tags or pair.keys or pair.headers):
-            yield f"{pair}: tags, keys and headers filter the outbox's own tables; map the column addressed instead"
-        if "consumer" in job.tables and pair.effect is not None:
-            yield f"{pair}: an effect is counted beside our inbox; map the column effects instead"
-
-
-def _wrong_ways(job: Job) -> Iterator[str]:
-    if job.by_spark and job.engine == "local":
-        yield f"the engine local can't read {' and '.join(map(str, job.by_spark.values()))}; leave it out"
-    if job.by_spark and job.tier == "digest":
-        yield "the tier digest needs two databases that digest; leave it out"
+def wrong_columns(part: Part, names: Sequence[str], states: Mapping[str, str]) -> str | None:
+    """Return the faults of the judge's columns that a table is said to have, and of its states."""
+    known = COLUMNS[part]
+    called = [*(column.name for column in known), *NAMES[part]]
+    if unknown := [name for name in names if name not in called]:
+        return f"columns.{unknown[0]} is none of the {part}'s columns: {', '.join(called)}"
+    if missing := [column.name for column in known if column.required and column.name not in names]:
+        return f"columns lacks {', '.join(missing)}, which the judge needs of the {part}"
+    (worded,) = (column for column in known if column.words)
+    words = worded.words or {}
+    if states and worded.name not in names:
+        return f"states are those of the column {worded.name}, which columns doesn't name"
+    if strange := [(own, word) for own, word in states.items() if word not in words]:
+        own, word = strange[0]
+        return f"states.{own} = {word!r} must be one of: {', '.join(words)}"
+    return None

@@ -34,8 +34,8 @@ from outbox.reconcile.rows import FOREIGN_ID
 from outbox.reconcile.source import PostgresSide, insist, raise_bare
 from outbox.reconcile.sql import PORTABLE
 from outbox.reconcile.tables import sql
-from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, NAMES, TableColumn, ordered, shaped
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables.columns import ARROW, FOREIGN, ordered, shaped
+from outbox.reconcile.tables.declare import COLUMNS, NAMES, ForeignTable, TableColumn
 from outbox.reconcile.tables.side import TableSide, census
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def _cast(column: Column, known: TableColumn, kind: str, part: Part, table: Fore
         return column if kind == "binary" else column.cast("string")
     if known.words:
         return column.cast("string")
-    if pa.types.is_timestamp(known.arrow):
+    if pa.types.is_timestamp(ARROW[known.name]):
         if not kind.startswith("timestamp") and kind != "date":
             raise InvalidSettings(
                 f"{part}.tables ({table}): columns.{known.name} is {kind}, not a timestamp; convert it, as in "

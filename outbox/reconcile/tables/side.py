@@ -22,8 +22,8 @@ from outbox.reconcile.job import Access, Outcome, Pair, Part, Range, described, 
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, connected, raise_bare, reaching
 from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT, Mixing
 from outbox.reconcile.tables import sql
-from outbox.reconcile.tables.columns import COLUMNS, FOREIGN, ordered, unknown_state, words_of
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables.columns import FOREIGN, ordered, unknown_state, words_of
+from outbox.reconcile.tables.declare import COLUMNS, ForeignTable
 from outbox.reconcile.tables.sql import KnownTable
 from outbox.text import summary_of
 

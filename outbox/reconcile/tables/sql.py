@@ -14,16 +14,24 @@ import pyarrow as pa
 
 from outbox.database.execute import Statement
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import InboxState, Pair, Part, ProducerState, Range
+from outbox.reconcile.job import Pair, Part, Range
 from outbox.reconcile.sql import Mixing, as_array, last_of
-from outbox.reconcile.tables.columns import COLUMNS, DIGITS_OF_HASH, HASHED, NAMES, UUID_TEXT, TableColumn, words_of
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables.columns import ARROW, DIGITS_OF_HASH, HASHED, UUID_TEXT, words_of
+from outbox.reconcile.tables.declare import (
+    COLUMNS,
+    NAMES,
+    WITHDRAWN,
+    ForeignTable,
+    InboxState,
+    ProducerState,
+    TableColumn,
+)
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _TIMES = frozenset({"timestamp with time zone", "timestamp without time zone", "date"})
 
 _DISPATCHED, _CONSUMED = ProducerState.DISPATCHED.value, InboxState.CONSUMED.value
-_WITHDRAWN = "({})".format(", ".join(str(each.value) for each in ProducerState if each.withdrawn))
+_WITHDRAWN = "({})".format(", ".join(str(each.value) for each in WITHDRAWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +90,11 @@ def wrong_types(table: KnownTable) -> str | None:
 
 
 def _allowed(column: TableColumn) -> frozenset[str]:
-    if pa.types.is_timestamp(column.arrow):
+    if pa.types.is_timestamp(ARROW[column.name]):
         return _TIMES
-    if pa.types.is_boolean(column.arrow):
+    if pa.types.is_boolean(ARROW[column.name]):
         return _INTEGERS | {"boolean"}
-    return _INTEGERS if pa.types.is_integer(column.arrow) else frozenset()
+    return _INTEGERS if pa.types.is_integer(ARROW[column.name]) else frozenset()
 
 
 # --- rows ------------------------------------------------------------------------------------------------
@@ -154,7 +162,7 @@ def _expression(table: KnownTable, column: TableColumn, values: dict[str, object
         values |= {"states": list(words), "numbers": list(words.values())}
         index = f"array_position(%(states)s::text[], {table.column(column.name)}::text)"
         return f"(%(numbers)s::int2[])[{index}]"
-    kind = _TYPES[column.arrow]
+    kind = _TYPES[ARROW[column.name]]
     if column.name not in table.declared.columns:
         return "NULL::" + kind if column.default is None else f"({str(column.default).lower()})::{kind}"
     own, declared = table.column(column.name), table.type(column.name)
