@@ -58,7 +58,7 @@ def test_an_interrupt_in_another_thread_is_a_failure(bench: Bench) -> None:
     assert counts.failed == 1
 
 
-def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
+async def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
     """The cancellation of the task that consumes passes through the handler, whose message costs no attempt."""
     inside = asyncio.Event()
 
@@ -69,15 +69,11 @@ def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
 
     consumer = bench.declare(handler)
     bench.send(1)
-
-    async def consume() -> None:
-        task = asyncio.ensure_future(bench.in_loop(lambda connection: consume_all(consumer, connection, connection)))
-        await asyncio.wait_for(inside.wait(), 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(consume())
+    task = asyncio.ensure_future(bench.in_loop(lambda connection: consume_all(consumer, connection, connection)))
+    await asyncio.wait_for(inside.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert bench.statuses() == []
     assert bench.ledger() == []
 

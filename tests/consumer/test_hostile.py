@@ -142,7 +142,7 @@ def test_an_end_that_is_not_said(bench: Bench, monkeypatch: pytest.MonkeyPatch, 
     assert "nothing tells how" in str(next(iter(bench.inbox().values())).error)
 
 
-def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> None:
+async def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> None:
     """A task that is cancelled from outside is no attempt, and its message isn't consumed."""
     reached: list[Any] = []
 
@@ -152,17 +152,13 @@ def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> Non
 
     consumer = bench.declare(handle)
     bench.send("a")
-
-    async def cancelled() -> None:
-        passes = bench.in_loop(lambda connection: consume_all(consumer, connection, connection))
-        task = asyncio.create_task(passes)
-        while not reached:
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(cancelled())
+    passes = bench.in_loop(lambda connection: consume_all(consumer, connection, connection))
+    task = asyncio.create_task(passes)
+    while not reached:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
     assert bench.statuses() == []
 
 

@@ -20,7 +20,6 @@ from outbox.telemetry.events import DuplicateIgnored, MessagesSent
 from tests.kit import Tables, at_once, dispatch_all, wait_until
 from tests.producer.bank import change, changes, halves, messages, pid_of, settle, waits_for_a_lock
 from tests.producer.carriers import CARRIERS, send
-from tests.producer.test_carriers import run
 
 
 def deliver(engine: Engine) -> list[int]:
@@ -39,18 +38,14 @@ def send_in(session: Session, outbox: Outbox, number: int, **options: Any) -> UU
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """The second send returns the first id, writes nothing, and its business change commits."""
     ids = []
-
-    async def act() -> None:
-        for number in (1, 2):
-            async with CARRIERS[name](url, False) as opened:
-                await opened.write(number)
-                ids.append(await send(outbox, opened, number, dedupe="order-4711"))
-                await opened.commit()
-
-    run(act())
+    for number in (1, 2):
+        async with CARRIERS[name](url, False) as opened:
+            await opened.write(number)
+            ids.append(await send(outbox, opened, number, dedupe="order-4711"))
+            await opened.commit()
     assert ids == [message_id("t", "order-4711")] * 2
     assert (messages(engine), changes(engine)) == ([1], {1, 2})
     (half,) = halves(engine)
@@ -58,44 +53,36 @@ def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: O
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_second_send_fails(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_second_send_fails(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """With on_duplicate="error" the second transaction fails, which has written nothing after its rollback."""
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(1)
-            await send(outbox, opened, 1, dedupe="order-4711", on_duplicate="error")
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(1)
+        await send(outbox, opened, 1, dedupe="order-4711", on_duplicate="error")
+        await opened.commit()
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(2)
+        with pytest.raises(DuplicateMessage, match="of 'order-4711' already") as failed:
+            await send(outbox, opened, 2, dedupe="order-4711", on_duplicate="error")
             await opened.commit()
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(2)
-            with pytest.raises(DuplicateMessage, match="of 'order-4711' already") as failed:
-                await send(outbox, opened, 2, dedupe="order-4711", on_duplicate="error")
-                await opened.commit()
-            await opened.rollback()
-            assert failed.value.message_id == message_id("t", "order-4711")
-
-    run(act())
+        await opened.rollback()
+        assert failed.value.message_id == message_id("t", "order-4711")
     assert (messages(engine), changes(engine)) == ([1], {1})
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_a_rollback_is_no_send(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_a_rollback_is_no_send(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """What was sent with a transaction or a savepoint that rolled back was not sent."""
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(1)
-            await send(outbox, opened, 1, dedupe="order-4711")
-            await opened.rollback()
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(2)
-            undo = await opened.savepoint()
-            await send(outbox, opened, 2, dedupe="order-4711")
-            await settle(undo())
-            await send(outbox, opened, 3, dedupe="order-4711")
-            await opened.commit()
-
-    run(act())
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(1)
+        await send(outbox, opened, 1, dedupe="order-4711")
+        await opened.rollback()
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(2)
+        undo = await opened.savepoint()
+        await send(outbox, opened, 2, dedupe="order-4711")
+        await settle(undo())
+        await send(outbox, opened, 3, dedupe="order-4711")
+        await opened.commit()
     assert (messages(engine), changes(engine)) == ([3], {2})
 
 

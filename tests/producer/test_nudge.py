@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,20 +84,16 @@ def told(
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
+async def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
     name: str, url: str, engine: Engine, told: list[Any]
 ) -> None:
     """With each carrier, on a new connection and on one that has sent before: one event, and nothing else."""
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            for number in range(3):
-                await opened.write(number)
-                await send(outbox, opened, number)
-                await opened.commit()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    async with CARRIERS[name](url, False) as opened:
+        for number in range(3):
+            await opened.write(number)
+            await send(outbox, opened, number)
+            await opened.commit()
     assert changes(engine) == {0, 1, 2}
     failed: list[Any] = []
 
@@ -111,21 +106,17 @@ def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
 
 
 @pytest.mark.parametrize("name", ["Session on psycopg", "AsyncSession on psycopg"])
-def test_a_connection_lost_behind_the_commit_leaves_it_alone(
+async def test_a_connection_lost_behind_the_commit_leaves_it_alone(
     name: str, url: str, proxy: Proxy, engine: Engine, told: list[Any]
 ) -> None:
     """The server has said that it has committed, and not yet what became of the nudge: the commit succeeds."""
     through = make_url(url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS[name](through, False) as opened:
-            for number in (1, 2, 3):
-                proxy.cut = "behind" if number == 2 else None
-                await opened.write(number)
-                await send(outbox, opened, number)
-                await opened.commit()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    async with CARRIERS[name](through, False) as opened:
+        for number in (1, 2, 3):
+            proxy.cut = "behind" if number == 2 else None
+            await opened.write(number)
+            await send(outbox, opened, number)
+            await opened.commit()
     assert changes(engine) == {1, 2, 3}
     assert AfterCommitFailed in {type(each) for each in told}

@@ -70,48 +70,36 @@ def reported(engine: Engine) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_by_every_carrier(name: str, url: str, engine: Engine) -> None:
+async def test_by_every_carrier(name: str, url: str, engine: Engine) -> None:
     """With the COMMIT; or by a connection of its own, which no business transaction waits for."""
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(1)
-            await send_by(outbox, opened, 1)
-            await opened.commit()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(1)
+        await send_by(outbox, opened, 1)
+        await opened.commit()
     assert len(reported(engine)) == 1
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_an_outbox_of_an_async_engine(driver: str, url: str, engine: Engine) -> None:
+async def test_an_outbox_of_an_async_engine(driver: str, url: str, engine: Engine) -> None:
     """Its engine belongs to an event loop, and the report goes elsewhere; so does the question which server it is."""
-
-    async def act() -> None:
-        bound = create_async_engine(url.replace("postgresql+psycopg", f"postgresql+{driver}"))
-        outbox = Outbox(bound, settings=Settings())
-        outbox._producer._own._known.clear()
-        async with CARRIERS["asyncpg"](url, False) as opened:
-            await opened.write(1)
-            await send_by(outbox, opened, 1)
-            await opened.commit()
-        await bound.dispose()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    bound = create_async_engine(url.replace("postgresql+psycopg", f"postgresql+{driver}"))
+    outbox = Outbox(bound, settings=Settings())
+    outbox._producer._own._known.clear()
+    async with CARRIERS["asyncpg"](url, False) as opened:
+        await opened.write(1)
+        await send_by(outbox, opened, 1)
+        await opened.commit()
+    await bound.dispose()
     assert len(reported(engine)) == 1
 
 
-def test_by_another_driver_what_rolls_back_reports_nothing(url: str, engine: Engine) -> None:
+async def test_by_another_driver_what_rolls_back_reports_nothing(url: str, engine: Engine) -> None:
     """SQLAlchemy tells of the COMMIT, whatever the driver."""
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS["Session on psycopg2"](url, False) as opened:
-            await send_by(outbox, opened, 1)
-            await opened.rollback()
-
-    asyncio.run(act())
+    async with CARRIERS["Session on psycopg2"](url, False) as opened:
+        await send_by(outbox, opened, 1)
+        await opened.rollback()
     assert reported(engine) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -129,18 +128,14 @@ def test_engine_instead_of_a_connection(engine: Engine, outbox: Outbox) -> None:
         outbox.send(engine, "t", {})  # type: ignore[call-overload]
 
 
-def test_async_connection_before_it_is_connected(url: str) -> None:
+async def test_async_connection_before_it_is_connected(url: str) -> None:
     """An AsyncConnection that wasn't awaited yet can't carry anything, and the error says what to write."""
-
-    async def act() -> None:
-        engine = create_async_engine(url)
-        outbox = Outbox(engine, settings=Settings())
-        connection = engine.connect()
-        with pytest.raises(TransactionRequired, match="async with"):
-            outbox.send(connection, "t", {})
-        await engine.dispose()
-
-    asyncio.run(act())
+    engine = create_async_engine(url)
+    outbox = Outbox(engine, settings=Settings())
+    connection = engine.connect()
+    with pytest.raises(TransactionRequired, match="async with"):
+        outbox.send(connection, "t", {})
+    await engine.dispose()
 
 
 def test_closed_connection(engine: Engine, outbox: Outbox) -> None:
