@@ -23,7 +23,7 @@ from outbox.operator.operator import Operator
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored
 from outbox.testing import drain
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, fail, record
 
 HEADERS = text("SELECT topic, headers - 'outbox-sender' FROM outbox.half_message ORDER BY id")
 
@@ -84,9 +84,6 @@ def test_a_batch_of_handlers_each_has_its_own_cause(bench: Bench) -> None:
 
 def test_after_the_handler_nothing_is_handled(bench: Bench) -> None:
     """Neither after one that returns nor after one that fails."""
-
-    def fail(message: Message, session: Session) -> None:
-        raise ValueError("no")
 
     bench.send({})
     bench.consume(bench.declare(lambda *_: None))

@@ -15,8 +15,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.message.model import Counts
 from tests.compensate.support import CLEAN, LEDGER
-from tests.consumer.support import Bench
 from tests.kit import Tables, consume_all
+from tests.kit.bench import Bench
 
 TOLD = "CREATE TABLE IF NOT EXISTS told (n serial PRIMARY KEY, message_id uuid, consumer_group text, status text)"
 

@@ -8,12 +8,14 @@ from tests.kit.effort import stride, tries
 from tests.kit.passes import consume_all, declare, dispatch_all, rebound, send_each
 from tests.kit.processes import ROOT, python, read_until
 from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
+from tests.kit.threads import at_once
 from tests.kit.waiting import PATIENCE, wait_until
 
 __all__ = [
     "PATIENCE",
     "ROOT",
     "Tables",
+    "at_once",
     "consume_all",
     "declare",
     "dispatch_all",

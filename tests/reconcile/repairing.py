@@ -17,7 +17,7 @@ from outbox.reconcile.pairing import rules_now
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import Finding, Repaired, to_findings
 from outbox.reconcile.source import PostgresSide
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g", effect=Effect("ledger"))
 #: What the tests do about each kind: all that can be done.

@@ -20,8 +20,8 @@ from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import Repaired
 from outbox.reconcile.tables.declare import ProducerState
 from outbox.testing import make_due
-from tests.consumer.support import record
 from tests.consumer.test_reread import reset
+from tests.kit.bench import record
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120

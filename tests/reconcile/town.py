@@ -24,7 +24,7 @@ from outbox.reconcile.job import Access, Effect, Job, NoProgress, Outcome, Pair,
 from outbox.reconcile.rows import PairResult, Torn, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables.declare import InboxState, ProducerState
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g")
 WITH_EFFECT = Pair("t", "g", effect=Effect("ledger"))
