@@ -36,7 +36,7 @@ from outbox.operator.model import MessageFate, MessageFilter, PageRequest
 from outbox.reconcile.duty.reconciliation import reconcilers
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.run import reconcile
-from tests.kit import rebound
+from tests.kit import rebound, sample
 
 ROOT = Path(__file__).parents[2]
 #: What each user has at first.
@@ -342,7 +342,7 @@ def test_the_purchases_of_a_seed_are_the_same(new_engine: Callable[..., Engine])
     assert open_books(accounts, orders, purchases) == sum(each.price for each in purchases)
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", sample(["local", pytest.param("spark", marks=pytest.mark.slow)], 1))
 def test_every_state_is_seen_and_each_payment_ends(server: ServerLike, engine: str) -> None:
     """As a command: the scheduler at work each minute, the states over time, and the sums equal to the cent."""
     command = [sys.executable, "-m", "examples.order_payment", "--orders", "40", "--engine", engine, "--minute", "0.5"]

@@ -4,7 +4,7 @@
 process is in the test's own hands.
 """
 
-from tests.kit.effort import stride, tries
+from tests.kit.effort import sample, stride, tries
 from tests.kit.passes import consume_all, declare, dispatch_all, rebound, send_each
 from tests.kit.processes import ROOT, python, read_until
 from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
@@ -25,6 +25,7 @@ __all__ = [
     "python",
     "read_until",
     "rebound",
+    "sample",
     "send_each",
     "stride",
     "tries",

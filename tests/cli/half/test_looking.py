@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,6 +16,7 @@ from tests.check.support import Bench
 from tests.cli.conftest import Cli
 from tests.cli.half.halves import ESCAPE, answering, fenced, ids, show
 from tests.kit import ROOT
+from tests.kit.warm import warm_python
 
 
 def test_list(cli: Cli, world: dict[str, UUID]) -> None:
@@ -143,7 +143,7 @@ def test_show_a_check_whose_worker_was_killed(cli: Cli, bench: Bench, url: str) 
     """For as long as its lease stands it may be being asked; then it is known that the worker died over it."""
     half_id = bench.prepare()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.check.asking_process", url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [warm_python(), "-m", "tests.check.asking_process", url], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     try:
