@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import Connection
 
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
-from outbox.reconcile.duty.repairs import Repairer
+from outbox.reconcile.duty.repairs import Repairs
 from tests.console.reconciled import Reconciled, reconciled
 from tests.console.test_pages_look import well_made
 from tests.console.visitor import Page, Visitor
@@ -38,7 +41,7 @@ def found(shop: Shop, reconciler: JobReconciler) -> Reconciled:
     return reconciled(shop)
 
 
-def work(shop: Shop, duty: JobReconciler | Repairer) -> None:
+def work(shop: Shop, duty: Callable[[Connection, Connection], object]) -> None:
     """Have a worker look once for what there is to do."""
     with shop.engine.connect() as connection:
         auto = connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -47,7 +50,7 @@ def work(shop: Shop, duty: JobReconciler | Repairer) -> None:
 
 def repaired(shop: Shop, reconciler: JobReconciler) -> None:
     """Have a worker carry out the repairs that are ordered."""
-    work(shop, Repairer(reconciler, threading.Event()))
+    work(shop, partial(Repairs([reconciler], shop.outbox.settings.schema), stopping=lambda: False))
 
 
 def result_of(http: Http, run: UUID, message: UUID) -> str | None:

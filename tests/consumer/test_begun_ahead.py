@@ -16,8 +16,8 @@ from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.control import gate
 from outbox.database import at_commit, session
 from outbox.database.execute import Statement, driver_of, goes_on
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer.test_carriers import by_async_cursor, by_cursor
 from tests.kit.bench import Bench, record
 

@@ -12,8 +12,8 @@ from outbox import Message
 from outbox.consumer.consumer import Consumer
 from outbox.errors import InvalidMessage
 from outbox.prune.prune_pass import prune_consumer_once
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageExpired, MessagesHandled
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer.test_by_key import by_key, id_of, states
 from tests.consumer.test_reread import EARLIER, reset
 from tests.kit.bench import Bench, Ward, record

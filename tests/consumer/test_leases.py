@@ -17,8 +17,8 @@ from outbox import Message
 from outbox.compensate.compensation import Postponed
 from outbox.compensate.quarantine import QuarantineOrder, quarantine
 from outbox.message.model import Counts, uuid7
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import CrashFound, LeaseLost
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
 from tests.consumer.test_reread import EARLIER, PASSAGES, reset

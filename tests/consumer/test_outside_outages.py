@@ -30,8 +30,8 @@ from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.consumer.subscription import Entry, Subscription
 from outbox.database.engines import start_loop
 from outbox.database.execute import driver_of
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import LeaseLost
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
 from tests.consumer.test_leases import lapse

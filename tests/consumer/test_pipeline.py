@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from outbox import Breaker, Message, Outbox, Park, Retry, Skip, testing
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import BatchUndone
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer.test_carriers import WRITE, by_async_cursor, by_cursor
 from tests.kit.bench import LEDGER, Bench
 

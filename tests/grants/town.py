@@ -42,7 +42,7 @@ from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once, prune_records_once
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
-from outbox.reconcile.duty.repairs import Repairer
+from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.record.orders import ReconciliationOrders, give_back, take
 from outbox.reconcile.record.views import Reconciliations, RunFilter
@@ -489,7 +489,7 @@ def _take_orders(town: Town, job: Job) -> None:
             give_back("outbox", job=uuid7()),
         )
         connection.rollback()
-        Repairer(reconciler, threading.Event())(connection, connection)
+        Repairs([reconciler], "outbox")(connection, connection, lambda: False)
 
 
 def look(town: Town) -> None:

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, Outgoing, Settings, Topic, message_id, testing
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.ids import FIRST_BUSINESS_ID
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import DuplicateIgnored, MessagesSent
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import Tables, at_once, dispatch_all, wait_until
 from tests.producer.bank import change, changes, halves, messages, pid_of, settle, waits_for_a_lock
 from tests.producer.carriers import CARRIERS, send

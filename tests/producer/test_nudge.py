@@ -12,8 +12,8 @@ from outbox import Outbox, Settings
 from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
 from outbox.producer import process
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import Tables, wait_until
 from tests.producer.bank import changes
 from tests.producer.carriers import CARRIERS, send

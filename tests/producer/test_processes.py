@@ -21,8 +21,8 @@ from outbox import Outbox, Settings
 from outbox.producer import process
 from outbox.producer.process import ProcessReport
 from outbox.prune.prune_pass import prune_producer_once
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import AfterCommitFailed
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import Tables
 from tests.producer.bank import halves
 from tests.producer.carriers import CARRIERS

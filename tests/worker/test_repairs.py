@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, make_url, text
 
 from outbox.acts.changes import Actor
 from outbox.database.execute import execute
-from outbox.errors import ActRefused, InvalidRequest, SelectorChanged
+from outbox.errors import ActRefused, InvalidRequest, SelectorChanged, SourceLost
+from outbox.message.model import Counts
+from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
 from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
-from outbox.reconcile.duty import repairs
 from outbox.reconcile.duty.reconciliation import JobReconciler
-from outbox.reconcile.duty.repairs import Repairer
+from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter
@@ -25,7 +28,7 @@ from outbox.testing import drain
 from outbox.worker.report import Facts, handlers_of, report_once
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
-from tests.worker.test_reconcile import MISSING, age, declare, only
+from tests.worker.test_reconcile import MISSING, NOW, age, declare, only
 
 OTTO = Actor("otto", {"via": "console"})
 
@@ -45,6 +48,11 @@ def passed(bench: Bench, duty: Any) -> int:
     with bench.observer.connect() as connection:
         auto = connection.execution_options(isolation_level="AUTOCOMMIT")
         return int(duty(auto, auto).done)
+
+
+def repairs_of(reconciler: JobReconciler) -> Callable[[Connection, Connection], Counts]:
+    """Return the passes of a worker that repairs what a reconciliation has found."""
+    return partial(Repairs([reconciler], "outbox"), stopping=lambda: False)
 
 
 def reported(bench: Bench, found: JobReconciler) -> None:
@@ -165,7 +173,7 @@ def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconcile
     job = desk(bench).repair(run, **order)
     assert desk(bench).repair(run, **order).id == job.id
     assert (job.state, job.total, job.pending) == ("waiting", 3, 3)
-    repairer = Repairer(reconciler, threading.Event())
+    repairer = repairs_of(reconciler)
     assert passed(bench, repairer) == 3
     done = job_now(bench, job)
     assert (done.state, done.done) == ("done", 3)
@@ -189,7 +197,7 @@ def test_what_has_healed_is_left_alone(bench: Bench, reconciler: JobReconciler) 
     run = dry_run(bench, reconciler)
     put(bench, consumed=healed, parked=parked)
     job = desk(bench).repair(run, by=OTTO, why="lost")
-    passed(bench, Repairer(reconciler, threading.Event()))
+    passed(bench, repairs_of(reconciler))
     outcomes = {item.message_id: (item.state, item.outcome) for item in items_of(bench, job)}
     assert outcomes == {
         healed: ("done", "it has healed meanwhile: nothing was left to do"),
@@ -211,7 +219,7 @@ def test_a_repair_that_is_named(bench: Bench, reconciler: JobReconciler) -> None
     chosen: dict[str, Any] = {"kind": "parked", "repair": "retry", "messages": (one,)}
     assert desk(bench).preview_repair(run, **chosen).number == 1
     desk(bench).repair(run, **chosen, by=OTTO, why="mended")
-    assert passed(bench, Repairer(reconciler, threading.Event())) == 1
+    assert passed(bench, repairs_of(reconciler)) == 1
     assert sorted(map(str, results(bench, run))) == ["None", "done"]
     assert bench.rows("SELECT message_id FROM outbox.consumer_message WHERE status = 'failed'") == [one]
 
@@ -244,77 +252,86 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
 
 
 def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconciler) -> None:
-    """What it had leased is done by another one, later; what it had done isn't done again."""
+    """What it was at is taken up by another one at once; what it had done isn't done again."""
     lost(bench, 2)
     run = dry_run(bench, reconciler)
     job = desk(bench).repair(run, by=OTTO, why="lost")
-    repairer = Repairer(reconciler, threading.Event())
+    repairer = repairs_of(reconciler)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repairs, "_settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(bulk_sql, "settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             passed(bench, repairer)
-    assert passed(bench, repairer) == 0
-    with bench.observer.begin() as connection:
-        connection.execute(text("UPDATE outbox.bulk_item SET next_attempt_at = now() - interval '1 s'"))
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
+    assert (job_now(bench, job).pending, results(bench, run)) == (2, [None, None])
     passed(bench, repairer)
     assert job_now(bench, job).pending == 0
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
 
 
-def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> None:
-    """What is due is cancelled at once; what a worker is at is ended by it."""
+def test_two_workers_repair_at_once(bench: Bench, reconciler: JobReconciler) -> None:
+    """What one is at is locked: the other one leaves it alone."""
     lost(bench, 2)
-    run = dry_run(bench, reconciler)
-    job = desk(bench).repair(run, by=OTTO, why="lost")
-    with bench.observer.begin() as connection:
-        leased = {"id": job.id, "run": run, "lease": 60, "limit": 1, "rate": None}
-        execute(connection, orders.lease("outbox", **leased))
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    with bench.observer.begin() as one:
+        one.execute(text("SELECT FROM outbox.bulk_item WHERE number = 1 FOR UPDATE"))
+        assert passed(bench, repairs_of(reconciler)) == 1
+    assert [item.state for item in items_of(bench, job)] == ["pending", "done"]
+    assert passed(bench, repairs_of(reconciler)) == 1
+    assert job_now(bench, job).state == "done"
+
+
+def test_a_database_out_of_reach_fails_no_item(bench: Bench, reconciler: JobReconciler) -> None:
+    """Repairs wait until it is back, while those of other runs go on."""
+    lost(bench, 1)
+    waiting = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    away = make_url(reconciler.work_at(NOW).producer.url).set(port=1).render_as_string(hide_password=False)
+
+    def far(now: Any, work_at: Any = reconciler.work_at) -> Any:
+        job = work_at(now)
+        return replace(job, producer=replace(job.producer, url=away, engine=None))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciler, "work_at", far)
+        with pytest.raises(SourceLost):
+            passed(bench, repairs_of(reconciler))
+    assert (job_now(bench, waiting).pending, {item.attempts for item in items_of(bench, waiting)}) == (1, {0})
+    assert passed(bench, repairs_of(reconciler)) == 1
+
+
+def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> None:
+    """What isn't done yet is never done."""
+    lost(bench, 2)
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
     BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
-    assert (job_now(bench, job).cancelled, job_now(bench, job).pending) == (1, 1)
-    with bench.observer.begin() as connection:
-        connection.execute(text("UPDATE outbox.bulk_item SET next_attempt_at = now() - interval '1 s'"))
-    passed(bench, Repairer(reconciler, threading.Event()))
+    assert passed(bench, repairs_of(reconciler)) == 0
     assert (job_now(bench, job).cancelled, job_now(bench, job).state) == (2, "cancelled")
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [1]
 
 
-class FirstPause(threading.Event):
-    """Stops a worker when it pauses for the first time; ``seconds`` are for how long it would have."""
-
-    seconds: float | None = None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Stop."""
-        self.seconds = timeout
-        self.set()
-        return True
+def test_a_repair_of_another_reconciliation_is_left_to_its_worker(bench: Bench, reconciler: JobReconciler) -> None:
+    """A worker carries out only what it has the databases of."""
+    lost(bench)
+    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    with bench.observer.connect() as connection:
+        assert not Repairs([], "outbox")(connection, connection, lambda: False)
+    assert job_now(bench, job).pending == 1
 
 
 def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconciler) -> None:
-    """A worker pauses after each batch; another one, or the same one that begins anew, finds the budget used up."""
+    """All workers together: what was done counts until its time is over, and what one is at keeps the others off."""
     lost(bench, 3)
     job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
     assert job.rate == 0.001
-    stopping = FirstPause()
-    assert passed(bench, Repairer(reconciler, stopping)) == 1
-    assert stopping.seconds == 1000
-    assert passed(bench, Repairer(reconciler, FirstPause())) == 0
+    assert passed(bench, repairs_of(reconciler)) == 1
+    assert passed(bench, repairs_of(reconciler)) == 0
     with bench.observer.begin() as connection:
         connection.execute(text("UPDATE outbox.bulk_item SET changed_at = changed_at - interval '2000 s'"))
-    assert passed(bench, Repairer(reconciler, FirstPause())) == 1
+    with bench.observer.begin() as other:
+        other.execute(text("SELECT FROM outbox.bulk_job FOR NO KEY UPDATE"))
+        assert passed(bench, repairs_of(reconciler)) == 0
+    assert passed(bench, repairs_of(reconciler)) == 1
     assert job_now(bench, job).done == 2
-
-
-def test_a_rate_holds_for_all_workers_together(bench: Bench, reconciler: JobReconciler) -> None:
-    """What one has leased and not settled yet isn't in the budget: nobody leases more meanwhile."""
-    lost(bench, 2)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
-    run = UUID(job.options["run"])
-    with bench.observer.begin() as connection:
-        lease = orders.lease("outbox", id=job.id, run=run, lease=60.0, limit=1, rate=0.001)
-        assert len(execute(connection, lease)[0]) == 1
-    assert passed(bench, Repairer(reconciler, FirstPause())) == 0
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
@@ -331,7 +348,7 @@ def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: JobReconcil
     with bench.observer.begin() as connection:
         connection.execute(text("DELETE FROM outbox.reconciliation_finding"))
         connection.execute(text("DELETE FROM outbox.reconciliation_run"))
-    assert passed(bench, Repairer(reconciler, threading.Event())) == 0
+    assert passed(bench, repairs_of(reconciler)) == 0
     ended = job_now(bench, job)
     assert (ended.finished_at is not None, ended.skipped, ended.pending) == (True, 2, 0)
     assert {item.outcome for item in items_of(bench, job)} == {"its run was pruned"}
@@ -347,7 +364,7 @@ def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: JobReconcile
 
     assert shown() == [(2, 2)]
     desk(bench).repair(run, by=OTTO, why="test")
-    assert passed(bench, Repairer(reconciler, threading.Event())) == 2
+    assert passed(bench, repairs_of(reconciler)) == 2
     assert shown() == [(2, 0)]
 
 

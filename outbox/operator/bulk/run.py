@@ -1,17 +1,19 @@
 """Carry bulk jobs out: item by item in small transactions, so that a crash at any point leaves nothing half done.
 
 A worker, the command line that ordered the job, or several of these at once run it. Each locks the next items, skips
-those that another one has, acts on their messages, and commits what became of them together with that.
+those that another one has, acts on their messages, and commits what became of them together with that. An act that has
+transactions of its own, such as a repair, is done while the items are locked: what a process did that died over them is
+found done by the next one.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.acts.changes import BUSY, ActOutcome, ActRequest, Target, apply
@@ -19,7 +21,7 @@ from outbox.acts.messages import ACTS
 from outbox.database.duty import APPEND, BULK, DECIDE, Duty, Post, Task, alone
 from outbox.database.execute import CONTENDED, CUT_OFF, Row, by_size, execute, is_lost, query, sqlstate, statement
 from outbox.database.sql import begin_bulk_job, finish_bulk_jobs, wait_at_most
-from outbox.errors import OutboxError
+from outbox.errors import ErrorKind, OutboxError
 from outbox.message.model import Counts
 from outbox.operator.bulk import sql
 from outbox.telemetry.events import BulkItemFailed
@@ -46,6 +48,27 @@ NOTHING = Counts()
 _ACTIONS = sorted(name for name, act in ACTS.items() if not act.as_job)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A bulk job that isn't done: what was ordered, by which actor, and why; ``origin`` names the bulk job, too.
+
+    ``rate`` is items a second at most.
+    """
+
+    id: UUID
+    action: str
+    actor: str
+    reason: str
+    options: Mapping[str, Any]
+    origin: Mapping[str, str]
+    rate: float | None
+    begun: bool
+
+
+#: Acts on the messages of some items, which are locked by the transaction of the connection; returns what came of each.
+ActOnItems = Callable[["Connection", Sequence[Target]], Sequence[ActOutcome]]
+
+
 def bulk_once(
     connection: Connection,
     settings: Settings,
@@ -56,25 +79,64 @@ def bulk_once(
 ) -> Counts:
     """Carry on with every open bulk job, or with one, each for a while; end those of which nothing is left.
 
-    Compensations are left to a duty of their own. ``connection`` must not be in a transaction. ``rated`` False ignores
-    the rates that were ordered.
+    Compensations and repairs are left to duties of their own. ``connection`` must not be in a transaction. ``rated``
+    False ignores the rates that were ordered. Returns counts as of `carry_out`.
+    """
+
+    def act_of(job: OpenJob) -> ActOnItems:
+        request = ActRequest(ACTS[job.action], job.actor, job.reason, job.origin, job.options)
+        return lambda connection, targets: apply(connection, settings, request, targets, wait=False)
+
+    schema = settings.schema
+    return carry_out(connection, schema, _ACTIONS, act_of, bulk_job_id=bulk_job_id, stopping=stopping, rated=rated)
+
+
+def carry_out(
+    connection: Connection,
+    schema: str,
+    actions: Collection[str],
+    act_of: Callable[[OpenJob], ActOnItems | None],
+    *,
+    bulk_job_id: UUID | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    rated: bool = True,
+) -> Counts:
+    """Carry on with the open bulk jobs of these actions, each for a while; end those of which nothing is left.
+
+    ``act_of`` returns how a bulk job is carried out here, None: it is left to other workers.
 
     Returns ``taken`` items, of these ``done`` ones and ``failed`` ones (those that were refused are neither); ``more``
     if something is left that could be done now.
+
+    Raises:
+        OutboxError: a database that an act needs is out of reach; the other bulk jobs were carried on with.
     """
-    schema, limit = settings.schema, BULK_JOBS if bulk_job_id is None else 1
+    limit = BULK_JOBS if bulk_job_id is None else 1
     with connection.begin():
-        values = {"actions": _ACTIONS, "limit": limit, "id": bulk_job_id}
+        values = {"actions": list(actions), "limit": limit, "id": bulk_job_id}
         _, rows = execute(connection, finish_bulk_jobs(schema, bulk_job_id), statement(schema, sql.OPEN, values))
-    counts = NOTHING
+    counts, unreached = NOTHING, None
     for job_id, action, actor, reason, options, origin, rate, begun in rows:
         if stopping():
             break
         via = {**(json.loads(origin) if origin else {}), "bulk_job": str(job_id)}
-        request = ActRequest(ACTS[action], actor, reason, via, json.loads(options))
-        run = _Run(connection, settings, job_id, request, rate if rated else None, begun, stopping)
-        counts += run.carry_on()
+        limited = rate if rated else None
+        job = OpenJob(job_id, action, actor, reason, json.loads(options or "{}"), via, limited, begun)
+        if (act := act_of(job)) is not None:
+            try:
+                counts += _Run(connection, schema, job, act, stopping).carry_on()
+            except OutboxError as error:
+                if not _is_unreached(error):
+                    raise
+                unreached = unreached or error
+    if unreached is not None:
+        raise unreached
     return counts
+
+
+def _is_unreached(error: Exception) -> bool:
+    """Is a database out of reach, so that it isn't for the item that the act failed?"""
+    return isinstance(error, OutboxError) and error.kind is ErrorKind.UNAVAILABLE
 
 
 @dataclass(slots=True)
@@ -82,27 +144,25 @@ class _Run:
     """One bulk job, as it is carried out here; ``_taken`` are the items of the transaction that is open."""
 
     _connection: Connection
-    _settings: Settings
-    _id: UUID
-    _request: ActRequest
-    _rate: float | None
-    _begun: bool
+    _schema: str
+    _job: OpenJob
+    _apply: ActOnItems
     _stopping: Callable[[], bool]
     _taken: list[Row] = field(default_factory=list)
 
     def carry_on(self) -> Counts:
         """Take batch after batch, in the order of the items, until none is left, the worker stops, or time is up."""
-        schema, until = self._settings.schema, time.monotonic() + SLICE
-        if not self._begun:
+        schema, job, until = self._schema, self._job, time.monotonic() + SLICE
+        if not job.begun:
             with self._connection.begin():
-                execute(self._connection, begin_bulk_job(schema, self._id))
+                execute(self._connection, begin_bulk_job(schema, job.id))
         counts, after = NOTHING, 0
         while not self._stopping() and time.monotonic() < until:
-            step = by_size(self._connection, ("bulk", self._request.act.name), BATCH, partial(self._batch, after))
+            step = by_size(self._connection, ("bulk", job.action), BATCH, partial(self._batch, after))
             counts += step
             if not step.more:
                 with self._connection.begin():
-                    execute(self._connection, finish_bulk_jobs(schema, self._id))
+                    execute(self._connection, finish_bulk_jobs(schema, job.id))
                 return replace(counts, more=False)
             after = self._taken[-1][0]
         return replace(counts, more=True)
@@ -113,7 +173,9 @@ class _Run:
             return self._act(after, limit)
         except Exception as error:
             taken = list(self._taken)
-            if is_lost(self._connection) or not taken or (len(taken) > 1 and sqlstate(error) in CUT_OFF - CONTENDED):
+            if is_lost(self._connection) or not taken or _is_unreached(error):
+                raise
+            if len(taken) > 1 and sqlstate(error) in CUT_OFF - CONTENDED:
                 raise
             if len(taken) == 1:
                 return self._failed(taken[0], error)
@@ -126,19 +188,19 @@ class _Run:
         return counts
 
     def _act(self, after: int, limit: int) -> Counts:
-        schema = self._settings.schema
+        schema, job = self._schema, self._job
         self._taken = []
         with self._connection.begin():
             execute(self._connection, wait_at_most(PATIENCE))
-            if self._rate is not None:
-                limit = min(limit, budget(self._connection, self._settings.schema, self._id, self._rate))
-            self._taken = query(self._connection, schema, sql.TAKE, id=self._id, after=after, limit=limit)
+            if job.rate is not None:
+                limit = min(limit, self._budget(job.rate))
+            self._taken = query(self._connection, schema, sql.TAKE, id=job.id, after=after, limit=limit)
             if not self._taken:
                 return NOTHING
             targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
-            outcomes = apply(self._connection, self._settings, self._request, targets, wait=False)
+            outcomes = self._apply(self._connection, targets)
             settled = [_settled(row, outcome) for row, outcome in zip(self._taken, outcomes, strict=True)]
-            execute(self._connection, sql.settle(schema, self._id, settled))
+            execute(self._connection, sql.settle(schema, job.id, settled))
         done = sum(item.state == "done" for item in settled)
         failed = sum(item.state == "failed" for item in settled)
         return Counts(len(settled), done, failed, more=len(settled) == limit)
@@ -152,18 +214,17 @@ class _Run:
         elif isinstance(error, OutboxError):
             settled = sql.Settled(row[0], "failed", message_of(error))
         else:
-            emit(BulkItemFailed(bulk_job=self._id, item=row[0], error=error))
+            emit(BulkItemFailed(bulk_job=self._job.id, item=row[0], error=error))
             settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
         with self._connection.begin():
-            execute(self._connection, sql.settle(self._settings.schema, self._id, [settled]))
+            execute(self._connection, sql.settle(self._schema, self._job.id, [settled]))
         return Counts(1, failed=int(settled.state == "failed"), more=True)
 
-
-def budget(connection: Connection, schema: str, bulk_job_id: UUID, rate: float) -> int:
-    """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
-    if not query(connection, schema, sql.LOCK_RATED, id=bulk_job_id):
-        return 0
-    return int(query(connection, schema, sql.BUDGET, id=bulk_job_id, rate=rate)[0][0])
+    def _budget(self, rate: float) -> int:
+        """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
+        if not query(self._connection, self._schema, sql.LOCK_RATED, id=self._job.id):
+            return 0
+        return int(query(self._connection, self._schema, sql.BUDGET, id=self._job.id, rate=rate)[0][0])
 
 
 def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:

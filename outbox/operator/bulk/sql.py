@@ -242,7 +242,6 @@ LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %(id)s FOR
 
 #: Cancel the open items of a bulk job, which is locked. Rows: ``(number,)``.
 # A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
-# A repair that a worker is at is ended by that worker too.
 CANCEL = """
 WITH marked AS (
     UPDATE {s}.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
@@ -250,7 +249,6 @@ WITH marked AS (
 UPDATE {s}.bulk_item
    SET state = 'cancelled', changed_at = clock_timestamp()
  WHERE bulk_job_id = %(id)s AND state = 'pending' AND (action <> 'compensate' OR attempts = 0)
-   AND NOT (action = 'repair' AND next_attempt_at > clock_timestamp())
 RETURNING number
 """
 

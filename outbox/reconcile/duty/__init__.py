@@ -8,20 +8,20 @@ from typing import Any
 from outbox.database.duty import BULK, COUNTED_CONSUMER, Duty, Post, Task, alone, whole
 from outbox.prune.prune_pass import prune_runs_once
 
-_LANE = "reconcile"
-
 
 def _tasks(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
     from outbox.reconcile.duty.following import followings  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.repairs import Repairs  # noqa: PLC0415 - what few workers do
 
+    repairing: list[Any] = []
     for reconciler in reconcilers(at.outbox, at.stopping):
         # A lane of its own: a job may take long, and nothing must wait for it.
-        yield _task(reconciler, _LANE)
+        yield _task(reconciler, "reconcile")
         if isinstance(reconciler, JobReconciler):
-            yield _repairs(at, reconciler)
+            repairing.append(reconciler)
         elif "prune" in at.roles:
             ((topic, group),) = reconciler.pairs
             one_pass = alone(prune_runs_once, at.settings, group, topic)
@@ -31,19 +31,15 @@ def _tasks(at: Post) -> Iterator[Task]:
         at.at_end(following.end)
         # Nothing that takes long must keep it.
         yield _task(following, None)
-        yield _repairs(at, following)
+        repairing.append(following)
+    if repairing:
+        repairs = Repairs(repairing, at.settings.schema)
+        yield Task(name="repair", one_pass=repairs, every=at.settings.idle_wait, parts=("consumer",))
 
 
 def _task(work: Any, lane: str | None) -> Task:
     how: Any = {"lane": lane, "parts": ("consumer",), "compares": (work.declared.name, work.pairs)}
     return Task(name=work.name, one_pass=whole(work), every=work.wait, **how)
-
-
-def _repairs(at: Post, work: Any) -> Task:
-    from outbox.reconcile.duty.repairs import READ_EVERY, Repairer  # noqa: PLC0415 - what few workers do
-
-    repairer = Repairer(work, at.stopping)
-    return Task(name=repairer.name, one_pass=whole(repairer), every=READ_EVERY, lane=_LANE, parts=("consumer",))
 
 
 DUTIES = (

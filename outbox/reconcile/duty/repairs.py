@@ -1,127 +1,120 @@
-"""The repairs that operators have ordered of what reconciliations found: bulk jobs, carried out batch by batch.
+"""The repairs that operators have ordered of what reconciliations found: bulk jobs, whose items are the findings.
 
-A repair has transactions of its own in both databases. So its items aren't locked but leased for a while, by a
-transaction of their own: a worker that dies over them leaves them to another one, which finds repaired messages healed.
+They are carried out as any bulk job, by a worker that has the reconciliation. A repair has transactions of its own in
+both databases, while its items are locked: of a worker that died over them, another one finds repaired messages healed.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.database.execute import execute
-from outbox.database.sql import NOW, begin_bulk_job, finish_bulk_jobs
+from sqlalchemy.exc import DBAPIError
+
+from outbox.acts.changes import BUSY, ActOutcome, Target
+from outbox.acts.whole_acts import REPAIR
+from outbox.database.execute import Template, execute
+from outbox.database.sql import NOW
+from outbox.errors import SourceLost
 from outbox.message.model import Counts
-from outbox.operator.bulk.run import AGAIN, MOST, budget
-from outbox.reconcile.job import Job, Repair
-from outbox.reconcile.record import orders
-from outbox.reconcile.record.orders import LeasedItem, RepairJob
+from outbox.operator.bulk.run import ActOnItems, OpenJob, carry_out
+from outbox.reconcile.job import DONE, HEALED, KINDS, Job, Outcome, Repair
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.reconcile.duty.following import Following
     from outbox.reconcile.duty.reconciliation import JobReconciler
+    from outbox.reconcile.job import Pair
+    from outbox.reconcile.rows import Repaired
 
-#: How many findings are leased at once, and for how long (seconds).
-BATCH = 100
-LEASE = 300.0
-#: How long (seconds) until orders are looked for again, and after which one repair leaves the next one its turn.
-READ_EVERY = SLICE = 5.0
+_OUTCOMES: Mapping[str, Outcome] = {kind.label: kind for kind in KINDS}
+
+_RUN: Template = Template("SELECT topic, consumer_group FROM {s}.reconciliation_run WHERE id = %(run)s")
+
+_FINDINGS: Template = Template("""
+SELECT message_id, kind, coalesce(action, 'alert') FROM {s}.reconciliation_finding
+ WHERE run_id = %(run)s AND message_id = ANY (%(ids)s::uuid[])
+""")
 
 
-class Repairer:
-    """Carries out the repairs ordered for the pairs of one reconciliation; its calls are the passes of a duty."""
+class Repairs:
+    """Carries out the repairs ordered for the pairs of reconciliations; its calls are the passes of a duty."""
 
-    def __init__(self, reconciler: JobReconciler | Following, stopping: threading.Event) -> None:
-        self._reconciler, self._stopping = reconciler, stopping
-        self.name: str = f"repair {reconciler.name.removeprefix('reconcile ')}"
+    def __init__(self, having: Sequence[JobReconciler | Following], schema: str) -> None:
+        self._having = {pair: each for each in reversed(having) for pair in each.pairs}
+        self._schema = schema
 
-    def __call__(self, connection: Connection, _: Connection) -> Counts:
+    def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         """Carry on with each repair that is ordered, as fast as it may be; those of pruned runs end."""
-        topics, groups = map(list, zip(*self._reconciler.pairs, strict=True))
-        counts, until = Counts(), time.monotonic() + SLICE
+        act_of = partial(self._act_of, connection)
+        return carry_out(connection, self._schema, [REPAIR.name], act_of, stopping=stopping)
+
+    def _act_of(self, connection: Connection, ordered: OpenJob) -> ActOnItems | None:
+        """Return how findings of a run are repaired; None if this worker doesn't have the reconciliation."""
         with connection.begin():
-            schema = self._reconciler.schema
-            ((now,),), pruned, rows = execute(
-                connection, NOW, orders.skip_pruned(schema), orders.repairs(schema, topics=topics, groups=groups)
-            )
-            execute(connection, *(finish_bulk_jobs(schema, bulk_job) for bulk_job in {row[0] for row in pruned}))
-        for row in rows:
-            ordered = RepairJob(*row)
-            job = replace(self._reconciler.work_at(now), actor=ordered.requested_by)
-            while not self._stopping.is_set():
-                step = _batch(connection, job, ordered)
-                counts += step
-                if not step.taken or time.monotonic() >= until:
-                    break
-                if ordered.rate is not None:
-                    self._stopping.wait(step.taken / ordered.rate)
-        return counts
+            ((now,),), runs = execute(connection, NOW, _RUN(self._schema, run=ordered.options["run"]))
+        if not runs:
+            pruned = ActOutcome("skipped", "its run was pruned", None)
+            return lambda _, targets: [pruned] * len(targets)
+        if (names := tuple(runs[0])) not in self._having:
+            return None
+        job: Job = replace(self._having[names].work_at(now), actor=ordered.actor)
+        (pair,) = (pair for pair in job.pairs if pair.names == names)
+        return partial(_repair, ordered, job, pair)
 
 
-def _batch(connection: Connection, job: Job, ordered: RepairJob) -> Counts:
-    """Repair the next findings; end the bulk job if none is left."""
-    schema, values = job.consumer.schema, {"id": ordered.id, "run": ordered.run, "lease": LEASE, "limit": BATCH}
-    values["rate"] = ordered.rate
-    with connection.begin():
-        if ordered.rate is not None and not ordered.cancelled:
-            values["limit"] = min(BATCH, budget(connection, schema, ordered.id, ordered.rate))
-        if ordered.cancelled:
-            execute(connection, orders.cancel_left(schema, **values), *orders.end_items(schema, ordered, ()))
-            return Counts()
-        _, rows = execute(connection, begin_bulk_job(schema, ordered.id), orders.lease(schema, **values))
-        if not rows:
-            execute(connection, *orders.end_items(schema, ordered, ()))
-            return Counts()
-    items = sorted((LeasedItem.of(row, ordered.repair) for row in rows), key=attrgetter("number"))
-    results = _repair(job, ordered, items)
-    return _settle(connection, job, ordered, items, results)
+def _repair(
+    ordered: OpenJob, job: Job, pair: Pair, connection: Connection, targets: Sequence[Target]
+) -> list[ActOutcome]:
+    """Repair findings, and write what came of them beside their items.
 
-
-def _repair(job: Job, ordered: RepairJob, items: Sequence[LeasedItem]) -> dict[UUID, str]:
-    """Return what became of each message whose finding is still there."""
+    Raises:
+        SourceLost: a database is out of reach. What was repaired before is found healed.
+    """
+    from outbox.reconcile.record.write import acted, why_of  # noqa: PLC0415 - an extra
+    from outbox.reconcile.repair import BUSY as REFUSED_BUSY  # noqa: PLC0415 - an extra
+    from outbox.reconcile.rows import Repaired  # noqa: PLC0415 - an extra
     from outbox.reconcile.run import repair_found  # noqa: PLC0415 - an extra
 
-    (pair,) = (pair for pair in job.pairs if pair.names == (ordered.topic, ordered.group))
-    origin = {**(json.loads(ordered.origin) if ordered.origin else {}), "bulk_job": str(ordered.id)}
+    schema, run = job.consumer.schema, UUID(ordered.options["run"])
+    (rows,) = execute(connection, _FINDINGS(schema, run=run, ids=[target.message_id for target in targets]))
+    chosen = ordered.options.get("repair")
+    found = {each: (_OUTCOMES[kind], Repair(chosen or action)) for each, kind, action in rows if kind in _OUTCOMES}
     results: dict[UUID, str] = {}
-    known = [item for item in items if item.kind is not None]
-    by_repair = attrgetter("kind", "action")
-    for (kind, action), group in itertools.groupby(sorted(known, key=by_repair), key=by_repair):
-        ids = [item.message_id for item in group]
+    by_repair = itemgetter(1)
+    for (kind, action), group in itertools.groupby(sorted(found.items(), key=by_repair), key=by_repair):
+        ids = [message_id for message_id, _ in group]
         if action is Repair.ALERT:
             results |= dict.fromkeys(ids, "refused: the policy of the run only reports it; name a repair")
             continue
-        chosen: Any = replace(job, policy={kind: action})
-        results |= repair_found(chosen, pair, ordered.run, dict.fromkeys(ids, kind), why=ordered.reason, origin=origin)
-    return results
+        mending: Any = replace(job, policy={kind: action})
+        kinds = dict.fromkeys(ids, kind)
+        try:
+            results |= repair_found(mending, pair, run, kinds, why=ordered.reason, origin=ordered.origin)
+        except DBAPIError as error:
+            raise SourceLost(why_of(error, job)) from error
+    # A message without a result has changed under the repair's hands.
+    tried = {each: Repaired(each, *known, results.get(each, REFUSED_BUSY)) for each, known in found.items()}
+    if news := [each for each in tried.values() if each.result != REFUSED_BUSY]:
+        execute(connection, acted(schema, run, news))
+    return [_outcome(tried.get(target.message_id), REFUSED_BUSY) for target in targets]
 
 
-def _settle(
-    connection: Connection, job: Job, ordered: RepairJob, items: Sequence[LeasedItem], results: dict[UUID, str]
-) -> Counts:
-    """Write what became of items, and of their findings, in one transaction."""
-    from outbox.reconcile.record.write import acted  # noqa: PLC0415 - an extra
-    from outbox.reconcile.repair import BUSY  # noqa: PLC0415 - an extra
-    from outbox.reconcile.rows import Repaired  # noqa: PLC0415 - an extra
-
-    settled = [item.settled(results.get(item.message_id), BUSY, AGAIN, MOST) for item in items]
-    news = [
-        Repaired(item.message_id, item.kind, item.action, result)
-        for item in items
-        if item.kind is not None and (result := results.get(item.message_id, BUSY)) != BUSY
-    ]
-    schema = job.consumer.schema
-    written = [acted(schema, ordered.run, news)] if news else []
-    with connection.begin():
-        execute(connection, *written, *orders.end_items(schema, ordered, settled))
-    states = [each.state for each in settled]
-    return Counts(taken=len(items), done=states.count("done"), failed=states.count("failed"))
+def _outcome(repaired: Repaired | None, busy: str) -> ActOutcome:
+    """Return what an item says of a repair; None: of a finding that isn't there any more."""
+    if repaired is None:
+        return ActOutcome("skipped", "its finding was pruned", None)
+    action, result = repaired.action, repaired.result
+    if result == DONE:
+        return ActOutcome("done", f"{action.value}: {action.does}", None)
+    if result == HEALED:
+        return ActOutcome("done", "it has healed meanwhile: nothing was left to do", None)
+    if result == busy:
+        return ActOutcome("busy", BUSY, None)
+    return ActOutcome("skipped", result.removeprefix("refused: "), None)

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.acts.changes import MAX_ITEMS, Actor, checked_actor, record_of
 from outbox.acts.whole_acts import RECONCILE, REPAIR
-from outbox.database.execute import Row, Statement, Template, execute, query, statement
-from outbox.database.sql import finish_bulk_jobs, plan_by_index
+from outbox.database.execute import Template, execute, query, statement
+from outbox.database.sql import plan_by_index
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.bulk.jobs import BulkJobs, check_order
-from outbox.operator.bulk.sql import Settled, settle
 from outbox.operator.databases import Database
 from outbox.operator.model import MAX_IDS, BulkJob
-from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
+from outbox.reconcile.job import KINDS, Repair
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted
 
@@ -174,52 +173,6 @@ _EARLIER = """
 SELECT id, requested_by, rate, (selector - 'described' - 'counts')::text
   FROM {s}.bulk_job WHERE idempotency_key = %(key)s
 """
-
-#: The oldest repairs that are ordered, of runs of these pairs. Rows: ``(bulk job, run, topic, group, requested_by,
-#: reason, repair or NULL, origin as JSON, rate or NULL, cancelled)``.
-repairs: Template = Template(f"""
-SELECT b.id, r.id, r.topic, r.consumer_group, b.requested_by, b.reason, b.options ->> 'repair', b.origin::text,
-       b.rate, b.cancelled_at IS NOT NULL
-  FROM {{s}}.bulk_job b JOIN {{s}}.reconciliation_run r ON r.id = (b.options ->> 'run')::uuid
- WHERE b.finished_at IS NULL AND b.action = '{REPAIR.name}'
-   AND (r.topic, r.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
- ORDER BY b.created_at LIMIT 100
-""")
-
-#: End the open items of repairs whose runs were pruned: their findings are gone, too. Rows: ``(bulk job,)``.
-skip_pruned: Template = Template(f"""
-UPDATE {{s}}.bulk_item i
-   SET state = 'skipped', outcome = 'its run was pruned', changed_at = clock_timestamp()
-  FROM {{s}}.bulk_job b
- WHERE b.finished_at IS NULL AND b.action = '{REPAIR.name}' AND i.bulk_job_id = b.id AND i.state = 'pending'
-   AND NOT EXISTS (SELECT FROM {{s}}.reconciliation_run r WHERE r.id = (b.options ->> 'run')::uuid)
-RETURNING i.bulk_job_id
-""")
-
-# The budget of a rate counts what was settled: so nothing is leased by a rate while another lease isn't settled.
-#: Lease the next items of a repair for so many seconds: a worker that dies over them leaves them to another one.
-#: Rows: ``(number, message, attempts, kind, action)``.
-lease: Template = Template("""
-UPDATE {s}.bulk_item i
-   SET next_attempt_at = clock_timestamp() + make_interval(secs => %(lease)s)
-  FROM (SELECT bulk_job_id, number, message_id FROM {s}.bulk_item
-         WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
-           AND (%(rate)s::float8 IS NULL OR NOT EXISTS (
-                SELECT FROM {s}.bulk_item c
-                 WHERE c.bulk_job_id = %(id)s AND c.state = 'pending' AND c.attempts = 0
-                   AND c.next_attempt_at > clock_timestamp()))
-         ORDER BY number LIMIT %(limit)s FOR UPDATE SKIP LOCKED) n
-  LEFT JOIN {s}.reconciliation_finding f ON f.run_id = %(run)s AND f.message_id = n.message_id
- WHERE i.bulk_job_id = n.bulk_job_id AND i.number = n.number
-RETURNING i.number, i.message_id, i.attempts, f.kind, coalesce(f.action, 'alert')
-""")
-
-#: Cancel the open items of a repair that was cancelled while a worker was at it.
-cancel_left: Template = Template("""
-UPDATE {s}.bulk_item SET state = 'cancelled', changed_at = clock_timestamp()
- WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
-""")
-
 
 # --- ordering --------------------------------------------------------------------------------------------------------
 
@@ -393,57 +346,3 @@ def _earlier(
             )
         return UUID(str(job_id))
     return None
-
-
-# --- carrying out ----------------------------------------------------------------------------------------------------
-
-
-class RepairJob(NamedTuple):
-    """A bulk job of repairs, as `repairs` finds it."""
-
-    id: UUID
-    run: UUID
-    topic: str
-    group: str
-    requested_by: str
-    reason: str
-    repair: str | None
-    origin: str | None
-    rate: float | None
-    cancelled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LeasedItem:
-    """An item of a repair that is ours for a while; ``kind`` None: its finding was pruned."""
-
-    number: int
-    message_id: UUID
-    attempts: int
-    kind: Outcome | None
-    action: Repair
-
-    @classmethod
-    def of(cls, row: Row, repair: str | None) -> LeasedItem:
-        """Return a row of `lease`, whose action is the repair that was ordered, else that of its finding."""
-        number, message_id, attempts, kind, action = row
-        return cls(number, message_id, attempts, _OUTCOMES.get(kind), Repair(repair or action))
-
-    def settled(self, result: str | None, busy: str, again: float, most: int) -> Settled:
-        """Return what became of it: its ``result``, None where there was nothing to do it to."""
-        if self.kind is None or result is None:
-            return Settled(self.number, "skipped", "its finding was pruned")
-        if result == DONE:
-            return Settled(self.number, "done", f"{self.action.value}: {self.action.does}")
-        if result == HEALED:
-            return Settled(self.number, "done", "it has healed meanwhile: nothing was left to do")
-        if result != busy:
-            return Settled(self.number, "skipped", result.removeprefix("refused: "))
-        if self.attempts + 1 >= most:
-            return Settled(self.number, "failed", f"another transaction was working on it, {most} times")
-        return Settled(self.number, "pending", "another transaction is working on it; tried again in a while", again)
-
-
-def end_items(schema: str, job: RepairJob, items: Sequence[Settled]) -> list[Statement]:
-    """Return what writes what became of items, and ends the bulk job if none is left."""
-    return [*([settle(schema, job.id, items)] if items else []), finish_bulk_jobs(schema, job.id)]
