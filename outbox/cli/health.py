@@ -17,10 +17,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from outbox.cli import output
-from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, check_role, opened
+from outbox.cli.database import DatabaseOptions, DatabasesOptions, check_role, opened
 from outbox.cli.groups import add_acts
 from outbox.cli.messages import dead_app
-from outbox.cli.options import AppOption, command, gathered
+from outbox.cli.options import URL_VARIABLE, AppOption, command, gathered
 from outbox.cli.output import Code, Failure, ListForm, ListFormOption, Output, OutputOption, RowShape, if_away, say
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings

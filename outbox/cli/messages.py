@@ -23,9 +23,9 @@ import typer
 from outbox.acts.changes import Actor
 from outbox.acts.messages import ACTS
 from outbox.cli import groups, options, output, processes
-from outbox.cli.database import DatabasesOptions, find_url
+from outbox.cli.database import DatabasesOptions
 from outbox.cli.groups import CommandGroup, WordsArgument, add_acts, all_rows, commands_of
-from outbox.cli.options import ActOptions, ActorOption, CodecsOption, as_id, cli_actor, command, gathered
+from outbox.cli.options import ActOptions, ActorOption, CodecsOption, as_id, cli_actor, command, find_url, gathered
 from outbox.cli.output import (
     Code,
     ExportForm,

@@ -23,9 +23,9 @@ import typer
 from sqlalchemy import URL
 
 from outbox.cli import options, output
-from outbox.cli.database import SCHEMA_HELP, URL_VARIABLE, engine_of, find_url
+from outbox.cli.database import SCHEMA_HELP, engine_of
 from outbox.cli.groups import add_acts
-from outbox.cli.options import LimitOption, command, gathered, options_of, read_options
+from outbox.cli.options import URL_VARIABLE, LimitOption, command, find_url, gathered, options_of, read_options
 from outbox.cli.output import (
     Code,
     Failure,
@@ -219,6 +219,14 @@ class RecordingOptions:
         return {"record_in": source.access(_find_url(self.record, "--record", RECORD_VARIABLE))}
 
 
+#: The module that writes each of the files of a result.
+_WRITERS = {
+    "html": "outbox.reconcile.report.html",
+    "prometheus": "outbox.reconcile.report.prometheus",
+    "findings": "outbox.reconcile.report",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SummaryOptions:
     """In which forms any result is reported; ``limit`` is of the findings shown on stdout."""
@@ -232,9 +240,8 @@ class SummaryOptions:
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
     def files(self) -> list[tuple[str, Path]]:
-        """Return what else than stdout the result goes to, by the module of `outbox.reconcile.report`."""
-        names = ("html", "prometheus", "findings")
-        return [(name, path) for name in names if (path := getattr(self, name))]
+        """Return what else than stdout the result goes to, by the option that names it."""
+        return [(name, path) for name in _WRITERS if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
@@ -247,7 +254,7 @@ class SummaryOptions:
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}")
             if not os.access(path.parent, os.W_OK):
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
-            importlib.import_module(f"outbox.reconcile.report.{name}")  # what isn't installed is reported now
+            importlib.import_module(_WRITERS[name])  # what isn't installed is reported now
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +268,12 @@ class ReportOptions(SummaryOptions):
 
             output.print_json(as_json(result, self.limit))
         else:
-            from outbox.reconcile.report.text import print_report  # noqa: PLC0415 - needed by this command alone
+            from outbox.reconcile.report import print_report  # noqa: PLC0415 - needed by this command alone
 
             print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
             with writing(path):
-                getattr(importlib.import_module(f"outbox.reconcile.report.{name}"), f"write_{name}")(path, result)
+                getattr(importlib.import_module(_WRITERS[name]), f"write_{name}")(path, result)
 
     def report_failure(self, job: Job) -> None:
         """Write for Prometheus that a run failed."""

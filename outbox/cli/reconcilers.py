@@ -146,7 +146,7 @@ def _report(report: SummaryOptions, result: FleetResult) -> None:
         write_fleet_html,
         write_fleet_prometheus,
     )
-    from outbox.reconcile.report.findings import write_findings  # noqa: PLC0415 - an extra
+    from outbox.reconcile.report import write_findings  # noqa: PLC0415 - an extra
 
     if report.output is Output.JSON:
         output.print_json(fleet_as_json(result, report.limit))

@@ -22,7 +22,7 @@ from outbox.database.engines import address_of, sync_engine
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, variable
 from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Spark, Window, described
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables import ForeignTable
 from outbox.settings import Settings
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.tables.declare import NAMES, ForeignTable, wrong_columns
+from outbox.reconcile.tables import NAMES, ForeignTable, wrong_columns
 from outbox.settings import Settings
 
-#: The first of all ids, and the first of a range that holds them all.
-FIRST_ID = UUID(int=0)
+#: The first and the last of all ids.
+FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 #: How often a reconciliation that follows the log looks unless it is told otherwise, in seconds.
 PASS_EVERY = 20.0
@@ -201,6 +201,16 @@ class Range(NamedTuple):
     first: UUID
     end: UUID | None
 
+    @classmethod
+    def only(cls, id_: UUID) -> Range:
+        """Return the range of one id."""
+        return cls(id_, None if id_ == LAST_ID else UUID(int=id_.int + 1))
+
+    @property
+    def last(self) -> UUID:
+        """The last id that it can hold."""
+        return LAST_ID if self.end is None else UUID(int=self.end.int - 1)
+
     def __contains__(self, message_id: object) -> bool:
         return isinstance(message_id, UUID) and self.first <= message_id and (self.end is None or message_id < self.end)
 
@@ -345,9 +355,14 @@ class Window:
         return f"{since} to {until}"
 
 
+def id_at(milliseconds: int) -> UUID:
+    """Return the bound before the ids of a time, in milliseconds since 1970: it has no version and variant bits."""
+    return UUID(int=max(milliseconds, 0) << 80)
+
+
 def _at(moment: dt.datetime) -> UUID:
-    # Without version and variant bits: the bound lies before every id of its millisecond. Without floats: it is exact.
-    return UUID(int=max((moment - _EPOCH) // _MILLISECOND, 0) << 80)
+    # Without floats: it is exact.
+    return id_at((moment - _EPOCH) // _MILLISECOND)
 
 
 @dataclass(frozen=True, slots=True)

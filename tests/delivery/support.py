@@ -133,6 +133,6 @@ class Post(Bench):
         """Count how often a message was sent."""
         return int(self.at_a.value("SELECT count(*) FROM outbox.message WHERE half_id = :id", id=half_id))
 
-    def told(self) -> list[tuple[UUID, str, str]]:
+    def told(self) -> list[tuple[UUID, str | None, str]]:
         """Return what bank A was told, in order."""
         return [tuple(row) for row in self.at_a.rows("SELECT message_id, consumer_group, status FROM told ORDER BY n")]

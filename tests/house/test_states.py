@@ -23,7 +23,7 @@ from outbox.message.model import DeliveryStatus, Resolution, Status
 from outbox.operator.health.rules import IN_ORDER
 from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.tables.declare import ProducerState
+from outbox.reconcile.tables import ProducerState
 
 ROOT = Path(__file__).parents[2]
 DECLARATIONS: tuple[type[enum.StrEnum], ...] = (

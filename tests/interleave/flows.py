@@ -284,7 +284,7 @@ def resend_missing(world: World, engine: Engine) -> Any:
     from outbox.reconcile.job import Access, Job, Outcome, Pair
     from outbox.reconcile.repair import Work, resend_missing
     from outbox.reconcile.rows import Finding
-    from outbox.reconcile.tables.declare import ProducerState
+    from outbox.reconcile.tables import ProducerState
 
     access, pair = Access(world.url, world.settings), Pair(TOPIC, GROUP)
     job = Job(access, access, (pair,), actor="night", apply=True)

@@ -313,15 +313,15 @@ async def test_drivers_set_up_in_other_ways(url: str, engine: Engine, outbox: Ou
 
     with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row, cursor_factory=psycopg.RawCursor) as dicts:
         send_and_decide(dicts, 1)
-    connection = psycopg2.connect(dsn, cursor_factory=psycopg2.extras.RealDictCursor)
-    send_and_decide(connection, 2)
-    connection.close()
+    dictionaries = psycopg2.connect(dsn, cursor_factory=psycopg2.extras.RealDictCursor)
+    send_and_decide(dictionaries, 2)
+    dictionaries.close()
     named = {"cursor_factory": psycopg2.extras.NamedTupleCursor}
     through = create_engine(engine.url.set(drivername="postgresql+psycopg2"), connect_args=named)
     with through.connect() as opened:
         send_and_decide(opened, 3)
     through.dispose()
-    connection = await asyncpg.connect(dsn)
+    connection: Any = await asyncpg.connect(dsn)
     await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
     async with connection.transaction():
         await outbox.send(connection, "t", {"number": 4}, headers={"a": "b"})

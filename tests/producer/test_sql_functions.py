@@ -421,6 +421,16 @@ _NEW_YEAR = dt.datetime(2031, 1, 1, tzinfo=dt.UTC)
 _TOO_LATE = dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)
 _TOO_EARLY = dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))
 _KEY, _TAG = "k" * (content.MAX_KEY_BYTES + 1), "t" * (content.MAX_TAG_BYTES + 1)
+#: Times from which on a message is too old that can't be: what is wrong, by Python, and by SQL.
+_EXPIRIES: list[tuple[str, dict[str, Any] | None, list[str]]] = [
+    ("isn't a time", {"expires_at": "soon"}, ["soon"]),
+    ("naive", {"expires_at": dt.datetime(2031, 1, 1)}, ["2031-01-01T00:00:00", "2031-01-01"]),  # noqa: DTZ001
+    ("in 10000", {"expires_at": _TOO_LATE}, ["9999-12-31T23:00:00-05:00", "10000-01-01T00:00:00Z"]),
+    ("in 0", {"expires_at": _TOO_EARLY}, ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+01:00"]),
+    ("without end", None, ["infinity"]),
+    ("on a day that isn't", None, ["2031-02-30T00:00:00Z"]),
+    ("at 24", None, ["2031-01-01T24:00:00Z", "2031-01-01T23:59:60Z"]),
+]
 #: What a message can't be: by Python's options (None: it has no way to say so), and by those of SQL, which functions
 #: take by name and `send_many` as keys. The one list of the rules: a new one is a new row.
 _BAD: dict[str, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = {
@@ -453,15 +463,7 @@ _BAD: dict[str, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = {
     "a group that isn't": (None, [{"producer_group": "a b"}]),
     **{
         f"expiry {wrong}": (python, [{"headers": {"outbox-expires-at": said}} for said in sql])
-        for wrong, python, sql in [
-            ("isn't a time", {"expires_at": "soon"}, ["soon"]),
-            ("naive", {"expires_at": dt.datetime(2031, 1, 1)}, ["2031-01-01T00:00:00", "2031-01-01"]),  # noqa: DTZ001
-            ("in 10000", {"expires_at": _TOO_LATE}, ["9999-12-31T23:00:00-05:00", "10000-01-01T00:00:00Z"]),
-            ("in 0", {"expires_at": _TOO_EARLY}, ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+01:00"]),
-            ("without end", None, ["infinity"]),
-            ("on a day that isn't", None, ["2031-02-30T00:00:00Z"]),
-            ("at 24", None, ["2031-01-01T24:00:00Z", "2031-01-01T23:59:60Z"]),
-        ]
+        for wrong, python, sql in _EXPIRIES
     },
 }
 

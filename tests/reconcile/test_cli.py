@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from outbox.cli.output import Code
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.kit import wait_until
 from tests.reconcile.town import HOUR, Place, Town, fate, ids_at, url_of

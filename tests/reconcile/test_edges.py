@@ -31,7 +31,7 @@ from outbox.reconcile.source import (
     literal,
     snapshots_of,
 )
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from outbox.testing import make_due
 from tests.reconcile.town import (
     HOUR,

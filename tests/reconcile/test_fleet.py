@@ -21,7 +21,7 @@ from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
 from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import run_cli
 from tests.reconcile.town import IN_SYNC, Town, fate, kinds, url_of
 

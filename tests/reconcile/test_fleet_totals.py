@@ -19,7 +19,7 @@ from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern
 from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import compare_fleet
 from outbox.reconcile.job import Access
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, Place, Town, fate, url_of
 
 UNDER_WAY = fate(status=InboxState.NONE, place=Place.AHEAD, age=0)

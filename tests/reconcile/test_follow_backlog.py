@@ -8,7 +8,7 @@ import pytest
 
 from outbox.reconcile.follow import survey
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.tables.declare import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.following import Watched
 from tests.reconcile.test_follow import consume
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Town, fate, ids_at

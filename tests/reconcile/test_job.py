@@ -17,7 +17,7 @@ from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, Source
 from outbox.reconcile import run as jobs
 from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Tier, Window
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds
 
 MISSING = fate(status=InboxState.NONE)

@@ -18,7 +18,7 @@ from outbox.reconcile import source
 from outbox.reconcile.job import Access, Effect, EngineName, Interrupted, Job, Outcome, Pair, Tier
 from outbox.reconcile.record import timetable, write
 from outbox.reconcile.run import foresee, reconcile
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.failover.clusters import base_cluster, clusters
 from tests.kit import sample, wait_until
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, kinds

@@ -15,7 +15,7 @@ from outbox.reconcile.job import Outcome, Pair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.rows import JobResult
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables.declare import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, kinds
 
 MISSING = fate(status=InboxState.NONE)

@@ -18,7 +18,7 @@ from outbox.reconcile import repair as package
 from outbox.reconcile.job import Outcome, Pair, Repair
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import Repaired
-from outbox.reconcile.tables.declare import ProducerState
+from outbox.reconcile.tables import ProducerState
 from outbox.testing import make_due
 from tests.consumer.test_reread import reset
 from tests.kit.bench import record

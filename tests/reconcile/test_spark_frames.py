@@ -16,7 +16,7 @@ from outbox.reconcile.job import FIRST_ID, Outcome, Range, Spark
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.spark.frames import COMPARED, FrameRules, compare
 from outbox.reconcile.spark.session import session
-from outbox.reconcile.tables.declare import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import BEGAN
 

@@ -23,7 +23,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Effect, Job, NoProgress, Outcome, Pair, Window
 from outbox.reconcile.rows import PairResult, Torn, to_findings
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables.declare import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g")

@@ -22,7 +22,7 @@ from outbox.reconcile.duty.reconciliation import FleetReconciler, reconcilers
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER
-from outbox.reconcile.tables.declare import InboxState
+from outbox.reconcile.tables import InboxState
 from outbox.worker import Worker
 from tests.kit import python, wait_until
 from tests.reconcile.town import IN_SYNC, Town, fate, url_of

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from outbox.database.dialect import command
 from outbox.database.migration import chain
-from outbox.database.migration.state import connected, read, set_local, set_time_limit
+from outbox.database.migration.chain import connected, read, set_local, set_time_limit
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.errors import SchemaMissing
 from outbox.text import described
