@@ -25,7 +25,7 @@ def record_failure(
 ) -> list[Statement]:
     """Write the inbox row of a message after a failed attempt, and the attempt into its history; tell if it is parked.
 
-    Nothing is told of a row that another worker has written meanwhile.
+    Nothing is told of a message that another worker has settled in another way meanwhile.
     """
     statements = sql.settle_failure(of, row, passage, process_name())
     if row.status != Status.PARKED:
@@ -37,7 +37,7 @@ def record_failure(
 def tell_parked(
     schema: str, subscription: Subscription, message_id: UUID, message: Message | None, reason: str, attempts: int
 ) -> list[Statement]:
-    """Tell the callback of a topic, if there is one, that this transaction has parked a message."""
+    """Tell the callback of a topic, if there is one, that a message is parked, in the transaction that parks it."""
     callback, group = parked_callback(subscription), subscription.group
     if callback is None:
         return []

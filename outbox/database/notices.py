@@ -77,15 +77,15 @@ def write_notices(schema: str, topic: str, group: str, notices: Sequence[Notice]
     return _WRITE(schema, **values, **columns, facts=[json.dumps(each.facts) for each in notices])
 
 
-# The inbox row of this transaction alone: one that another worker has written is told by that.
+# Not where another worker has settled the message meanwhile in another way. One that has parked it has told that, by
+# the same id.
 _WRITE_COPY = Template("""
 WITH notice AS (
     INSERT INTO {s}.half_message (id, producer_group, topic, key, tag, headers, content_type, body)
     SELECT %(id)s::uuid, %(app)s, %(topic)s, %(key)s, %(tag)s, %(headers)s::text::jsonb, %(content_type)s,
            %(body)b::bytea
      WHERE EXISTS (SELECT FROM {s}.consumer_message
-                    WHERE consumer_group = %(group)s AND message_id = %(about)s AND status = 'parked'
-                      AND xmin = pg_current_xact_id()::xid)
+                    WHERE consumer_group = %(group)s AND message_id = %(about)s AND status = 'parked')
     ON CONFLICT DO NOTHING RETURNING id
 )
 INSERT INTO {s}.op_message (half_id, resolution, decided_by) SELECT id, 'commit', 'producer' FROM notice
@@ -97,7 +97,7 @@ def write_parked(
 ) -> Statement:
     """Write the notice of an application that a message, which was read elsewhere, is parked in a group.
 
-    Only if this transaction has parked it. ``message`` is None where it isn't known any more.
+    Only if it is. ``message`` is None where it isn't known any more.
     """
     about, headers = str(notice.about), {} if message is None else message.headers
     facts: dict[str, Any] = {"id": about, "topic": topic, "position": None, **notice.facts}
@@ -111,8 +111,10 @@ def write_parked(
             own[ENCODING_HEADER] = message.encoding
     # A character that this database has no code for must not keep the message from being parked: within the facts,
     # which are a text of their own, it is written in ASCII.
-    kept = {name: value for name, value in headers.items() if name not in OPTION_HEADERS and f"{name}{value}".isascii()}
-    facts["options"] = {name: value for name, value in headers.items() if name not in kept}
+    plain = {
+        name: value for name, value in headers.items() if name not in OPTION_HEADERS and f"{name}{value}".isascii()
+    }
+    facts["options"] = {name: value for name, value in headers.items() if name not in plain}
     own |= {CONVERSATION_HEADER: headers.get(CONVERSATION_HEADER, about), NOTICE_HEADER: json.dumps(facts)}
     return _WRITE_COPY(
         schema,
@@ -123,7 +125,7 @@ def write_parked(
         key=about,
         tag=tag,
         group=group,
-        headers=json.dumps({**kept, **own}),
+        headers=json.dumps({**plain, **own}),
         content_type=content_type,
         body=body,
     )
