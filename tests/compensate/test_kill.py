@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
 from tests.kit import stride, wait_until
 from tests.kit.bench import Bench
+from tests.kit.processes import spoken_to
 
 pytestmark = pytest.mark.slow
 
@@ -61,14 +61,8 @@ class Killer:
 @pytest.fixture(scope="module")
 def forking() -> Iterator[Pipe]:
     """A process that forks those that are killed."""
-    context = multiprocessing.get_context("forkserver")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    yield pipe
-    process.kill()
-    process.join()
+    with spoken_to(serve) as pipe:
+        yield pipe
 
 
 class Banks:

@@ -16,6 +16,7 @@ from outbox import Message, Orphan, Outbox, Resolution, Settings
 from outbox.errors import InvalidMessage
 from outbox.operator.model import InboxFilter, MessageFilter, PageRequest
 from outbox.testing import bulk, capture, check, drain, sent_messages
+from tests.kit import Tables
 
 BODY = {"lines": ["the same line"] * 1000, "order": {"id": 42}}
 RAW = json.dumps(BODY, separators=(",", ":")).encode()
@@ -167,8 +168,7 @@ def test_operators_see_the_body(app: Outbox, engine: Engine) -> None:
     assert app.operator.body(half_id) == ("application/json", RAW)
     assert by_body(app) == [half_id]
     damaged = b"no gzip"
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE outbox.half_message SET body = :damaged"), {"damaged": damaged})
+    Tables(engine).run("UPDATE outbox.half_message SET body = :damaged", damaged=damaged)
     assert app.operator.body(half_id) == ("application/json", damaged)
     shown = app.operator.message(half_id).body
     assert shown is not None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess as Process
+from multiprocessing.process import BaseProcess
 
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from tests.consumer.test_kill import CREW, Spawn, kill, spawn, unfinished
+from tests.consumer.test_kill import CREW, Spawn, spawn, unfinished
 from tests.kit import wait_until
 from tests.kit.bench import Bench, make_ledger
+from tests.kit.processes import kill
 
 __all__ = ["spawn"]
 
@@ -61,7 +62,7 @@ def looks(bench: Bench) -> int:
     return int(bench.rows(scans)[0])
 
 
-def replace(crew: list[Process], number: int, spawn: Spawn, mode: str, seed: int) -> None:
+def replace(crew: list[BaseProcess], number: int, spawn: Spawn, mode: str, seed: int) -> None:
     """Kill a worker, and start another one in its place."""
     kill(crew[number])
     crew[number] = spawn(mode, seed)

@@ -54,16 +54,13 @@ def fail(message: Message, session: Session | None = None) -> None:
 class Ward:
     """A handler, in a transaction or outside of one, that fails where it is told to; it writes into the ledger first.
 
-    It fails for the bodies in ``ill`` (``once``: at their first attempt only), and for all while what it needs is
-    ``down``. ``calls`` are the bodies of all its calls, ``done`` those that it handled, after each of which
-    it does ``afterwards``.
+    It fails for the bodies in ``ill``, and for all while what it needs is ``down``. ``calls`` are the bodies of all its
+    calls, ``done`` those that it handled, after each of which it does ``afterwards``.
     """
 
-    def __init__(
-        self, *ill: Any, once: bool = False, down: bool = False, error: type[BaseException] = RuntimeError
-    ) -> None:
+    def __init__(self, *ill: Any, down: bool = False, error: type[BaseException] = RuntimeError) -> None:
         self.ill = set(ill)
-        self.once, self.down, self.error = once, down, error
+        self.down, self.error = down, error
         self.calls: list[Any] = []
         self.done: list[Any] = []
         self.afterwards: Callable[[Any], object] = lambda body: None
@@ -75,7 +72,7 @@ class Ward:
             record(message, session)
         if self.down:
             raise ConnectionError("the provider is down")
-        if message.body in self.ill and not (self.once and message.attempt > 1):
+        if message.body in self.ill:
             raise self.error("ill")
         self.done.append(message.body)
         self.afterwards(message.body)

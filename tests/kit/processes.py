@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,27 @@ FORKED = (
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.ext.asyncio",
 )
-multiprocessing.get_context("forkserver").set_forkserver_preload(list(FORKED))
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(list(FORKED))
+
+
+@contextmanager
+def spoken_to(target: Callable[[Pipe], None]) -> Iterator[Pipe]:
+    """Run a function as a process, of a server that has imported everything already; yield the pipe to it."""
+    pipe, theirs = _FORKSERVER.Pipe()
+    process = _FORKSERVER.Process(target=target, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield pipe
+    finally:
+        kill(process)
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill a process by SIGKILL, and wait for its end."""
+    process.kill()
+    process.join()
 
 
 @contextmanager
