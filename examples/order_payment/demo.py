@@ -18,7 +18,7 @@ from rich.console import Console
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
-from outbox.database.migration import upgrade
+from outbox.database.migration import PARTS, upgrade
 from outbox.reconcile.job import EngineName, Spark
 from outbox.reconcile.run import reconcile
 from outbox.worker import Worker
@@ -133,8 +133,9 @@ def make_purchases(number: int, seed: int) -> list[Purchase]:
 
 def open_books(accounts: Engine, orders: Engine, purchases: Iterable[Purchase]) -> Decimal:
     """Create the tables, give each user what the purchases cost, and place the orders; return what users have."""
-    for service, database, part in ((account_service, accounts, "producer"), (order_service, orders, "consumer")):
-        upgrade(database, parts=(part,), schema=service.outbox.settings.schema)
+    # The order service also sends: the messages by which its reconciliation is run.
+    for service, database, parts in ((account_service, accounts, PARTS[:1]), (order_service, orders, PARTS)):
+        upgrade(database, parts=parts, schema=service.outbox.settings.schema)
         service.Base.metadata.create_all(database)
     costs: defaultdict[str, Decimal] = defaultdict(Decimal)
     for purchase in purchases:

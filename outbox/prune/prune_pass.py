@@ -153,7 +153,7 @@ def prune_runs_once(
     """
     rows, batch = 0, settings.prune_batch
     values = {"group": group, "topic": topic, "retention": settings.record_retention}
-    for old_records in (sql.old_findings, sql.old_runs, sql.old_orders):
+    for old_records in (sql.old_findings, sql.old_runs):
         rows += _delete_all(connection, partial(old_records, settings.schema, **values), batch, stopping)
     return Counts(taken=rows, done=rows)
 
@@ -234,7 +234,7 @@ DUTIES = (
         SELECT INSERT DELETE ON topic_total
         consumer: consumer
         SELECT DELETE ON attempt_history dead_letter_note consumer_message reread_message consumer_offset
-        SELECT DELETE ON consumer_lease rate_grant reconciliation_run reconciliation_finding reconciliation_order
+        SELECT DELETE ON consumer_lease rate_grant reconciliation_run reconciliation_finding
         SELECT INSERT UPDATE ON segment_hold
         """,
         role="prune",

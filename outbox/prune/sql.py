@@ -276,17 +276,6 @@ SELECT r.id FROM {s}.reconciliation_run r
 """,
 )
 
-#: Delete what operators ordered of reconciliations ``retention`` seconds ago. Rows: one for each.
-old_orders: Template = _deleting(
-    "reconciliation_order",
-    "id",
-    """
-SELECT id FROM {s}.reconciliation_order
- WHERE topic = %(topic)s AND consumer_group = %(group)s
-   AND created_at < clock_timestamp() - make_interval(secs => %(retention)s)
-""",
-)
-
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
 old_samples: Template = _deleting(
     "stats_sample",
