@@ -15,7 +15,6 @@ from benchmarks.lab import Benchmark, Lab, backend_pid
 from benchmarks.measure import Figure, Ratio, median_time, milliseconds, server_seconds
 from benchmarks.pinned import held_open
 from outbox import Outbox, Settings
-from outbox.database.engines import EngineRunner
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.dispatch.dispatch_pass import dispatch_once
 
@@ -121,7 +120,6 @@ class _Pass:
             self._outbox.settings,
             groups=self._outbox.groups_to_confirm(),
             callbacks=self._outbox.delivery_callbacks,
-            new_runner=lambda _: EngineRunner(self._outbox.engine),
         )
         return counts.taken
 

@@ -22,7 +22,7 @@ from benchmarks.measure import Figure
 from benchmarks.reconcile_fill import Books
 from outbox import Settings
 from outbox.database import execute
-from outbox.database.execute import BEGIN, COMMIT
+from outbox.database.dialect import BEGIN, COMMIT, UNPREPARED
 from outbox.database.roundtrip import own_cursor
 from outbox.operator.operator import Operator
 from outbox.worker.report import Facts, report_once
@@ -118,7 +118,7 @@ def timed() -> Iterator[Taken]:
         for sql, values in (*(each[1:] for each in before), *trip.statements):
             cursor = own_cursor(raw)
             began = time.perf_counter()
-            cursor.execute(sql, values, prepare=sql not in execute.UNPREPARED, binary=True)
+            cursor.execute(sql, values, prepare=sql not in UNPREPARED, binary=True)
             rows.append(cursor.fetchall() if cursor.description else [])
             if sql not in {BEGIN, COMMIT} and "set_config" not in sql:
                 taken.append((sql, values, (time.perf_counter() - began) * 1000))

@@ -14,6 +14,8 @@ from outbox.acts.changes import MessageStatus, Target
 from outbox.message.model import Status
 from outbox.operator.model import (
     AuditFilter,
+    BulkItemFilter,
+    BulkItemState,
     BulkJobFilter,
     BulkJobState,
     HalfFilter,
@@ -172,12 +174,9 @@ def _bulk_jobs(admin: Operator) -> Iterator[Case]:
     (done,) = admin.bulk_jobs(BulkJobFilter(state=BulkJobState.DONE), PageRequest(size=1)).items
     for name, row in (("one under way", running), ("one that is done", done)):
         yield Case("bulk_job", name, partial(admin.bulk_job, row.id))
-        yield Case("bulk_job", f"items of {name}", partial(admin.bulk_items, row.id, PageRequest()))
-        yield Case(
-            "bulk_job",
-            f"failed items of {name}",
-            partial(admin.bulk_items, row.id, PageRequest(), state="failed"),
-        )
+        yield Case("bulk_job", f"items of {name}", partial(admin.bulk_items, row.id, BulkItemFilter(), PageRequest()))
+        failed = partial(admin.bulk_items, row.id, BulkItemFilter(BulkItemState.FAILED), PageRequest())
+        yield Case("bulk_job", f"failed items of {name}", failed)
 
 
 def _previews(admin: Operator) -> Iterator[Case]:

@@ -39,7 +39,7 @@ def full_on_spark(place: Place) -> Callable[[], Found]:
 
 
 def _import(batches: Iterator[Any]) -> Iterator[Any]:
-    for name in ("adbc_driver_postgresql.dbapi", "outbox.reconcile.spark.engine"):
+    for name in ("adbc_driver_postgresql.dbapi", "outbox.reconcile.spark.frames"):
         import_module(name)
     time.sleep(0.3)  # so that no Python does all of them
     yield from batches

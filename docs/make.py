@@ -22,12 +22,13 @@ import typer
 
 import outbox
 from outbox import asgi, cli, errors, testing
-from outbox.acts.messages import Act, Noun, acts_for
+from outbox.acts.changes import Act, Noun
+from outbox.acts.messages import acts_for
 from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct
 from outbox.app import Outbox
 from outbox.calling.function import CalledFunction
 from outbox.check.asker import Checker
-from outbox.cli.exits import Code, as_failure
+from outbox.cli.output import Code, as_failure
 from outbox.compensate.compensation import Compensation
 from outbox.console import AllowAll, ConsoleOptions, auth, create_console_app, create_console_router
 from outbox.console import events as console_events
@@ -39,7 +40,7 @@ from outbox.operator.operator import OutboxOperator
 from outbox.reader import shape_of
 from outbox.settings import Settings
 from outbox.telemetry import events
-from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.hooks import TelemetryEvent
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "build"

@@ -20,8 +20,8 @@ from outbox.message.model import Retry as Retry
 from outbox.message.model import Skip as Skip
 from outbox.message.topic import Topic as Topic
 from outbox.producer.decorators import INJECTED as INJECTED
-from outbox.producer.outcome import CallOutcome as CallOutcome
-from outbox.producer.outcome import outcomes as outcomes
+from outbox.producer.decorators import CallOutcome as CallOutcome
+from outbox.producer.decorators import outcomes as outcomes
 from outbox.settings import Settings as Settings
 from outbox.telemetry.hooks import Middleware as Middleware
 from outbox.worker.worker import Worker as Worker

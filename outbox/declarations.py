@@ -6,11 +6,12 @@ import datetime as dt
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
+from outbox.calling.callback import Callback, ParkedCallback
 from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.check.asker import Checker
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
-from outbox.dead_letter.announce_pass import ParkedCallback
+from outbox.delivery.callback import declare_callback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group
@@ -63,7 +64,6 @@ class Declarations:
         self.checkers: dict[str, Checker] = functions.of(Checker)
         self.compensations: dict[str, Compensation] = functions.of(Compensation)
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = functions.of(DeliveryCallback)
-        self.parked_callbacks: dict[str, ParkedCallback] = functions.of(ParkedCallback)
 
     def _share_declarations(self, other: Declarations) -> None:
         """Take the declarations of another: those on either, now or later, count for both."""
@@ -160,7 +160,12 @@ class Declarations:
         name, model = self._as_read(topic, model)
 
         def register(function: F) -> F:
-            self.functions.add(kind.declare(self.settings, name, function, model, self.codecs, **options))
+            named = {"beside": self.functions, **options}
+            declared = kind.declare(self.settings, name, function, model, self.codecs, **named)
+            if isinstance(declared, Callback):
+                declare_callback(self.functions, declared, self.settings, self._send_reply)
+            else:
+                self.functions.add(declared)
             return function
 
         return register
@@ -229,10 +234,11 @@ class Declarations:
     def on_parked(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[DeadLetter[Any]]:
         """Register a function to call when something of ``topic`` is parked: a message in a group, or a half message.
 
-        ``function(letter, session)``, sync or async, is called by a worker with a `DeadLetter`, in a transaction on
-        this database, which also records the call: once for each message and group, and for each half, ever. What it
-        raises undoes that, and it is called again about half a minute later. Messages: of the groups that consume the
-        topic by this Outbox, wherever they come from. Halves: those of this database.
+        ``function(letter, session)``, sync or async, is the handler of a group of the internal topic ``outbox.parked``,
+        of which a message is written, in this database, in the transaction that parks: once for each message and group,
+        and for each half. It is called in a transaction on this database with a `DeadLetter`, and retried and parked
+        like any handler. Messages: of the groups that consume the topic by this Outbox, wherever they come from.
+        Halves: those of this database. What an operator parks isn't told, nor what was parked before it is declared.
 
         It is there to tell a person, or to write it down: an operator may yet retry a parked message. What must undo
         the local transaction is a `compensation` with ``when="parked"``, which quarantines the message first.
@@ -241,7 +247,7 @@ class Declarations:
             InvalidHandler: the topic has such a function already, or it can't be called so.
             InvalidMessage: the topic isn't a name.
         """
-        return self._register(ParkedCallback, topic, model)
+        return self._register(ParkedCallback, topic, model, app=self.group)
 
     def _immunity_of(self, topic: str) -> float:
         checker = self.checkers.get(topic)
@@ -277,34 +283,28 @@ class Declarations:
             topic, group, consumer, status_url, token, as_filter(tags), as_filter(keys), as_header_filter(headers)
         )
 
-    def on_delivered(
-        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> CallbackDecorator[Delivery[Any]]:
+    def on_delivered(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has consumed a message of ``topic``.
 
-        ``callback(delivery, session)``, sync or async, is called by a worker in a transaction on this database, which
-        also writes the delivery: once per message and group. What it raises undoes that, and it is called again in the
-        next pass. Groups that consume ``topic`` by this Outbox in its own database are known by it; others are named to
-        `known_group`.
-
-        A call that takes longer than ``timeout`` (by default the setting ``callback_timeout``) has failed: it loses its
-        connection, and with that all that it did.
+        ``callback(delivery, session)``, sync or async, is the handler of a group of the internal topic
+        ``outbox.delivered``, of which a message is written in the transaction in which the delivery becomes known: once
+        for a message and a group. It is called in a transaction on this database, and retried and parked like any
+        handler; in the order of a message's fates. What is known before it is declared isn't told. Groups that consume
+        ``topic`` by this Outbox in its own database are known by it; others are named to `known_group`.
 
         Raises:
             InvalidHandler: the topic has such a callback already, or the function can't be called so.
-            InvalidMessage: the topic isn't a name, or ``timeout`` no length of time.
+            InvalidMessage: the topic isn't a name.
         """
-        return self._register(DeliveryCallback, topic, model, timeout=timeout, fate="delivered")
+        return self._register(DeliveryCallback, topic, model, fate="delivered", app=self.group)
 
-    def on_undeliverable(
-        self, topic: str | Topic[Any], *, model: Any = None, timeout: dt.timedelta | float | None = None
-    ) -> CallbackDecorator[Delivery[Any]]:
+    def on_undeliverable(self, topic: str | Topic[Any], *, model: Any = None) -> CallbackDecorator[Delivery[Any]]:
         """Register what the producer does when a known group has parked a message, or has lost it for good.
 
         As `on_delivered`. An operator may yet retry a parked message, and it is delivered then: what must not happen to
         a message that takes effect is for a `compensation`, which quarantines it first.
         """
-        return self._register(DeliveryCallback, topic, model, timeout=timeout, fate="undeliverable")
+        return self._register(DeliveryCallback, topic, model, fate="undeliverable", app=self.group)
 
     def groups_to_confirm(self) -> list[KnownGroup]:
         """Return the groups that are known now: those that were named, and for topics that need one, its own ones.

@@ -1,6 +1,6 @@
 """What can go wrong, as a tree. Every message names the thing, the value and the mend; every class has a kind.
 
-Exit code and HTTP status follow from the kind (`outbox.cli.exits`, `outbox.console.problems`).
+Exit code and HTTP status follow from the kind (`outbox.cli.output`, `outbox.console.problems`).
 """
 
 from __future__ import annotations

@@ -135,9 +135,6 @@ class Settings:
     confirm_batch: int = option(
         2_000, "Messages that a consumer is asked about at once.", least=1, most=10_000, page="delivering"
     )
-    callback_timeout: Seconds = option(
-        30.0, "How long a callback of a delivery may take.", above=0, most=86400, page="delivering"
-    )
     compensate_parked: int = option(
         1_000,
         "Compensations of parked messages that are ordered without an operator in an hour; 0 switches that off.",

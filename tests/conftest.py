@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -23,8 +25,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import Settings, embedded
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from tests.kit import tries, wait_until
 from tests.kit.databases import Databases
 
@@ -124,6 +125,10 @@ SLOW = (
 )
 
 
+#: Whose engines have connections that were used before; where tests count connections they have new ones.
+WARM = ("check/", "consumer/", "dispatch/")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Don't even import the files of which the fast tier has no test: that takes as long as a third of it."""
     file = collection_path.suffix == ".py" and collection_path.is_relative_to(_HERE)
@@ -168,6 +173,16 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in an event loop of its own, and fail one that hangs."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 120))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -232,9 +247,11 @@ def template(server: ServerLike) -> str:
 
 
 @pytest.fixture(scope="session")
-def databases(server: ServerLike, template: str) -> Databases:
+def databases(server: ServerLike, template: str) -> Iterator[Databases]:
     """Clones of the template, which are used again."""
-    return Databases(server, template)
+    databases = Databases(server, template)
+    yield databases
+    databases.close()
 
 
 @pytest.fixture
@@ -252,11 +269,17 @@ def new_database(server: ServerLike, databases: Databases) -> Iterator[Callable[
 
 
 @pytest.fixture
-def new_engine(new_database: Callable[[], str]) -> Iterator[Callable[..., Engine]]:
+def new_engine(
+    request: pytest.FixtureRequest, new_database: Callable[[], str], databases: Databases
+) -> Iterator[Callable[..., Engine]]:
     """A function that makes another migrated database and returns an engine on it."""
     engines: list[Engine] = []
+    kept: list[tuple[str, Engine]] = []
 
     def make(**options: Any) -> Engine:
+        if not options and _named(request.path, WARM):
+            kept.append(databases.take_engine())
+            return kept[-1][1].execution_options()  # an engine of the test's own, with the connections of the other
         engine = create_engine(new_database(), **options)
         engines.append(engine)
         return engine
@@ -264,6 +287,8 @@ def new_engine(new_database: Callable[[], str]) -> Iterator[Callable[..., Engine
     yield make
     for engine in engines:
         engine.dispose()
+    for name, engine in kept:
+        databases.give_back(name, engine)
 
 
 @pytest.fixture

@@ -54,7 +54,8 @@ class Banks:
 def create_tables(banks: Banks) -> None:
     """Create the outbox tables of each bank's side, and its business tables."""
     urls = banks.environment
-    upgrade(urls["BANK_A_URL"], parts=("producer",), schema=bank_a.outbox.settings.schema)
+    # Bank A consumes as well: what its callbacks are told.
+    upgrade(urls["BANK_A_URL"], parts=("producer", "consumer"), schema=bank_a.outbox.settings.schema)
     upgrade(urls["BANK_B_URL"], parts=("consumer",), schema=bank_b.outbox.settings.schema)
     bank_a.Base.metadata.create_all(banks.a)
     bank_b.Base.metadata.create_all(banks.b)

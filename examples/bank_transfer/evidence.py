@@ -7,6 +7,7 @@ from sqlalchemy import JSON, BigInteger, Numeric, cast, func
 from outbox.database.tables import consumer_tables, producer_tables
 
 from . import bank_a, bank_b
+from .message import TOPIC
 
 _A, _B = bank_a.outbox.settings.schema, bank_b.outbox.settings.schema
 
@@ -16,6 +17,8 @@ HALVES, OPS, CHECKS, HISTORY, MESSAGES, COMPENSATIONS, BRANCHES = (
 )
 INBOX = consumer_tables(_B).tables[f"{_B}.consumer_message"]
 
+#: The notices to bank A are half messages, too.
+OF_TRANSFERS = HALVES.c.topic == TOPIC
 _BODY = cast(func.convert_from(HALVES.c.body, "UTF8"), JSON)
 #: What a half message says: the id of the transfer, and its amount.
 TRANSFER = cast(_BODY["transfer_id"].as_string(), BigInteger)

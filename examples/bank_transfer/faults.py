@@ -137,8 +137,9 @@ class Saboteur:
         each queue: without the end of its queue, the next message would take its position, which the consumer has
         passed.
         """
-        ends = select(MESSAGES.c.queue, func.max(MESSAGES.c.position)).group_by(MESSAGES.c.queue)
-        last = select(MESSAGES.c.half_id).where(tuple_(MESSAGES.c.queue, MESSAGES.c.position).in_(ends))
+        of_topic = MESSAGES.c.topic == TOPIC
+        ends = select(MESSAGES.c.queue, func.max(MESSAGES.c.position)).where(of_topic).group_by(MESSAGES.c.queue)
+        last = select(MESSAGES.c.half_id).where(of_topic, tuple_(MESSAGES.c.queue, MESSAGES.c.position).in_(ends))
         spared = set(self._a.scalars(last))
         credited = (
             select(INBOX.c.message_id)

@@ -12,7 +12,8 @@ from sqlalchemy import ARRAY, ColumnElement, Connection, Uuid, any_, exists, fun
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from .bank_a import Transfer
-from .evidence import AMOUNT, CHECKS, HALVES, HISTORY, INBOX, MESSAGES, OPS, TRANSFER
+from .evidence import AMOUNT, CHECKS, HALVES, HISTORY, INBOX, MESSAGES, OF_TRANSFERS, OPS, TRANSFER
+from .message import TOPIC
 from .sentences import counted, counts_differ, one_each
 
 COMMIT, ROLLBACK = "commit", "rollback"
@@ -62,7 +63,8 @@ def read(connection: Connection) -> Halves:
     decided = Counter[tuple[str, str]]((orphan.asked, orphan.verdict) for orphan in orphans)
     by_others = (
         select(OPS.c.decided_by, OPS.c.resolution, func.count())
-        .where(OPS.c.decided_by != "check")
+        .join(HALVES, HALVES.c.id == OPS.c.half_id)
+        .where(OF_TRANSFERS, OPS.c.decided_by != "check")
         .group_by(OPS.c.decided_by, OPS.c.resolution)
     )
     for by, resolution, number in connection.execute(by_others):
@@ -75,10 +77,10 @@ def read(connection: Connection) -> Halves:
         .join(OPS, OPS.c.half_id == HISTORY.c.half_id)
         .where(OPS.c.decided_by == "producer")
     )
-    of_messages = select(func.count(), func.count(MESSAGES.c.half_id.distinct())).select_from(MESSAGES)
+    of_messages = select(func.count(), func.count(MESSAGES.c.half_id.distinct())).where(MESSAGES.c.topic == TOPIC)
     messages, dispatched = connection.execute(of_messages).one()
     return Halves(
-        written=connection.scalar(select(func.count()).select_from(HALVES)) or 0,
+        written=connection.scalar(select(func.count()).where(OF_TRANSFERS)) or 0,
         messages=messages,
         dispatched=dispatched,
         decided=decided,
@@ -86,7 +88,7 @@ def read(connection: Connection) -> Halves:
         orphans=orphans,
         outlived=connection.scalar(outlived) or 0,
         parked=connection.scalar(select(func.count()).where(CHECKS.c.parked_at.is_not(None))) or 0,
-        undecided=connection.scalar(select(func.count()).select_from(HALVES).where(~_decided(COMMIT, ROLLBACK))) or 0,
+        undecided=connection.scalar(select(func.count()).where(OF_TRANSFERS, ~_decided(COMMIT, ROLLBACK))) or 0,
     )
 
 
@@ -102,7 +104,8 @@ def faults(
         yield f"{counted(halves.undecided, 'half message')} undecided"
     if halves.parked:
         yield f"{counted(halves.parked, 'half message')} parked, which a human has to decide"
-    committed = select(TRANSFER, AMOUNT).join(OPS, OPS.c.half_id == HALVES.c.id).where(OPS.c.resolution == COMMIT)
+    of_ops = select(TRANSFER, AMOUNT).join(OPS, OPS.c.half_id == HALVES.c.id)
+    committed = of_ops.where(OF_TRANSFERS, OPS.c.resolution == COMMIT)
     pairs = [(transfer, amount) for transfer, amount in a.execute(committed)]
     yield from one_each("committed half message", transfers, pairs)
     yield from counts_differ("halves with a message", halves.dispatched, "committed half messages", len(pairs))

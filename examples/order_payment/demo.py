@@ -18,7 +18,8 @@ from rich.console import Console
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
-from outbox.database.migration import PARTS, upgrade
+from outbox.database.duty import PARTS
+from outbox.database.migration import upgrade
 from outbox.reconcile.job import EngineName, Spark
 from outbox.reconcile.run import reconcile
 from outbox.worker import Worker
@@ -133,8 +134,8 @@ def make_purchases(number: int, seed: int) -> list[Purchase]:
 
 def open_books(accounts: Engine, orders: Engine, purchases: Iterable[Purchase]) -> Decimal:
     """Create the tables, give each user what the purchases cost, and place the orders; return what users have."""
-    # The order service also sends: the messages by which its reconciliation is run.
-    for service, database, parts in ((account_service, accounts, PARTS[:1]), (order_service, orders, PARTS)):
+    # Both services send and consume: callbacks are told by messages, and the reconciliation is run by them.
+    for service, database, parts in ((account_service, accounts, PARTS), (order_service, orders, PARTS)):
         upgrade(database, parts=parts, schema=service.outbox.settings.schema)
         service.Base.metadata.create_all(database)
     costs: defaultdict[str, Decimal] = defaultdict(Decimal)

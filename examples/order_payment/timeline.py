@@ -16,6 +16,7 @@ from outbox.database.tables import producer_tables
 
 from .accidents import INBOX
 from .account_service import outbox
+from .message import TOPIC
 
 _SCHEMA = outbox.settings.schema
 HALVES, DELIVERIES, COMPENSATIONS = (
@@ -36,8 +37,9 @@ class NotFinished(Exception):
 
 def known(accounts: Engine) -> dict[UUID, str]:
     """Return the state of each message as the producer has it, what it knew last; the oldest message first."""
+    of_topic = select(HALVES.c.id).where(HALVES.c.topic == TOPIC).order_by(HALVES.c.id)
     with accounts.connect() as connection:
-        states: dict[UUID, str] = dict.fromkeys(connection.scalars(select(HALVES.c.id).order_by(HALVES.c.id)), SENT)
+        states: dict[UUID, str] = dict.fromkeys(connection.scalars(of_topic), SENT)
         newest = select(DELIVERIES.c.half_id, DELIVERIES.c.status).order_by(DELIVERIES.c.number)
         states.update((half_id, status) for half_id, status in connection.execute(newest) if status in PRODUCER)
         states.update(dict.fromkeys(connection.scalars(select(COMPENSATIONS.c.half_id)), ROLLED_BACK))

@@ -108,14 +108,11 @@ UPGRADE = (
         topic {name} NOT NULL,
         status TEXT NOT NULL CONSTRAINT ck_delivery_status CHECK (status IN ('consumed', 'unconsumed', 'failed',
             'parked', 'quarantined', 'resend_exhausted', 'left_out', 'expired')), settled BOOLEAN NOT NULL,
-        callback TEXT CONSTRAINT ck_delivery_callback CHECK (callback IN ('delivered', 'undeliverable')),
         reason TEXT, recorded_at {now},
         CONSTRAINT pk_delivery PRIMARY KEY (half_id, consumer_group, number)) PARTITION BY RANGE (half_id)""",
     "CREATE TABLE {s}.delivery_default PARTITION OF {s}.delivery DEFAULT",
     "CREATE INDEX ix_delivery_open ON {s}.delivery (topic, consumer_group, half_id) WHERE NOT settled",
     "CREATE INDEX ix_delivery_exhausted ON {s}.delivery (topic, half_id) WHERE status = 'resend_exhausted'",
-    """CREATE UNIQUE INDEX ix_delivery_callback ON {s}.delivery (half_id, consumer_group, callback)
-     WHERE callback IS NOT NULL""",
     """CREATE TABLE {s}.delivery_cursor (topic {name}, consumer_group {name}, number BIGINT,
         starts BIGINT[] NOT NULL, positions BIGINT[] NOT NULL, written_at {now},
         CONSTRAINT pk_delivery_cursor PRIMARY KEY (topic, consumer_group, number),
@@ -199,6 +196,9 @@ UPGRADE = (
                 OR starts_with(topic, chr(37) || 'RETRY' || chr(37)) OR starts_with(topic, chr(37) || 'DLQ' || chr(37))
                 OR starts_with(topic, 'SCHEDULE_TOPIC_') OR starts_with(topic, 'TRANS_CHECK_MAX_TIME_TOPIC')
                 THEN concat('topic ''', topic, ''' is a system name; choose another')
+            WHEN starts_with(topic, 'outbox.') THEN concat('topic ''', topic, ''' can''t be used: names that begin ',
+                'with ''outbox.'' are those of internal topics, by which the framework calls functions such as ',
+                'on_delivered; choose another')
             WHEN octet_length(convert_to(key, 'UTF8')) > 255 THEN concat('key ''', left(key, 40), '''', more, ' has ',
                 octet_length(convert_to(key, 'UTF8')), ' bytes; at most 255 are allowed')
             WHEN octet_length(convert_to(tag, 'UTF8')) > 127 THEN concat('tag ''', left(tag, 40), '''', more, ' has ',

@@ -1,4 +1,4 @@
-"""What each act changes, in the caller's transaction: lock, look, act, record.
+"""What an act is, and what each changes in the caller's transaction: lock, look, act, record.
 
 `apply` has a contract that operators, bulk jobs and the reconciliation's repairs share:
 
@@ -37,8 +37,6 @@ from outbox.text import process_name, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-    from outbox.acts.messages import Act, Declaration
 
 #: The longest text that is searched for; no stored text that it could equal is longer.
 LONGEST = 1_000
@@ -96,6 +94,142 @@ class MessageStatus(enum.StrEnum):
     def to_come(self) -> bool:
         """Is it yet to come into its queue, by itself?"""
         return self in {MessageStatus.COMMITTED, MessageStatus.SCHEDULED}
+
+
+#: The things that acts apply to: a producer's message, an undecided half message, a message in the inbox of a group.
+Noun = Literal["message", "half", "inbox"]
+
+#: Each state of a message, as the clause that a refusal gives. Those beside the statuses: an undecided half with a
+#: fence, a compensated or recalled message, one that took effect (which isn't undone without a word), none of this
+#: id; in an inbox: parked and discarded, and no row.
+STATES: Mapping[str, str] = {
+    "undecided": "it is not decided yet",
+    "fenced": "it is not decided yet",
+    "rolled_back": "it was rolled back and never sent",
+    "committed": "it is committed and waits for dispatch",
+    "scheduled": "it is scheduled for later",
+    "dispatched": "it is dispatched",
+    "recalled": "it was recalled",
+    "compensated": "its local transaction was compensated",
+    "compensating": "its local transaction is being compensated",
+    "replaced": "a copy with another body was sent instead of it",
+    "delivered": "it took effect: a group has consumed it",
+    "unknown": "no half message has this id",
+    "consumed": "it is consumed: it took effect in this group",
+    "failed": "it failed and will be retried by itself",
+    "waiting": "it waits for an earlier message of its key, which is to be settled first",
+    "parked": "it is parked",
+    "quarantined": "it is quarantined in this group: its local transaction was or will be compensated, or a copy was "
+    "sent instead of it",
+    "expired": "it had expired when this group came to it",
+    "discarded": "it is discarded",
+    "unconsumed": "this group's inbox has no row of it",
+}
+
+#: What touches more messages than this has their number typed before, as what can't be taken back.
+FAR = 1_000
+_UNKNOWN_MEND = "was it prepared in another database, or deleted by prune?"
+
+
+@dataclass(frozen=True, slots=True)
+class ActOption:
+    """An option of an act, which is set or not. If it is, the act can also be done in ``adds`` states."""
+
+    name: str
+    help: str
+    adds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """Declare the texts and demands of an act. Its name is the word of the command, the endpoint and the audit.
+
+    ``summary`` is a command in the imperative, ``details`` more about it, ``why`` an example of a reason.
+    ``consequence`` stands beside the question, ``happened`` is shown afterwards. ``button`` stands on the button, where
+    that isn't the name. ``grave`` is what can't be taken back, or loses something; ``undone_by`` is the act that takes
+    it back. ``permission`` is what a user of the console needs, ``role`` the smallest role that has it.
+    """
+
+    name: str
+    summary: str
+    details: str
+    why: str
+    consequence: str
+    happened: str
+    permission: str
+    role: Literal["operator", "admin"] = "operator"
+    button: str = ""
+    needs_reason: bool = True
+    grave: bool = False
+    undone_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act(Declaration):
+    """One act on messages.
+
+    ``change`` does it, in a transaction (`apply`). ``from_states`` are those in which it can be
+    done, ``mends`` the act to do instead in each other state.
+
+    ``participle`` completes "message … can't be …"; ``verb`` begins "… 12 messages", where that isn't the name. With
+    ``as_job`` the act is a bulk job even for one message: ``change`` is None, and a duty of its own carries it out.
+    ``handler`` is the kind of handler that a worker must have for the message's topic.
+    """
+
+    noun: Noun
+    from_states: frozenset[str]
+    change: Change | None
+    participle: str
+    verb: str = ""
+    as_job: bool = False
+    handler: str = ""
+    options: tuple[ActOption, ...] = ()
+    mends: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What stands on the button."""
+        return self.button or (self.verb or self.name).capitalize()
+
+    @property
+    def part(self) -> Literal["producer", "consumer"]:
+        """The side whose database the act is done in."""
+        return "consumer" if self.noun == "inbox" else "producer"
+
+    def number_to_type(self, count: int) -> str:
+        """Return what an operator types before the act on so many messages; empty where a yes will do."""
+        return str(count) if count > FAR or (self.grave and not self.undone_by) else ""
+
+    def states(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return the states of a message in which the act can be done with these options."""
+        added = (option.adds for option in self.options if options.get(option.name))
+        return self.from_states.union(*added)
+
+    def refusal(self, state: str) -> str:
+        """Return why the act can't be done to a message in a state, and the mend: a clause without its name."""
+        mend = _UNKNOWN_MEND if state == "unknown" else self.mends.get(state)
+        return f"{STATES[state]}; {mend}" if mend else STATES[state]
+
+    def refused(self, target: Target, why: str) -> str:
+        """Return the sentence that refuses the act on a message."""
+        return f"{target} can't be {self.participle}: {why}"
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest if the act hasn't these options, or a value has the wrong type."""
+        known = [option.name for option in self.options]
+        for name, value in options.items():
+            if name not in known:
+                there = f"it has {', '.join(known)}" if known else "it has none"
+                raise InvalidRequest(f"{self.name} has no option {name!r}; {there}", field="options")
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"option {name} = {value!r} must be true or false", field="options")
+
+    def check_group(self, target: Target) -> None:
+        """Raise InvalidRequest if a target has no group where the act needs one, or one elsewhere."""
+        if self.part == "consumer" and not target.group:
+            raise InvalidRequest(f"name the group in whose inbox message {target.message_id} is", field="group")
+        if self.part == "producer" and target.group:
+            raise InvalidRequest(f"{self.name} is done on the producer's side, which knows no groups", field="group")
 
 
 @dataclass(frozen=True, slots=True)

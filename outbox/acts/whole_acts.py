@@ -15,8 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 from uuid import UUID
 
-from outbox.acts.changes import LONGEST, MAX_ITEMS
-from outbox.acts.messages import ACTS, Declaration
+from outbox.acts.changes import LONGEST, MAX_ITEMS, Declaration
+from outbox.acts.messages import ACTS
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP, MAX_TOPIC, TOPIC_PATTERN
 from outbox.reader import FLAGS, option, shape_of
 
@@ -635,10 +635,10 @@ LOG_OUT = "log_out"
 
 #: Every word that the audit can have as an action: the acts, and what else operators, workers and reconciliations do:
 #: see an unmasked body, order or cancel a bulk job, log out of the console, quarantine a message and lift that again,
-#: call the application for one that is parked, write the message or the status that was missing.
+#: write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
-    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "on_parked", "dispatch", "sync_status"),
+    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "dispatch", "sync_status"),
 )
 
 

@@ -19,7 +19,7 @@ from outbox.message.content import Codecs, check_seconds, check_topic
 from outbox.settings import Settings
 from outbox.text import function_name
 
-C = TypeVar("C", bound="CalledFunction")
+C = TypeVar("C")
 
 #: The options that are lengths of time: timedeltas, or seconds.
 _DURATIONS = frozenset({"after", "immunity", "interval", "timeout"})
@@ -61,7 +61,8 @@ class CalledFunction:
 
     ``function`` is sync or async; it takes a session if it has a parameter for one. ``model`` is the type that bodies
     are read as, ``codecs`` read those of other content types. ``timeout`` is how long (seconds) a call may take; None:
-    as long as it wants. ``left_behind`` are the threads of this process in which it took longer.
+    as long as it wants. ``beside`` are all functions of its application. ``left_behind`` are the threads of this
+    process in which it took longer.
 
     A class below says in ``decorator`` what of the `Outbox` declares it, in ``kind`` what it may return, in ``forms``
     what it may be called with, and in ``settings`` which option has its default from which setting.
@@ -83,6 +84,7 @@ class CalledFunction:
     model: Any = None
     codecs: Codecs = field(default_factory=Codecs, repr=False)
     timeout: float | None = None
+    beside: CalledFunctions | None = field(default=None, repr=False, compare=False)
     is_async: bool = field(init=False)
     takes_session: bool = field(init=False)
     left_behind: list[Thread] = field(init=False, default_factory=list, repr=False, compare=False)
@@ -106,7 +108,7 @@ class CalledFunction:
         return declared
 
     def __post_init__(self) -> None:
-        check_topic(self.topic)
+        self.check_topic()
         form = check_function(f"{self.what}: the {self.kind.what}", self.function, *self.possible())
         object.__setattr__(self, "takes_session", form[-1] == "session")
         object.__setattr__(self, "is_async", is_async(self.function))
@@ -117,6 +119,10 @@ class CalledFunction:
     def possible(self) -> tuple[tuple[str, ...], ...]:
         """Return the forms of arguments with which it may be called."""
         return self.forms
+
+    def check_topic(self) -> None:
+        """Raise InvalidMessage if its topic isn't a name."""
+        check_topic(self.topic)
 
     def check(self) -> None:
         """Raise InvalidHandler if an option of its own can't work."""
@@ -144,7 +150,7 @@ class CalledFunctions:
     """The functions that an application has declared, by their kinds; `Outbox` and its tenants share one."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[type[CalledFunction], dict[Any, Any]] = {}
+        self._by_kind: dict[type[Any], dict[Any, Any]] = {}
 
     def of(self, kind: type[C]) -> dict[Any, C]:
         """Return those of a kind by their keys, which those declared later join."""

@@ -16,12 +16,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
+from outbox.calling.callback import parked_callback, parked_facts, parked_notice
 from outbox.calling.engine import CallFailed, call
 from outbox.calling.function import CalledFunction
 from outbox.check import sql
 from outbox.database.decision import decide
 from outbox.database.engines import NewRunner, Runner
 from outbox.database.execute import Row, Statement, execute, is_lost
+from outbox.database.notices import Notice, write_notices
 from outbox.database.session import commit
 from outbox.database.sql import limits
 from outbox.errors import InvalidHandler
@@ -96,6 +98,15 @@ def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:
 #: How long (seconds) a checker's statement may wait for a lock. It may be waiting for the very transaction that it is
 #: asked about: then UNKNOWN is the answer, and the connection is free for another question.
 LOCK_TIMEOUT = 0.5
+
+
+def tell_parked(schema: str, checker: Checker, parked: Mapping[UUID, Row]) -> list[Statement]:
+    """Tell the callback of a topic, if there is one, that halves were parked: by ids, why and after how many checks."""
+    callback = parked_callback(checker)
+    if callback is None or not parked:
+        return []
+    notices = [Notice(parked_notice(id_, None), id_, parked_facts(None, *why)) for id_, why in parked.items()]
+    return [write_notices(schema, callback.internal, callback.group, notices)]
 
 
 class _QuestionClosed(Exception):
@@ -181,9 +192,12 @@ class Interview:
             reason=sql.PARK_REASON,
         )
         with connection.begin():
-            (parked,) = execute(connection, unknown)
+            (found,) = execute(connection, unknown)
+            self.parked = bool(found and found[0][0])
+            parked = {self.half_id: found[0][1:]} if self.parked else {}
+            if statements := tell_parked(self.settings.schema, self.checker, parked):
+                execute(connection, *statements)
         self._keep(answer)
-        self.parked = bool(parked and parked[0][0])
         if self.parked:
             emit(HalfParked(half_id=self.half_id, topic=self.checker.topic, checks=self.checks))
 

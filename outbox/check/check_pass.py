@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.check import sql
-from outbox.check.asker import Asker, Checker, Interview
+from outbox.check.asker import Asker, Checker, Interview, tell_parked
 from outbox.database.duty import DECIDE, Duty, Post, Task
 from outbox.database.execute import by_size, execute
+from outbox.database.notices import NOTICES
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
@@ -138,6 +139,9 @@ class _Pass:
                 plan_by_index(),
                 sql.lease(self.settings.schema, checker.topic, limit, question_of(checker)),
             )
+            spent = {row[0]: (row[3], row[2]) for row in rows if row[1] is None}
+            if statements := tell_parked(self.settings.schema, checker, spent):
+                execute(self.connection, *statements)
         for row in rows:
             if row[1] is None:
                 self.counts += Counts(taken=1, parked=1)
@@ -171,14 +175,13 @@ class _Pass:
 
 
 def _tasks(at: Post) -> Iterator[Task]:
-    settings, checkers = at.settings, at.outbox.checkers
+    settings, checkers = at.settings, at.outbox.functions.of(Checker)
     asker = Asker(at.new_runner, settings.checks_in_flight)
     at.at_end(asker.end)
 
     def every() -> float:
         # A topic may be asked about more often than the settings say; one may be declared at any time.
-        intervals: list[float] = [each.interval for each in list(checkers.values())]
-        return min([settings.check_interval, *intervals])
+        return min([settings.check_interval, *(each.interval for each in list(checkers.values()))])
 
     def one_pass(connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         if at.at_once:
@@ -197,7 +200,7 @@ DUTIES = (
         f"""
         producer: worker
         {DECIDE}
-        SELECT ON half_message
+        {NOTICES}
         SELECT INSERT UPDATE DELETE ON check_history
         INSERT ON topic_total
         """,

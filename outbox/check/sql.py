@@ -92,7 +92,7 @@ WITH found AS MATERIALIZED ({due}
        SET parked_at = clock_timestamp(),
            reason = format(%(reason)s, c.check_times, coalesce(split_part(c.last_error, E'\\n', 1), 'unknown'))
       FROM due d WHERE c.half_id = d.half_id AND d.check_times >= %(max_checks)s AND NOT d.wanted
-    RETURNING c.half_id
+    RETURNING c.half_id, c.check_times, c.reason
 ), leased AS (
     UPDATE {s}.half_check c
        SET check_times = c.check_times + 1, checked_at = clock_timestamp(), last_answer = 'unknown',
@@ -110,7 +110,7 @@ SELECT c.half_id, c.check_times, a.id, h.key, h.tag, h.headers::text, h.content_
   FROM leased c JOIN asked a ON a.half_id = c.half_id
   LEFT JOIN LATERAL (SELECT * FROM {s}.half_message h WHERE h.id = c.half_id OFFSET 0) h ON true
  UNION ALL
-SELECT half_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM spent
+SELECT half_id, NULL, check_times, reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM spent
 """
 
 _DUE_OF_TOPIC = """
@@ -143,7 +143,8 @@ answered: Template = Template(_ANSWER, lossy=("error",))
 # Of the lease that was answered only: another one meanwhile has raised the counter, and wins; a reset has lowered it.
 # A parked half stays so when it was asked about by hand. The transaction that holds the lock is deciding, and may take
 # its time: if it leaves the half undecided after all, the lease ends by itself.
-#: Record that there is no verdict, set the next check, or park. Rows: ``(parked,)`` if the lease still stands.
+#: Record that there is no verdict, set the next check, or park. Rows: ``(parked, reason, checks)`` if the lease
+#: still stands.
 unknown: Template = Template(
     f"""
 WITH closed AS ({_ANSWER}
@@ -158,7 +159,7 @@ UPDATE {{s}}.half_check
                                       THEN format(%(reason)s, check_times,
                                                   coalesce(split_part(%(error)s, E'\\n', 1), 'unknown')) END)
  WHERE half_id IN (SELECT half_id FROM mine) AND half_id IN (SELECT half_id FROM closed)
-RETURNING parked_at IS NOT NULL
+RETURNING parked_at IS NOT NULL, reason, check_times
 """,
     lossy=("error",),
 )
@@ -226,7 +227,7 @@ def lease(schema: str, topic: str, limit: int, question: Question) -> Statement:
     """Lease due halves of a topic, and park those whose questions are used up.
 
     Rows: ``(half_id, checks, history id, key, tag, headers, content_type, body, born_at, age in s, half is gone)``;
-    checks NULL: parked.
+    checks NULL: parked, and then the next two are how often it was asked, and the reason.
     """
     return _LEASE_OF_TOPIC(schema, topic=topic, limit=limit, **_TEXTS, **asdict(question))
 

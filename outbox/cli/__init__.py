@@ -1,6 +1,6 @@
 """The command line: ``outbox``, or ``python -m outbox.cli``.
 
-Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.exits.Code`, into which errors are
+Data go to stdout, everything else to stderr; exit codes are those of `outbox.cli.output.Code`, into which errors are
 made here, once.
 """
 
@@ -16,9 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import database, health, nouns, output, processes, reconcile, sagas, topics
-from outbox.cli.exits import Code, as_failure
-from outbox.cli.reconcile import fleet, follow
+from outbox.cli import database, health, messages, nouns, output, processes, reconcile, reconcilers
+from outbox.cli.output import Code, as_failure
 from outbox.errors import without_secrets
 from outbox.text import trace_of
 
@@ -84,19 +83,21 @@ app.add_typer(database.app, name="db")
 app.command()(processes.run)
 app.command("stats")(health.show_stats)
 app.command()(health.doctor)
-for _noun in (nouns.messages_app, nouns.half_app, nouns.inbox_app, nouns.dead_app, nouns.bulk_app, nouns.audit_app):
-    app.add_typer(_noun)
+for _app in (
+    *(messages.messages_app, messages.half_app, messages.inbox_app, messages.dead_app),
+    *(nouns.bulk_app, nouns.audit_app),
+):
+    app.add_typer(_app)
 app.add_typer(processes.app, name="console")
 app.command("workers")(health.show_workers)
 app.command("producers")(health.show_producers)
 app.command("handlers")(health.show_handlers)
 app.add_typer(health.lock_app)
 app.add_typer(nouns.group_app)
-reconcile.app.add_typer(fleet.app)
-reconcile.app.add_typer(follow.app)
+reconcile.app.add_typer(reconcilers.app)
 app.add_typer(reconcile.app, name="reconcile")
-app.add_typer(sagas.sagas_app)
-app.add_typer(topics.topics_app)
+app.add_typer(nouns.sagas_app)
+app.add_typer(nouns.topics_app)
 app.command()(processes.demo)
 
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
 
-from outbox.cli.exits import Code, Failure
-from outbox.cli.options import YesOption, command, confirm
-from outbox.cli.output import ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
-from outbox.database import engines, grants, migration
+from outbox.cli.options import URL_EXAMPLE, URL_VARIABLE, YesOption, command, confirm, find_url
+from outbox.cli.output import Code, Failure, ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
+from outbox.database import engines, migration
 from outbox.database.duty import PARTS
 from outbox.database.migration import chain
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
+from outbox.operator.health import grants
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
 from outbox.text import counted, described
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from outbox.message.topic import Topic
     from outbox.operator.operator import Operator
 
-URL_VARIABLE = "OUTBOX_DATABASE_URL"
 DATABASES_VARIABLE = "OUTBOX_CONSOLE_DATABASES"
-_EXAMPLE = "postgresql+psycopg://user:***@host:5432/database"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 _URL_HELP = (
@@ -106,7 +104,7 @@ class AllDatabasesOptions(DatabaseOptions):
         for own_name, url in map(engines.named_url, self.database) if self.database else _Environment.read().databases:
             if "://" not in url:
                 shown = f"{own_name}=…" if own_name else url
-                raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={_EXAMPLE}")
+                raise Failure(f"{source} {shown!r} must be NAME=URL, such as shop={URL_EXAMPLE}")
             address = find_url(url)
             name = own_name or address.database or ""
             if not _NAME.fullmatch(name):
@@ -180,22 +178,6 @@ class DatabasesOptions(AllDatabasesOptions):
 def _without_password(url: str) -> str:
     # `URL.set` leaves the password as it is where the new one is None.
     return str(make_url(url).difference_update_query(["password", "sslpassword"])).replace(":***@", "@")
-
-
-def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
-    """Return the URL of the option, else of the first of these variables that is set; PostgreSQL by psycopg only."""
-    names = variables or (URL_VARIABLE,)
-    text = text or next(filter(None, map(variable, names)), None)
-    if not text:
-        Settings.from_env()  # names a misspelt variable
-        raise Failure(f"no database: give {option} {_EXAMPLE}, or set {names[0]}")
-    url = engines.parsed_url(text, f"the URL {text!r}")
-    backend, _, driver = url.drivername.partition("+")
-    if backend not in {"postgresql", "postgres"}:
-        raise Failure(f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {_EXAMPLE}", Code.CONFIG)
-    if driver not in {"", "psycopg", "psycopg_async"}:
-        raise Failure(f"the outbox needs the driver psycopg (3), not {driver!r}; write {_EXAMPLE}", Code.CONFIG)
-    return url.set(drivername="postgresql+psycopg")
 
 
 @contextmanager

@@ -8,32 +8,59 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import inspect
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import typer
+from rich.table import Table
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act, Target
+from outbox.acts.messages import ACTS
+from outbox.acts.whole_acts import PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of
 from outbox.cli import options, output
 from outbox.cli.database import DatabasesOptions, now_at
-from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.options import ActOptions, PageOptions, as_id, gathered, read_filter
-from outbox.cli.output import ListForm, Output, RowShape, at_least, print_json, say
+from outbox.cli.options import (
+    ActOptions,
+    ActorOptions,
+    DecidedOptions,
+    OptionGroup,
+    PageOptions,
+    as_id,
+    gathered,
+    help_of,
+    read_filter,
+    read_options,
+)
+from outbox.cli.output import (
+    Code,
+    Failure,
+    ListForm,
+    Output,
+    RowShape,
+    at_least,
+    facts_table,
+    if_away,
+    print_as,
+    print_json,
+    rows_table,
+    say,
+)
 from outbox.errors import DatabaseUnreached
 from outbox.operator.look.paging import every
 from outbox.operator.model import (
     MAX_IDS,
     MAX_PAGE,
     BulkItem,
+    BulkItemFilter,
     BulkItemState,
     BulkJob,
     Page,
@@ -46,6 +73,7 @@ from outbox.text import counted
 
 if TYPE_CHECKING:
     from outbox.operator.operator import Operator
+
 
 Row = TypeVar("Row")
 
@@ -454,17 +482,117 @@ def _warn(operator: Operator, job: BulkJob) -> None:
     if not (kind := ACTS[job.action].handler):
         return
     able = {row.topic for row in operator.handlers() if row.kind == kind and row.database == name}
-    items = operator.bulk_items(job.id, PageRequest(MAX_PAGE), state="pending").items
+    items = operator.bulk_items(job.id, BulkItemFilter(BulkItemState.PENDING), PageRequest(MAX_PAGE)).items
     for topic in sorted({item.topic for item in items if item.topic} - able):
         say(f"no worker that runs has a {kind} for topic {topic!r}; it waits for one (@outbox.{kind})")
 
 
 def _left(operator: Operator, job: BulkJob) -> list[str]:
     """Return a line for each message that wasn't done, or for the only one; not for all if there are many."""
-    states = (None,) if job.total == 1 else ("skipped", "failed")
-    fetches = [partial(operator.bulk_items, job.id, state=state) for state in states]
+    states = (None,) if job.total == 1 else (BulkItemState.SKIPPED, BulkItemState.FAILED)
+    fetches = [partial(operator.bulk_items, job.id, BulkItemFilter(state)) for state in states]
     items = [item for fetch in fetches for item in every(fetch, _SHOWN + 1)]
     lines = [f"{item.state}: {item_word(item)}: {item.outcome or 'no reason given'}" for item in items[:_SHOWN]]
     if len(items) > _SHOWN:
         lines.append(f"… for all of them: outbox bulk show {job.id} -o csv")
     return lines
+
+
+#: What opens the databases that options name, for the methods of an act.
+Opened = Callable[[Any], AbstractContextManager[Any]]
+
+
+def add_acts(
+    app: typer.Typer, noun: str, where: type = DatabasesOptions, part: Opened = lambda where: where.opened()
+) -> None:
+    """Add a command for each act on what a group of commands is about.
+
+    ``where`` are the options that name databases, ``part`` opens them and yields what has the methods of the acts.
+    """
+    for act in WHOLE_ACTS.values():
+        if act.noun == noun:
+            app.command(act.word, help=help_of(act, f"{noun} {act.word} {act.example}"))(_command_of(act, where, part))
+
+
+def _command_of(act: WholeAct, where: type, opened: Opened) -> Callable[..., None]:
+    def after_preview(*, choice: Any, acting: ActorOptions, databases: Any) -> None:
+        values = _values(act, choice, databases)
+        refusal = f"{act.named(values)} was left as it is"
+        if not acting.dry_run:
+            options.need_terminal(refusal, yes=acting.yes)
+            _need_reason(act, acting)
+        with opened(databases) as part:
+            preview = act.look(part, act.preview, values)
+            if acting.dry_run or not acting.in_json:
+                print_as(acting.output, preview, *_tables(act, values, preview))
+            elif note := getattr(preview, "note", ""):
+                say(f"note: {note}")
+            if not acting.dry_run:
+                _ask(act, values, refusal, acting)
+                _do(act, part, act.pinned(values, preview), acting)
+
+    def at_once(*, choice: Any, acting: DecidedOptions, databases: Any) -> None:
+        values = _values(act, choice, databases)
+        _need_reason(act, acting)
+        with opened(databases) as part:
+            if act.asks:
+                _ask(act, values, f"nothing was done ({act.name})", acting)
+            _do(act, part, values, acting)
+
+    command = after_preview if act.preview else at_once
+    command.__annotations__["databases"] = where
+    return gathered(command, choice=_options_of(act))
+
+
+def _do(act: WholeAct, part: Any, values: Mapping[str, Any], acting: DecidedOptions) -> None:
+    done = act.perform(part, values, by=acting.by, why=acting.reason)
+    found = {"outcome": done} if isinstance(done, str) else asdict(done)
+    if acting.in_json or "outcome" not in found:
+        print_as(acting.output, found, facts_table(act.button, found))
+    say(found.get("outcome", act.happened))
+
+
+def _need_reason(act: WholeAct, acting: DecidedOptions) -> None:
+    if act.needs_reason and not acting.reason.strip():
+        raise Failure(f"give --reason: the audit must tell why ({act.name})")
+
+
+def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOptions) -> None:
+    question = f"{act.consequence} {act.button} {act.named(values)}?"
+    options.confirm(question, refusal, yes=acting.yes, typed=act.to_type(values))
+
+
+def _options_of(act: WholeAct) -> OptionGroup:
+    """Return the parameters of the command: the first part of the target and some fields as arguments."""
+    found = dict(options.options_of(form_of(act), "database", *({*PINNED} - {"source"} if act.preview else ())))
+    shapes = {shape.name: shape for shape in shape_of(form_of(act))}
+    first = act.names[0]
+    arguments = {
+        name: found.pop(name).replace(
+            annotation=Annotated[str, typer.Argument(metavar=name.upper(), help=shapes[name].option.help)],
+            default=inspect.Parameter.empty,
+        )
+        for name in (first, *act.positional)
+    }
+    return arguments | found
+
+
+def _values(act: WholeAct, choice: dict[str, Any], databases: Any) -> dict[str, Any]:
+    form, shapes = form_of(act), shape_of(form_of(act))
+    files = {shape.name: choice[shape.name].read() for shape in shapes if shape.option.file and shape.name in choice}
+    values = read_options(form, choice | files)
+    for shape in shapes:
+        if shape.default is MISSING and shape.name not in values:
+            raise Failure(f"give --{shape.name}: {shape.option.help}")
+    values = asdict(form(**values))
+    return values | {"database": getattr(databases, "only", None)} if "database" in values else values
+
+
+def _tables(act: WholeAct, values: dict[str, Any], preview: Any) -> list[Table]:
+    facts, rows = facts_of(preview)
+    title = f"{act.noun.capitalize()} {values[act.names[0]]}"
+    found = [facts_table(title, facts)]
+    for name, each in rows.items():
+        columns = " ".join(f"{column.name}>" for column in fields(each[0]))
+        found.append(rows_table(columns, each, name.capitalize()))
+    return found

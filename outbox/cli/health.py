@@ -17,17 +17,15 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from outbox.cli import output
-from outbox.cli.database import URL_VARIABLE, DatabaseOptions, DatabasesOptions, check_role, opened
-from outbox.cli.exits import Code, Failure, if_away
-from outbox.cli.nouns import dead_app
-from outbox.cli.options import AppOption, command, gathered
-from outbox.cli.output import ListForm, ListFormOption, Output, OutputOption, RowShape, say
+from outbox.cli.database import DatabaseOptions, DatabasesOptions, check_role, opened
+from outbox.cli.groups import add_acts
+from outbox.cli.messages import dead_app
+from outbox.cli.options import URL_VARIABLE, AppOption, command, gathered
+from outbox.cli.output import Code, Failure, ListForm, ListFormOption, Output, OutputOption, RowShape, if_away, say
 from outbox.cli.processes import load_quietly
-from outbox.cli.whole_acts import add_acts
-from outbox.database.grants import ROLES
 from outbox.errors import InvalidSettings
-from outbox.operator.health.locks import LockRow
-from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerRow
+from outbox.operator.health.grants import ROLES
+from outbox.operator.health.workers import HandlerRow, LockRow, ProducerRow, WorkerRow
 from outbox.reader import variable
 from outbox.text import counted, plain
 
@@ -234,10 +232,8 @@ def _stats_tables(stats: Stats) -> list[Table]:
 
 # --- workers and handlers --------------------------------------------------------------------------------------------
 
-_WORKERS = RowShape(
-    WorkerRow, "id name version alive started_at seen_at roles", {"roles": lambda row: ", ".join(row.roles)}
-)
-_PRODUCERS = RowShape(ProducerRow, "producer_group instances> name id version active started_at seen_at")
+_WORKERS = RowShape(WorkerRow, {"roles": lambda row: ", ".join(row.roles)})
+_PRODUCERS = RowShape(ProducerRow)
 
 
 def _number_of(name: str, shown: Callable[[Any], object] = str) -> Callable[[HandlerRow], object]:
@@ -252,7 +248,6 @@ def _number_of(name: str, shown: Callable[[Any], object] = str) -> Callable[[Han
 
 _HANDLERS = RowShape(
     HandlerRow,
-    "kind topic group name state rate> p50> p95> failures> in_flight> lag> oldest>=oldest_lag workers",
     {
         "workers": lambda row: ", ".join(row.workers),
         "rate": _number_of("rate", "{:.1f}/s".format),
@@ -307,7 +302,7 @@ def show_handlers(
 
 # --- locks -----------------------------------------------------------------------------------------------------------
 
-_LOCKS = RowShape(LockRow, "session lock age state user application=application_name client", {}, attrgetter("session"))
+_LOCKS = RowShape(LockRow, {}, attrgetter("session"))
 lock_app: typer.Typer = typer.Typer(
     name="lock",
     help="See which sessions hold the locks of dispatch, of a group or of a queue, and end one.",

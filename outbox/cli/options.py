@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin
 from uuid import UUID
 
 import typer
+from sqlalchemy import URL
 
 from outbox.acts.changes import Actor
-from outbox.cli.exits import Failure
-from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, ListForm, Output
-from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of
+from outbox.cli.output import FORM_HELP, LIST_FORM_HELP, Code, Failure, ListForm, Output
+from outbox.database.dialect import parsed_url
+from outbox.reader import DURATION, FieldShape, Reader, Seconds, option, seconds_of, shape_of, variable
+from outbox.settings import Settings
 from outbox.text import duration
 
 if TYPE_CHECKING:
-    from outbox.acts.messages import Declaration
+    from outbox.acts.changes import Declaration
 
 #: The parameters of options, by the field of a dataclass.
 OptionGroup: TypeAlias = Mapping[str, inspect.Parameter]
@@ -46,6 +48,9 @@ CodecsOption = Annotated[
     str | None,
     typer.Option("--app", metavar="MODULE:OBJECT", help="Your Outbox, whose codecs read the bodies."),
 ]
+
+URL_VARIABLE = "OUTBOX_DATABASE_URL"
+URL_EXAMPLE = "postgresql+psycopg://user:***@host:5432/database"
 
 _METAVARS = {UUID: "ID", dt.datetime: "TIME", Seconds: "DURATION", int: "N", tuple[str, str]: "NAME=TEXT"}
 _TIMES = {"since": "Not older.", "until": "Older."}
@@ -274,3 +279,24 @@ def help_of(act: Declaration, example: str) -> str:
     """Return the help of the command of an act; ``example`` is its command line, but for the reason."""
     reason = f' --reason "{act.why}"' if act.why else ""
     return f"{act.summary}.\n\n{act.details}\n\n\b\nExample:\n  outbox {example}{reason}"
+
+
+# --- which database --------------------------------------------------------------------------------------------------
+
+
+def find_url(text: str | None, option: str = "--url", *variables: str) -> URL:
+    """Return the URL of the option, else of the first of these variables that is set; PostgreSQL by psycopg only."""
+    names = variables or (URL_VARIABLE,)
+    text = text or next(filter(None, map(variable, names)), None)
+    if not text:
+        Settings.from_env()  # names a misspelt variable
+        raise Failure(f"no database: give {option} {URL_EXAMPLE}, or set {names[0]}")
+    url = parsed_url(text, f"the URL {text!r}")
+    backend, _, driver = url.drivername.partition("+")
+    if backend not in {"postgresql", "postgres"}:
+        raise Failure(
+            f"the outbox needs PostgreSQL, not {backend!r}; the URL must look like {URL_EXAMPLE}", Code.CONFIG
+        )
+    if driver not in {"", "psycopg", "psycopg_async"}:
+        raise Failure(f"the outbox needs the driver psycopg (3), not {driver!r}; write {URL_EXAMPLE}", Code.CONFIG)
+    return url.set(drivername="postgresql+psycopg")

@@ -23,9 +23,19 @@ import typer
 
 import outbox
 from outbox.cli.database import AllDatabasesOptions, DatabaseOptions
-from outbox.cli.exits import Code, Failure, as_failure, needing, one_line
 from outbox.cli.options import CodecsOption, gathered, options_of, read_options
-from outbox.cli.output import Output, OutputOption, print_json, print_line, say
+from outbox.cli.output import (
+    Code,
+    Failure,
+    Output,
+    OutputOption,
+    as_failure,
+    needing,
+    one_line,
+    print_json,
+    print_line,
+    say,
+)
 from outbox.database.duty import ROLES
 from outbox.errors import InvalidSettings, NotBound
 from outbox.message.content import NO_CODECS, Codecs

@@ -262,8 +262,9 @@ def _refused(row: Row) -> str | None:
 
 
 def _tasks(at: Post) -> Iterator[Task]:
-    if at.outbox.compensations and "producer" in at.parts:
-        one_pass = alone(compensate_once, at.settings, compensations=at.outbox.compensations, new_runner=at.new_runner)
+    compensations = at.outbox.functions.of(Compensation)
+    if compensations and "producer" in at.parts:
+        one_pass = alone(compensate_once, at.settings, compensations=compensations, new_runner=at.new_runner)
         # A lane of its own: a compensation may take long.
         yield Task(name="compensate", one_pass=one_pass, every=at.settings.idle_wait, parts=("producer",))
 

@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.calling.function import CalledFunction
 from outbox.compensate.sql import has_inbox
-from outbox.database.engines import address_of, check_database, connect, discard, engine_of, url_of
+from outbox.database.dialect import url_of
+from outbox.database.engines import address_of, check_database, connect, discard, engine_of
 from outbox.database.execute import CONTENDED, execute, sqlstate
 from outbox.errors import InvalidHandler, SchemaError
 from outbox.message.answer import COMPENSATION, CalledKind

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 import outbox
 from outbox.console import pages
-from outbox.console.api import acts, document, lists, probes, reconciliations, whole_acts
+from outbox.console.api import acts, lists, probes, requests
 from outbox.console.auth import AnyOf, Basic, Bearer, TrustedHeader, authentication, hash_token
 from outbox.console.connections import OperatorSource
 from outbox.console.context import Authorizer, Console, Guard, Principal, RequestContext, Role, Trust, context_of
@@ -41,8 +41,8 @@ from outbox.console.problems import Problem, as_problem
 from outbox.database.engines import named_urls
 from outbox.errors import InvalidSettings
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import Redactor
 from outbox.operator.health.overview import why_unreachable
+from outbox.operator.look.redactor import Redactor
 from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit
@@ -56,14 +56,7 @@ if TYPE_CHECKING:
 Metrics = Literal["off", "authenticated", "open"]
 
 #: Fixed paths come before those that have an id at the same level.
-_API = (
-    lists.router,
-    acts.router,
-    reconciliations.router,
-    reconciliations.exports,
-    whole_acts.router,
-    probes.document,
-)
+_API = (lists.router, acts.router, acts.whole_acts, probes.document)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 #: What of a scope isn't the work of the application around the console.
 _OF_SERVER = {"type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server",
@@ -142,7 +135,7 @@ def create_console_app(
         version=outbox.__version__,
         description=_DESCRIPTION,
         openapi_url=None,
-        generate_unique_id_function=document.short_name,
+        generate_unique_id_function=requests.short_name,
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[Middleware(Guard, console, answer)],
@@ -185,7 +178,7 @@ def create_console_router(
         mark = f"console {secrets.token_hex(16)}"
         # Behind the route above, so it is in the document only.
         router.add_api_route("/{path:path}", console_below, operation_id=mark)
-        document.describe_in(documented_in, app, mark)
+        requests.describe_in(documented_in, app, mark)
     return router
 
 
@@ -195,7 +188,7 @@ class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
         if self.openapi_schema is None:
-            document.complete(super().openapi(), getattr(self.state.console.authorizer, "schemes", {}))
+            requests.complete(super().openapi(), getattr(self.state.console.authorizer, "schemes", {}))
         return self.openapi_schema or {}
 
 

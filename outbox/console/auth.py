@@ -36,16 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from outbox.acts.whole_acts import LOG_OUT
-from outbox.console.context import (
-    SAFE_METHODS,
-    VIEW,
-    Authorizer,
-    Context,
-    Principal,
-    RequestContext,
-    Role,
-    context_of,
-)
+from outbox.console.context import SAFE_METHODS, VIEW, Authorizer, Context, Principal, RequestContext, Role, context_of
 from outbox.console.events import LoginFailed
 from outbox.console.problems import Problem
 from outbox.database.execute import Template, execute

@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.app import Outbox
 from outbox.console.events import DatabaseMissing
-from outbox.database.engines import separate_engine, url_of
+from outbox.database.dialect import url_of
+from outbox.database.engines import separate_engine
 from outbox.errors import InvalidSettings, SchemaError
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.databases import AwayDatabase, Database, Databases, open_database
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
     from outbox.database.engines import Bind
-    from outbox.message.masking import Redactor
     from outbox.message.topic import Topic
+    from outbox.operator.look.redactor import Redactor
 
     Source = Outbox | Operator | Bind | Mapping[str, Bind]
 

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TypedDict
 
-from outbox.telemetry.event import TelemetryEvent, event
+from outbox.telemetry.hooks import TelemetryEvent, event
 
 
 class RequestFacts(TypedDict):

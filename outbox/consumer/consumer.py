@@ -37,6 +37,7 @@ from uuid import UUID
 from outbox.consumer import growth, key_order, sql
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import expired_of, record_expiry
+from outbox.consumer.failure import record_failure
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
@@ -55,21 +56,21 @@ from outbox.consumer.subscription import (
     event_of,
     filter_of,
     handled,
+    known_rows,
     raise_refused,
     run_handler,
     settle,
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, Uuids, execute, is_lost, read_source
+from outbox.database.execute import Row, Statement, execute, is_lost, read_source
 from outbox.database.session import Transactions, begin, commit
-from outbox.database.sql import GroupQueue, plan_by_index
+from outbox.database.sql import GroupQueue, plan_by_index, try_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status, behind, number_of
 from outbox.settings import Settings
 from outbox.telemetry.events import BatchUndone, CrashFound
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
-from outbox.text import process_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -281,7 +282,7 @@ class QueueConsumer:
     def _first_statements(self, entries: list[Entry]) -> list[Statement]:
         """Return what a transaction begins with: it takes the queue, and reads its offset, and of these messages."""
         offset = sql.offset(self._settings.schema, *self._queue.values)
-        return [sql.take_queue(self._queue), offset, *self._inbox_of(entries)]
+        return [try_lock(self._queue.lock, sql.MARKING), offset, *self._inbox_of(entries)]
 
     def _read_statements(self, size: int) -> list[Statement]:
         """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
@@ -293,9 +294,8 @@ class QueueConsumer:
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
         """Return what reads the inbox rows of messages, and which of their keys are held back."""
-        known = sql.known(self._settings.schema, Uuids([entry.id for entry in entries]), self._queue.group)
         keys = key_order.keys_of(entries) if self._subscription.by_key else []
-        return [known, key_order.held(self._queue, keys)] if keys else [known]
+        return [known_rows(self._queue, entries), *([key_order.held(self._queue, keys)] if keys else [])]
 
     def _append_offset(self, connection: Connection, position: int, starts: int, message_id: UUID | None) -> None:
         values = *self._queue.values, position, starts, message_id, self._passage.number
@@ -375,7 +375,7 @@ class QueueConsumer:
         subscription = self._subscription
         attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], starts)
         row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
-        at_commit(connection, *sql.settle_failure(self._queue, row, self._passage.number, process_name()))
+        at_commit(connection, *record_failure(subscription, self._queue, entry, row, self._passage.number))
         after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
         after_commit(connection, partial(count_attempt, self.meter, row))
         if subscription.blocks_queue and row.status == Status.FAILED:
@@ -470,23 +470,23 @@ class QueueConsumer:
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""
-        entry, subscription = failed.entry, self._subscription
-        schema, (group, topic, queue) = self._settings.schema, self._queue.values
+        entry, subscription, of = failed.entry, self._subscription, self._queue
         row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
         with begin(connection):
-            locked, offsets = execute(connection, sql.take_queue(self._queue), sql.offset(schema, group, topic, queue))
+            taking = try_lock(of.lock, sql.MARKING)
+            locked, offsets = execute(connection, taking, sql.offset(of.schema, *of.values))
             position, _, message_id, passage, is_held, _ = offsets[0] if offsets else sql.NO_OFFSET
             if not locked[0][0] or is_held or position != self._position:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
             if passage != self._passage.number:
-                self._passage = passage_of(connection, self._queue, passage)
+                self._passage = passage_of(connection, of, passage)
             blocked = subscription.blocks_queue and row.status == Status.FAILED
             # Messages that wait had no part in the failure, and are passed with it.
             waiting = [each for each in self._waiting if position < each.position < entry.position]
-            at_commit(connection, *key_order.wait(self._queue, waiting, passage, self._earlier))
-            at_commit(connection, *sql.settle_failure(self._queue, row, passage, process_name()))
+            at_commit(connection, *key_order.wait(of, waiting, passage, self._earlier))
+            at_commit(connection, *record_failure(subscription, of, entry, row, passage))
             if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
                 self._gate.close(connection)
             if blocked:
@@ -498,7 +498,7 @@ class QueueConsumer:
         if not blocked:
             self._advance(entry.position)
         count_attempt(self.meter, row)
-        emit(event_of(subscription, queue, row, failed.__cause__))
+        emit(event_of(subscription, of.queue, row, failed.__cause__))
         if row.status != Status.CONSUMED:
             self._gate.failed(connection, failed.failure.reason)
         return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
@@ -688,7 +688,7 @@ class Consumer:
         Of a group that is ordered by key, the messages that waited for one that is settled now follow, in their order.
         """
         counts = Counts()
-        key_order.release(connection, self.subscription, self._settings.schema)
+        key_order.release(connection, source, self.subscription, self._settings.schema)
         for _ in range(limit):
             if self._stopping() or holds_retries(connection, self.subscription, self._settings.schema, self.gate):
                 return counts

@@ -24,8 +24,19 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.consumer.sql import HOLDS_KEY, MARKED_TRANSACTION, keep_earlier, last_turn, of_earlier_passage
-from outbox.database.execute import Row, Statement, Template, execute
+from outbox.calling.callback import parked_callback
+from outbox.consumer.failure import tell_parked
+from outbox.consumer.sql import (
+    HOLDS_KEY,
+    MARKED_TRANSACTION,
+    keep_earlier,
+    last_turn,
+    message_by_id,
+    of_earlier_passage,
+)
+from outbox.consumer.subscription import EVERYTHING, to_entry
+from outbox.database.at_commit import at_commit
+from outbox.database.execute import Row, Statement, Template, execute, read_source
 from outbox.database.session import begin
 from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
 from outbox.telemetry.events import MessageParked
@@ -152,7 +163,7 @@ def keys_of(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
 
 
-def release(connection: Connection, subscription: Subscription, schema: str) -> None:
+def release(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:
     """Make each message due that waits and is the first of its key now, in a transaction of its own.
 
     Where a parked message takes its whole sequence with it, messages that wait for one are parked. A group that isn't
@@ -164,8 +175,20 @@ def release(connection: Connection, subscription: Subscription, schema: str) -> 
         execute(connection, plan_by_index(), _RELEASE_ALL(schema, **of_group))
         if subscription.on_exhausted == "park_sequence":
             (parked,) = execute(connection, _PARK_SEQUENCE(schema, **of_group, kind=SEQUENCE_KIND))
+            if parked and parked_callback(subscription) is not None:
+                _write_notices(connection, source, subscription, schema, parked)
     for message_id, queue, position, reason in parked:
         _tell_parked(subscription, message_id, queue, position, reason)
+
+
+def _write_notices(
+    connection: Connection, source: Connection, subscription: Subscription, schema: str, parked: Sequence[Row]
+) -> None:
+    """Tell the callback that these messages are parked."""
+    bodies = read_source(source, *(message_by_id(schema, id=row[0], **EVERYTHING) for row in parked))
+    for (message_id, queue, _, reason), found in zip(parked, bodies, strict=True):
+        message = to_entry(found[0], subscription, queue).message if found else None
+        at_commit(connection, *tell_parked(schema, subscription, message_id, message, reason, 0))
 
 
 def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> list[Statement]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from outbox.consumer import key_order, sql
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import expired_of, record_expiry
+from outbox.consumer.failure import record_failure
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.subscription import (
     EVERYTHING,
@@ -41,7 +42,6 @@ from outbox.database.sql import GroupQueue, plan_by_index
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 from outbox.telemetry.hooks import emit
-from outbox.text import process_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -96,16 +96,16 @@ def retry_next(
             _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
-            # The row lock is held: no other worker runs this message until this transaction ends, so that all the
-            # earlier starts were of workers that have died.
-            if starts > settings.max_starts:
-                raise AttemptFailed(entry, *crashed(subscription, attempts, starts))
             # A message that was never attempted (its quarantine was released) hasn't been through the group's filter.
             taken = filter_of(subscription) if locked[0][1] else EVERYTHING
             (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
             if not rows:
                 raise AttemptFailed(entry, attempts + 1, PRUNED)
             entry = to_entry(rows[0], subscription, queue)
+            # The row lock is held: no other worker runs this message until this transaction ends, so that all the
+            # earlier starts were of workers that have died.
+            if starts > settings.max_starts:
+                raise AttemptFailed(entry, *crashed(subscription, attempts, starts))
             if (ended := _without_handler(connection, queue_of_group, entry, attempts, passage, gate)) is not None:
                 if ended.taken:
                     at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
@@ -117,7 +117,7 @@ def retry_next(
     except AttemptFailed as failed:
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
-            at_commit(connection, *sql.settle_failure(queue_of_group, row, passage, process_name()))
+            at_commit(connection, *record_failure(subscription, queue_of_group, failed.entry, row, passage))
             if not row.holds:
                 at_commit(connection, *key_order.release_next(subscription, queue_of_group, failed.entry))
             if row.status == Status.CONSUMED and gate.on_trial:  # skipped: the handler works

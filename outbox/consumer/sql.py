@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, sqlstate
-from outbox.database.sql import OPEN, REREAD, TRIED, GroupQueue, number, try_lock
+from outbox.database.sql import OPEN, REREAD, TRIED, GroupQueue, number
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -150,14 +150,15 @@ SELECT half_id FROM {s}.op_message WHERE half_id = ANY (%(ids)s::uuid[]) AND res
 # --- in the consumer's database --------------------------------------------------------------------------
 
 # A setting that is local to a transaction ends with it, however that ends. The cast of any other text is an error.
-_MARK = "set_config('outbox.handling', 'on', true)"
+#: Marks the transaction in which a handler is to run, in the round trip that tries the lock of its queue (`try_lock`).
+MARKING = "set_config('outbox.handling', 'on', true)"
 #: What the error of a statement with `MARKED_TRANSACTION` says.
 ENDED = "the handler ended the transaction"
 #: The condition that this is still the transaction that was marked; an error if not.
 MARKED_TRANSACTION = f"coalesce(nullif(current_setting('outbox.handling', true), ''), '{ENDED}')::boolean"
 
 #: Mark the transaction in which a handler is to run.
-MARK = Statement(f"SELECT {_MARK}")
+MARK = Statement(f"SELECT {MARKING}")
 
 _UNIQUE_VIOLATION = "23505"
 
@@ -176,11 +177,6 @@ def is_inbox_conflict(error: Exception, schema: str) -> bool:
 
 #: Fail unless this is still the transaction that was marked.
 MARKED = Statement(f"SELECT {MARKED_TRANSACTION}")
-
-
-def take_queue(queue: GroupQueue) -> Statement:
-    """Try the lock of a queue without waiting, and mark the transaction. Rows: ``(taken, …)``."""
-    return try_lock(queue.lock, _MARK)
 
 
 def is_held(row: str) -> str:

@@ -25,17 +25,17 @@ from outbox.calling.function import CalledFunction
 from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
-from outbox.database.execute import Bigints, Byteas, Row, Statement, Uuids, is_lost
+from outbox.database.dialect import Bigints, Byteas, Uuids
+from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.answer import HANDLER, CalledKind, is_from_outside
-from outbox.message.content import EXPIRES_HEADER, check_group
+from outbox.message.content import EXPIRES_HEADER, check_any_topic, check_group, check_topic
 from outbox.message.limits import STARTS, Breaker, is_start, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
-from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
+from outbox.telemetry.hooks import Handling, TelemetryEvent, middlewares_here, observed, observers
 from outbox.text import (
     SEARCHED_CHARS,
     class_name,
@@ -90,7 +90,8 @@ class Subscription(CalledFunction):
     no rollback undoes. Then ``concurrency`` handlers run at once in each worker, whatever the number of queues, and one
     that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
     ``ordered=False`` says that they need not. ``source`` is
-    the producer's database; None: the same as the consumer's. ``send_reply`` sends what handlers reply.
+    the producer's database; None: the same as the consumer's. Of an internal topic, ``about`` is the topic that its
+    notices are about. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
@@ -120,6 +121,7 @@ class Subscription(CalledFunction):
     rate: float | None = None
     breaker: Breaker | None = None
     source: Engine | AsyncEngine | str | None = field(default=None, repr=False)
+    about: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False)
     takes: DeclaredCarrier = field(init=False)
 
@@ -136,6 +138,10 @@ class Subscription(CalledFunction):
     def possible(self) -> tuple[tuple[str, ...], ...]:
         """Return what its handler must be callable with."""
         return self.forms if self.transactional else (("message",),)
+
+    def check_topic(self) -> None:
+        """Raise InvalidMessage if its topic isn't a name; one of an internal topic comes by a callback."""
+        (check_topic if self.about is None else check_any_topic)(self.topic)
 
     def check(self) -> None:
         """Raise InvalidHandler if an option can't work."""
@@ -546,6 +552,11 @@ def handled(queue: GroupQueue, entries: Sequence[Entry], attempt: int) -> Messag
     """Return the event that tells of a queue's messages that were handled."""
     ids = tuple(entry.id for entry in entries)
     return MessagesHandled(group=queue.group, topic=queue.topic, queue=queue.queue, message_ids=ids, attempt=attempt)
+
+
+def known_rows(queue: GroupQueue, entries: Sequence[Entry]) -> Statement:
+    """Return what reads the inbox rows of messages (`outbox.consumer.sql.known`)."""
+    return sql.known(queue.schema, Uuids([entry.id for entry in entries]), queue.group)
 
 
 def consumed(queue: GroupQueue, passage: int, entries: Sequence[Entry], earlier: Collection[UUID]) -> list[Statement]:

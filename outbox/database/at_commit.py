@@ -5,25 +5,24 @@ statement, together with the COMMIT itself; the caller's own ``commit()`` then f
 round trip, and an item added inside a savepoint that rolled back was never written at all.
 
 An item is a statement, or a value of a `Writer`, which makes statements of all its values when the transaction commits.
-This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; items added to a session come from
-`outbox.producer.producer`, as a source.
+This module listens to connections, by SQLAlchemy's ``ConnectionEvents``; and to sessions, by its ``SessionEvents``. A
+session may have no connection yet when something is sent with it: its items wait beside it for the COMMIT of the
+connection which carries the business change, as one of its sources, and follow the session's savepoints.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial, reduce
-from typing import Any, NoReturn, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from outbox.database.execute import (
     Row,
@@ -33,14 +32,15 @@ from outbox.database.execute import (
     driver_of,
     execute,
     goes_on,
-    in_transaction,
     is_autocommit,
     is_lost,
 )
 from outbox.errors import TransactionRequired
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
-from outbox.text import function_name
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, SessionTransaction
 
 
 class Writer(Protocol):
@@ -63,6 +63,21 @@ class Item:
     number: int
     value: Any
     writer: Writer | None
+
+
+class Holder(Protocol):
+    """Keeps transactions open while a function of the application's runs in them: `outbox.database.session.Hold`."""
+
+    broken: bool
+
+    def add(self, connection: Connection) -> None:
+        """Hold the running transaction of a connection too."""
+
+    def executing(self, connection: Connection, sql: str) -> None:
+        """Hear of a statement before it is executed; refuse one that would end the transaction."""
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise because of a call that would end the transaction, or has ended it."""
 
 
 #: Gives up the items to be written at the commit of the connection.
@@ -91,7 +106,7 @@ _written: WeakSet[RootTransaction] = WeakSet()
 # Those of them that failed to write at PREPARE: their items are gone, and SQLAlchemy would still commit them.
 _not_prepared: WeakSet[RootTransaction] = WeakSet()
 # Transactions that the application's code runs in, which isn't to end them.
-_held: WeakKeyDictionary[RootTransaction, Hold] = WeakKeyDictionary()
+_held: WeakKeyDictionary[RootTransaction, Holder] = WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -205,56 +220,19 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
-@dataclass(slots=True, eq=False)
-class Hold:
-    """Keeps transactions open while a function of the application's runs in them, which isn't to end them.
+def keep_open(connection: Connection, holder: Holder) -> RootTransaction | None:
+    """Have a holder asked about the end of a connection's transaction; None if there is none, or it has a holder."""
+    _listen(connection)
+    transaction = connection.get_transaction()
+    if transaction is None or transaction in _held:
+        return None
+    _held[transaction] = holder
+    return transaction
 
-    ``owner`` names the owner of the transactions, and with what they are committed. ``broken``: one has ended all the
-    same. ``used``: the connections that have executed something through SQLAlchemy. ``left`` gets the statements that
-    leave something behind in the session. Savepoints are the function's own.
-    """
 
-    owner: str
-    function: Any = None
-    left: list[str] | None = None
-    broken: bool = False
-    _taken: list[tuple[Connection, RootTransaction, Callable[[], None]]] = field(default_factory=list)
-    used: set[Connection] = field(default_factory=set)
-
-    def add(self, connection: Connection) -> None:
-        """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
-        _listen(connection)
-        transaction = connection.get_transaction()
-        if transaction is not None and transaction not in _held:
-            _held[transaction] = self
-            self._taken.append((connection, transaction, hold_open(driver_of(connection), self)))
-
-    def release(self) -> None:
-        """Let the transactions be ended again."""
-        while self._taken:
-            _, transaction, let = self._taken.pop()
-            let()
-            del _held[transaction]
-
-    @property
-    def has_ended(self) -> bool:
-        """Has a transaction ended, by any call, also by one that a driver doesn't tell of?"""
-        return self.broken or any(
-            not transaction.is_active or (connection in self.used and not in_transaction(driver_of(connection)))
-            for connection, transaction, _ in self._taken
-        )
-
-    def refuse(self, call: str) -> NoReturn:
-        """Raise because of a call that would end the transaction, or has ended it.
-
-        Raises:
-            TransactionRequired: names the function and the call.
-        """
-        name = self.function if isinstance(self.function, str) else function_name(self.function)
-        raise TransactionRequired(
-            f"{call} inside {name}: the transaction is {self.owner}. Remove the call: it is committed when the "
-            "function returns, and rolled back when it raises; session.begin_nested() undoes a part of it"
-        )
+def let_end(transaction: RootTransaction) -> None:
+    """Let a transaction that was kept open be ended again."""
+    del _held[transaction]
 
 
 def items_of(connection: Connection) -> list[Item]:
@@ -263,7 +241,7 @@ def items_of(connection: Connection) -> list[Item]:
     return [item for item, _ in pending.items] if pending else []
 
 
-def attach(connection: Connection, source: Source) -> None:
+def _attach(connection: Connection, source: Source) -> None:
     """Take more items from ``source`` when this connection commits."""
     if source not in (sources := pending_of(connection).sources):
         sources.append(source)
@@ -323,9 +301,7 @@ def hook(engine: Engine) -> None:
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
     if (hold := _hold_of(connection)) is not None:
-        if ending := effects_of(sql)[0]:
-            hold.refuse(ending)
-        hold.used.add(connection)
+        hold.executing(connection, sql)
 
 
 def _on_commit(connection: Connection) -> None:
@@ -383,7 +359,7 @@ def _on_rollback_savepoint(connection: Connection, name: str, *_: Any) -> None:
         pending.items = [entry for entry in pending.items if name not in entry[1]]
 
 
-def _hold_of(connection: Connection) -> Hold | None:
+def _hold_of(connection: Connection) -> Holder | None:
     return None if (transaction := connection.get_transaction()) is None else _held.get(transaction)
 
 
@@ -451,172 +427,173 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
     return rows
 
 
-# --- transactions that the running code isn't to end -----------------------------------------------------------------
-
-# Comments, which PostgreSQL nests: to four levels.
-_COMMENT = reduce(lambda inner, _: rf"/\*(?:(?!/\*|\*/).|{inner})*\*/", range(4), "(?!)")
-# What looks like a statement's begin and is none: comments, texts, names, the body of a function.
-_NO_CODE = re.compile(
-    rf"""--[^\n\r]*|{_COMMENT}|\be'(?:[^'\\]|\\.|'')*'|'[^']*'|"[^"]*"|(?<![\w$])\$(\w*)\$.*?\$\1\$"""
-    r"""|\bbegin\s+atomic\b(?:.*?;)?\s*end\b""",
-    re.DOTALL | re.IGNORECASE,
-)
-_ENDS = re.compile(
-    r"\s*(?:(?:commit|end|abort|rollback)\b(?!(?:\s+(?:work|transaction))?\s+to\b)|prepare\s+transaction\b)",
-    re.IGNORECASE,
-)
-# What outlives the transaction. A setting may be for the transaction alone.
-_TEMPORARY = re.compile(
-    r"\b(?:create|into)\s+(?:(?:local|global|or\s+replace)\s+)*temp(?:orary)?\b(?![^;]*\bon\s+commit\s+drop\b)"
-    r"|\bpg_temp\b",
-    re.DOTALL | re.IGNORECASE,
-)
-_LEAVES = re.compile(
-    r"(?:^|;)\s*(?:set\s+(?!local\b|transaction\b|constraints\b)|(?:reset|listen|prepare|deallocate|discard|load|do)\b)",
-    re.IGNORECASE,
-)
-_LEAVES_BY_CALL = re.compile(
-    r"\bset_config\s*\((?![^()]*,\s*true\s*\))|\bpg_(?:try_)?advisory_(?:un)?lock|\bwith\s+hold\b"
-    r"|\bupdate\s+(?:pg_catalog\s*\.\s*)?pg_settings\b",
-    re.IGNORECASE,
-)
-# What may be the name of a setting of the application's own, which PostgreSQL lists nowhere.
-_OWN_SETTING = re.compile(r"\b[a-z_]\w*\.\w+", re.IGNORECASE | re.ASCII)
-#: From so many characters on, a statement isn't remembered.
-_LONG = 10_000
-#: What a cursor runs statements by.
-_RUNS = ("execute", "executemany", "stream", "copy")
-_ITERATED = ("stream", "copy")
-
-#: Note the settings of the session before they are changed.
-_NOTE = """
-SELECT set_config('outbox.before', json_build_object(
-       'session_authorization', session_user, 'role', current_setting('role'), 'set',
-       (SELECT coalesce(json_object_agg(name, setting), '{}') FROM pg_settings WHERE source = 'session'))::text, true)
-"""
-# A setting that is as it was noted is left alone: it may have been made for this transaction.
-_TIDY_UP = """
-DO $$
-DECLARE
-    each record;
-    before CONSTANT json = nullif(current_setting('outbox.before', true), '');
-BEGIN
-    PERFORM set_config(name, before->>name, false) FROM unnest('{session_authorization,role}'::text[]) name
-      WHERE current_setting(name) <> before->>name;
-    PERFORM set_config(name, wanted, false)
-       FROM (SELECT name, setting, coalesce(before->'set'->>name, reset_val) AS wanted FROM pg_settings
-              WHERE before IS NOT NULL AND context IN ('user', 'superuser') AND name NOT LIKE 'transaction%') s
-      WHERE setting IS DISTINCT FROM wanted;
-    PERFORM set_config(name, '', false) FROM unnest('{own}'::text[]) name WHERE current_setting(name, true) <> '';
-    FOR each IN SELECT format('DEALLOCATE %I', name) AS act FROM pg_prepared_statements WHERE from_sql
-                 UNION ALL SELECT format('CLOSE %I', name) FROM pg_cursors WHERE is_holdable LOOP
-        EXECUTE each.act;
-    END LOOP;
-    PERFORM pg_advisory_unlock_all();
-    EXECUTE 'UNLISTEN *';
-    {discard}
-END $$
-"""
+# --- sent with a session ------------------------------------------------------------------------------------------
 
 
-def tidying(left: Sequence[str]) -> str:
-    """Return the statement that takes away what statements, with their values, have left behind in the session.
+def unscoped(carrier: Any) -> Any:
+    """Return a session or connection, of a scoped_session the one of this scope."""
+    return carrier() if hasattr(carrier, "registry") and not isinstance(carrier, type) else carrier
 
-    It is for the same transaction or a later one.
+
+#: Where a session has the messages sent with it, and what holds its transaction.
+_SENT, HOLD = "outbox.sent", "outbox.hold"
+
+
+@dataclass(frozen=True, slots=True)
+class SentItem:
+    """An item, the engine of its Outbox, and the transaction or savepoint of the session that it was sent in."""
+
+    item: Item
+    engine: Engine
+    level: SessionTransaction | None
+
+
+@dataclass(slots=True, eq=False)
+class SentWith:
+    """The messages sent with a session's transaction and not written yet, and the connections of that transaction.
+
+    ``connections`` holds each connection with the savepoints that were open when the session began to use it,
+    ``chosen`` the connection for an Outbox whose own engine the session doesn't use. Which it is counts at the
+    COMMIT: the flush before it may be the first to use that engine.
     """
-    own = ",".join(sorted({name for each in left for name in _OWN_SETTING.findall(each)}))
-    discard = "EXECUTE 'DISCARD TEMP';" if any(map(_TEMPORARY.search, left)) else ""
-    return _TIDY_UP.replace("{own}", f"{{{own}}}").replace("{discard}", discard)
+
+    entries: list[SentItem] = field(default_factory=list)
+    connections: dict[Engine, tuple[Connection, tuple[str, ...]]] = field(default_factory=dict)
+    chosen: dict[Engine, Connection] = field(default_factory=dict)
+    committing: bool = False
+    bytes_sent: int = 0
+
+    def target(self, engine: Engine) -> Connection | None:
+        """Return the connection that carries the messages of an Outbox on ``engine``."""
+        if engine in self.connections:
+            return self.connections[engine][0]
+        return self.chosen.get(engine) or next((connection for connection, _ in self.connections.values()), None)
+
+    def take(self, connection: Connection) -> list[Item]:
+        """Give up the items to be written at the commit of ``connection``."""
+        taken = [entry.item for entry in self.entries if self.target(entry.engine) is connection]
+        self.entries = [entry for entry in self.entries if self.target(entry.engine) is not connection]
+        return taken
 
 
-def effects_of(sql: str) -> tuple[str | None, bool]:
-    """Return the command in statements that ends the transaction, and whether they leave something in the session."""
-    return (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
+def certain(session: Session, sent: SentWith, engine: Engine) -> Connection | Engine | None:
+    """Return what will carry the messages of an Outbox on ``engine``; None while only the COMMIT will tell.
 
-
-@lru_cache(maxsize=1000)
-def _effects(sql: str) -> tuple[str | None, bool]:
-    code = _NO_CODE.sub(" ", sql)
-    found = (_ENDS.match(each) for each in code.split(";"))
-    ending = next((" ".join(each[0].split()).upper() for each in found if each), None)
-    # Calls also in texts, which may be the code of a block; and without them, which may look like the end of a call.
-    called = _LEAVES_BY_CALL.search(sql) or _LEAVES_BY_CALL.search(code)
-    leaves = _LEAVES.search(code) or called or _TEMPORARY.search(sql)
-    return ending, leaves is not None
-
-
-def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
-    """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
-
-    That is a call of its methods, or a statement of a cursor that is made meanwhile.
+    A session that was given several engines, or chooses by code of its own, may yet come to use the Outbox's.
     """
-    if not hasattr(driver, "pgconn"):
-        return lambda: None
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - a caller that passes a session has paid for the import
 
-    def transaction(*args: Any, **options: Any) -> Any:
-        # On a connection that has yet to begin one, it would be no savepoint.
-        begun = in_transaction(driver)
-        return type(driver).transaction(driver, *args, **options) if begun else hold.refuse("transaction()")
-
-    def refused(call: str, *_: Any) -> NoReturn:
-        hold.refuse(f"{call} of the driver's connection")
-
-    held = {
-        "commit": partial(refused, "commit()"),
-        "rollback": partial(refused, "rollback()"),
-        "set_autocommit": partial(refused, "set_autocommit()"),
-        "_set_autocommit": partial(refused, "autocommit"),
-        "transaction": transaction,
-        "cursor_factory": refusing(driver.cursor_factory),
-        "row_factory": driver.row_factory,
-        "outbox_hold": hold,
-    }
-    own = vars(driver)
-    before = {name: own[name] for name in held if name in own}
-    own.update(held)
-
-    def let() -> None:
-        for name in held:
-            own.pop(name, None)
-        own.update(before)
-
-    return let
+    if engine in sent.connections:
+        return sent.connections[engine][0]
+    # SQLAlchemy 2.0 keeps the engines of single classes to itself.
+    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)
+    if binds or type(session).get_bind is not Session.get_bind:
+        return None
+    return sent.target(engine) or session.bind
 
 
 @cache
-def refusing(kind: type) -> type:
-    """Return the class of cursors that refuse, on a connection that is held open, what would end its transaction."""
+def hook_sessions() -> None:
+    """Listen to the events of all sessions, once per process."""
+    from sqlalchemy.orm import Session  # noqa: PLC0415 - importing outbox must not pay for it
 
-    def wrapped(name: str) -> Callable[..., Any]:
-        plain = getattr(kind, name)
-
-        def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
-            hold: Hold | None = getattr(cursor.connection, "outbox_hold", None)
-            if hold is None or query is _NOTE:
-                return plain(cursor, query, *args, **options)
-            sql = _text_of(query, cursor)
-            ending, leaves = effects_of(sql)
-            if ending:
-                hold.refuse(ending)
-            if leaves and hold.left is not None:
-                hold.left.append(f"{sql} {args} {options}")
-                if len(hold.left) == 1 and name not in _ITERATED:
-                    noted = cursor.connection.cursor().execute(_NOTE)
-                    if inspect.isawaitable(noted):
-                        return _after(noted, partial(plain, cursor, query, *args, **options))
-            return plain(cursor, query, *args, **options)
-
-        return run
-
-    return type(kind.__name__, (kind,), {"__slots__": (), **{name: wrapped(name) for name in _RUNS}})
+    event.listen(Session, "after_begin", _on_begin)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_commit", _after_commit)
+    event.listen(Session, "after_transaction_end", _on_end)
 
 
-async def _after(first: Any, then: Callable[[], Any]) -> Any:
-    await first
-    return await then()
+def sent_of(session: Session) -> SentWith:
+    """Return the messages sent with a session's transaction."""
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        sent = session.info[_SENT] = SentWith()
+    return sent
 
 
-def _text_of(query: Any, cursor: Any) -> str:
-    if isinstance(query, str | bytes):
-        return query if isinstance(query, str) else query.decode(errors="replace")
-    return str(query.as_string(cursor)) if hasattr(query, "as_string") else "".join(getattr(query, "strings", ()))
+def add_with(session: Session, sent: SentWith, item: Item, engine: Engine) -> None:
+    """Remember an item until the session's transaction commits; it is of an Outbox on ``engine``."""
+    level = session.get_nested_transaction() or session.get_transaction()
+    sent.entries.append(SentItem(item, engine, level))
+    for connection, _ in sent.connections.values():
+        _attach(connection, sent.take)
+    if sent.committing and not sent.connections:
+        # Sent by a flush hook in a transaction without a statement so far: no later event would pick it up.
+        _assign(session, sent)
+
+
+def _on_begin(session: Session, _: SessionTransaction, connection: Connection) -> None:
+    sent = sent_of(session)
+    if connection.engine not in sent.connections:
+        sent.connections[connection.engine] = connection, savepoints(connection)
+        if sent.entries:
+            _attach(connection, sent.take)
+    if (hold := session.info.get(HOLD)) is not None:
+        refuse_autocommit(connection)
+        hold.add(connection)
+
+
+def _before_commit(session: Session) -> None:
+    if (hold := session.info.get(HOLD)) is not None and session.get_nested_transaction() is None:
+        hold.refuse("session.commit()")
+    sent = sent_of(session)
+    sent.committing = True
+    _assign(session, sent)
+
+
+def _assign(session: Session, sent: SentWith) -> None:
+    """Make sure that each entry has a connection, for the case that no flush is going to use the Outbox's engine."""
+    for engine in {entry.engine for entry in sent.entries}:
+        if engine in sent.connections:
+            refuse_autocommit(sent.connections[engine][0])
+            continue
+        try:
+            connection = session.connection()
+        except UnboundExecutionError:  # a session with engines by table has none for no table
+            connection = session.connection(bind_arguments={"bind": engine})
+        refuse_autocommit(connection)
+        sent.chosen[engine] = connection
+        _attach(connection, sent.take)
+
+
+def _after_commit(session: Session) -> None:
+    sent = sent_of(session)
+    released = session.get_nested_transaction()
+    if released is not None:
+        outer = released.parent
+        while outer is not None and outer.parent is not None and not outer.nested:
+            outer = outer.parent
+        sent.entries = [
+            SentItem(entry.item, entry.engine, outer) if entry.level is released else entry for entry in sent.entries
+        ]
+        return
+    # Left are those of a session which joined a transaction that goes on.
+    for connection in {sent.target(entry.engine) for entry in sent.entries}:
+        if connection is not None and connection.in_transaction():
+            add(connection, *sent.take(connection))
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (hold := session.info.get(HOLD)) is not None:
+        hold.broken = True
+    sent: SentWith | None = session.info.get(_SENT)
+    if sent is None:
+        return
+    if transaction.nested:
+        sent.committing = False
+        sent.entries = [entry for entry in sent.entries if not _is_inside(entry.level, transaction)]
+    elif transaction.parent is None:
+        del session.info[_SENT]
+        # Closing a session that joined a transaction in mode "rollback_only" leaves what it wrote to that transaction.
+        for connection, begun_in in sent.connections.values() if sent.entries else ():
+            if connection.in_transaction() and set(begun_in) <= set(savepoints(connection)):
+                add(connection, *sent.take(connection))
+        sent.entries.clear()
+
+
+def _is_inside(level: SessionTransaction | None, ended: SessionTransaction) -> bool:
+    while level is not None:
+        if level is ended:
+            return True
+        level = level.parent
+    return False

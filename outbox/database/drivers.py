@@ -13,18 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from outbox.database.execute import (
-    ASYNCPG,
-    PSYCOPG,
-    PSYCOPG2,
-    Row,
-    Statement,
-    Steps,
-    encodings_of,
-    in_transaction,
-    run_steps,
-    translated,
-)
+from outbox.database.dialect import ASYNCPG, PSYCOPG, PSYCOPG2, translated
+from outbox.database.execute import Row, Statement, Steps, encodings_of, in_transaction, run_steps
 from outbox.errors import TransactionRequired
 
 T = TypeVar("T")
@@ -123,7 +113,7 @@ class Raw:
         return run_steps(steps, lambda work: self._execute(work, tell) if isinstance(work, Statement) else work())
 
     def _execute(self, statement: Statement, tell: Tell) -> list[Row]:
-        sql, values = translated(statement, self.driver)
+        sql, values = translated(statement.sql, statement.values, self.driver)
         cursor = self._cursor()
         try:
             # In a pipeline, such as a handler's, there is no answer before the end of one of our own in it.
@@ -156,7 +146,7 @@ class Raw:
             raise
 
     async def _fetch(self, statement: Statement) -> list[Row]:
-        sql, values = translated(statement, self.driver)
+        sql, values = translated(statement.sql, statement.values, self.driver)
         if self.driver == ASYNCPG:
             return [tuple(row) for row in await self.connection.fetch(sql, *values)]
         async with self._cursor() as cursor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, cast, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, get_args
 
 from outbox.database.engines import NewRunner
 from outbox.message.model import Counts
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outbox.settings import Settings
 
 P = ParamSpec("P")
+F = TypeVar("F")
 
 Part = Literal["producer", "consumer"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -40,12 +41,11 @@ MODULES = (
     "outbox.check.check_pass",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
-    "outbox.dead_letter.announce_pass",
     "outbox.reconcile.duty",
     "outbox.operator.bulk.run",
     "outbox.compensate.compensate_pass",
     "outbox.prune.prune_pass",
-    "outbox.operator.duties",
+    "outbox.operator.databases",
     "outbox.worker.report",
 )
 
@@ -69,7 +69,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a duty needs in the database of a part, and which roles of `outbox.database.grants.ROLES` do it there."""
+    """What a duty needs in the database of a part, and which `outbox.operator.health.grants.ROLES` do it there."""
 
     part: Part
     granted: frozenset[str]
@@ -158,6 +158,36 @@ class Task:
     compares: tuple[str, Sequence[tuple[str, str]]] | None = None
 
 
+class Functions(Protocol):
+    """The functions that an application has declared: `outbox.calling.function.CalledFunctions`."""
+
+    def of(self, kind: type[F]) -> dict[Any, F]:
+        """Return those of a class by their keys, which those declared later join."""
+
+
+class ServedOutbox(Protocol):
+    """An `Outbox`, which stands above all duties, as far as they know it."""
+
+    @property
+    def engine(self) -> Engine | AsyncEngine:
+        """The engine that it is bound to."""
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings."""
+
+    @property
+    def functions(self) -> Functions:
+        """What the application has declared with it."""
+
+    @property
+    def reconciliations(self) -> Mapping[str, Any]:
+        """What is to be reconciled, by name (`outbox.reconcile.job.Reconciliation`)."""
+
+    def groups_to_confirm(self) -> Sequence[Any]:
+        """Return the groups that are asked what became of messages (`outbox.delivery.known_group.KnownGroup`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
     """Where a duty is done: an `Outbox`, and what runs its passes there.
@@ -169,7 +199,7 @@ class Post:
     ``at_once``: all is done now, also what is young, and faster than an operator has ordered.
     """
 
-    outbox: Any
+    outbox: ServedOutbox
     settings: Settings
     parts: Collection[Part]
     roles: frozenset[Role]

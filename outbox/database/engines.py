@@ -11,7 +11,6 @@ end.
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -20,11 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import URL, Engine, NullPool, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
-from outbox.database.execute import DRIVERS, PSYCOPG, is_lost
-from outbox.errors import InvalidHandler, InvalidSettings, OutboxError, TransactionRequired
+from outbox.database.dialect import DRIVER_NAME, OF_ASYNCPG, PSYCOPG, parsed_url, url_of
+from outbox.database.execute import is_lost
+from outbox.errors import InvalidHandler, InvalidSettings, TransactionRequired
 from outbox.message.model import Counts
 from outbox.text import class_name, database_address
 
@@ -52,7 +52,6 @@ SERVER_KEEP_ALIVE = {
     "tcp_keepalives_count": f"{KEEP_COUNT}",
     "tcp_user_timeout": f"{KEEP_IDLE + KEEP_COUNT * KEEP_INTERVAL}s",
 }
-DRIVER_NAME = "postgresql+psycopg"
 #: As often as psycopg executes a statement before it prepares it, unless it is told otherwise.
 PREPARE_AFTER = 5
 _THRESHOLD = "prepare_threshold"
@@ -60,40 +59,14 @@ _THRESHOLD = "prepare_threshold"
 _BETWEEN = re.compile(r",?\s+|,$|,(?=(?:[\w.-]+=)?\w+(?:\+\w+)?://)")
 
 
-#: What the drivers with which an application sends are called in URLs. What works on the tables has psycopg 3.
-_OTHERS = frozenset({"postgresql", *(f"postgresql+{driver}" for driver in (*DRIVERS, "psycopg_async"))})
-#: Options of asyncpg's, which libpq doesn't know.
-_OF_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_func")
 #: Arguments that say how a driver works with results and statements, and nothing of the connection: they are left out.
-_OF_STATEMENTS = {*_OF_ASYNCPG, "command_timeout", "statement_cache_size", "cursor_factory", "row_factory"}
+_OF_STATEMENTS = {*OF_ASYNCPG, "command_timeout", "statement_cache_size", "cursor_factory", "row_factory"}
 #: What libpq calls arguments of other drivers',
 _LIBPQ = {"database": "dbname", "ssl": "sslmode", "timeout": "connect_timeout", "dsn": "conninfo"}
 #: and psycopg's own, which libpq doesn't know.
 _OF_PSYCOPG = frozenset({"autocommit", "context", _THRESHOLD})
 #: Further engines of the same database, by the one that the application works with: see `know_further`.
 _further: WeakKeyDictionary[Engine, tuple[Engine, ...]] = WeakKeyDictionary()
-
-
-def url_of(bind: Bind) -> URL:
-    """Return the URL of a database for psycopg, also where it names no driver, psycopg2 or asyncpg."""
-    url = parsed_url(bind) if isinstance(bind, str | URL) else bind.url
-    if url.drivername not in _OTHERS:
-        return url
-    if "ssl" in url.query:  # as asyncpg calls it, with libpq's values
-        url = url.update_query_dict({"sslmode": url.query["ssl"]}).difference_update_query(["ssl"])
-    return url.set(drivername=DRIVER_NAME).difference_update_query(_OF_ASYNCPG)
-
-
-def parsed_url(text: str | URL, what: str = "the URL of a database", error: type[OutboxError] = InvalidSettings) -> URL:
-    """Return a URL, or raise: nothing behind the error repeats any of the text, as SQLAlchemy's do."""
-    url = None
-    with suppress(ArgumentError, ValueError):
-        url = make_url(text)
-    if url is None:
-        raise error(f"{what} can't be read; it must look like postgresql+psycopg://user@host:5432/database")
-    if "@" in (url.host or ""):  # the tail of a password, which each error about the host would tell
-        raise error(f"{what} has an @ too many: in a user's name or a password it is written %40")
-    return url
 
 
 def check_database(what: str, value: object) -> None:
@@ -491,24 +464,3 @@ class LoopRunner:
 
     def end(self) -> None:
         """Do nothing: the connection was closed with its pass."""
-
-
-class Backoff:
-    """Waits in seconds that double from ``first`` to ``cap``, each shortened by up to half at random.
-
-    The randomness keeps all that wait for the same database from coming back in the same moment. Not thread-safe.
-    """
-
-    def __init__(self, first: float, cap: float) -> None:
-        self._first = min(first, cap)
-        self._cap = cap
-        self._next = self._first
-
-    def next(self) -> float:
-        """Return the next wait."""
-        wait, self._next = self._next, min(self._next * 2, self._cap)
-        return wait * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
-
-    def reset(self) -> None:
-        """Begin with the first wait again."""
-        self._next = self._first

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
-from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
@@ -18,14 +18,24 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.util import await_only
 
-from outbox.errors import ErrorKind, InvalidSettings, OutboxError, SchemaError
+from outbox.database.dialect import (
+    BEGIN,
+    COMMIT,
+    COMMIT_AND_CHAIN,
+    PSYCOPG,
+    UNPREPARED,
+    check_driver,
+    tables_missing,
+    translated,
+)
+from outbox.errors import ErrorKind, OutboxError, SchemaError
 from outbox.message.model import Counts
 from outbox.telemetry.events import BatchTooLarge
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Dialect, Engine
+    from sqlalchemy import URL, Engine
 
     from outbox.database.roundtrip import RoundTrip
 
@@ -33,21 +43,7 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 B = TypeVar("B", bound="Counts | tuple[int, *tuple[Any, ...]] | None")
 
-#: The drivers that a message may be sent through. Statements are written with the placeholders of psycopg 3.
-PSYCOPG, PSYCOPG2, ASYNCPG = "psycopg", "psycopg2", "asyncpg"
-DRIVERS = (PSYCOPG, PSYCOPG2, ASYNCPG)
-
-_PLACEHOLDER = re.compile(r"%(?:%|(?P<plain>[sb])|\((?P<name>\w+)\)(?P<named>[sb]))")
-_BINARY = re.compile(r"%(\(\w+\))?b")
-
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-COMMIT = "COMMIT"
-#: Commits, and begins the next transaction. (PostgreSQL, COMMIT.)
-COMMIT_AND_CHAIN = "COMMIT AND CHAIN"
-COMMITS = frozenset({COMMIT, COMMIT_AND_CHAIN})
 _PQTRANS_INTRANS = 2
-#: What psycopg isn't to prepare.
-UNPREPARED = COMMITS | {BEGIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +58,6 @@ class Statement:
     values: Sequence[Any] | Mapping[str, Any] = ()
     lossy: tuple[str, ...] = ()
     answered: Callable[[list[Row]], None] | None = None
-
-
-class Uuids(list[UUID]):
-    """Ids to bind as ``%b::uuid[]``: `outbox.database.roundtrip` has them ready faster than the driver a list."""
-
-
-class Bigints(list[int]):
-    """Numbers to bind as ``%b::bigint[]``, in the same way."""
-
-
-class Byteas(list["bytes | None"]):
-    """Bytes to bind as ``%b::bytea[]``, in the same way."""
 
 
 @cache
@@ -267,7 +251,7 @@ def _execute_by_dbapi(connection: Connection, statements: Sequence[Statement]) -
         cursor = connection.connection.cursor()
         try:
             for statement in statements:
-                cursor.execute(*translated(statement, dialect.driver))
+                cursor.execute(*translated(statement.sql, statement.values, dialect.driver))
                 rows.append([tuple(row) for row in cursor.fetchall()] if cursor.description else [])
         finally:
             cursor.close()
@@ -384,8 +368,6 @@ def raise_if_missing(url: URL, error: BaseException, statements: Sequence[Statem
     """Raise SchemaMissing if an error of a driver's means that tables of ours aren't in the database of ``url``."""
     what = _primary_message(error)
     if sqlstate(error) in _MISSING and (schema := _schema_in(what, statements)):
-        from outbox.database.migration.state import tables_missing  # noqa: PLC0415 - Alembic is slow to import
-
         raise tables_missing(url, what, _parts_in(what), schema) from error
 
 
@@ -410,99 +392,6 @@ def _schema_in(message: str, statements: Sequence[Statement]) -> str | None:
     """Return the schema of ours that a message names; the user's deferred triggers, run by COMMIT, miss others."""
     schemas = {schema for statement in statements for schema in re.findall(r'"(\w+)"\.', statement.sql)}
     return next((schema for schema in schemas if re.search(rf"\b{schema}\b", message)), None)
-
-
-# --- other drivers ---------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1000)
-def is_of_driver(kind: type) -> bool:
-    """Tell whether objects of a class are one of the `DRIVERS`', or derived from its; asked for each send."""
-    return any(base.__module__.partition(".")[0] in DRIVERS for base in kind.__mro__)
-
-
-def check_driver(dialect: Dialect) -> None:
-    """Make sure that messages can be sent through a dialect of SQLAlchemy's.
-
-    Raises:
-        InvalidSettings: it isn't PostgreSQL's, or not through one of `DRIVERS`.
-    """
-    if dialect.name != "postgresql" or dialect.driver not in DRIVERS:
-        raise InvalidSettings(
-            f"the outbox needs PostgreSQL through psycopg 3, psycopg2 or asyncpg, not {dialect.name} through "
-            f"{dialect.driver}; make the engine with a URL that begins with postgresql+psycopg://"
-        )
-
-
-@lru_cache(maxsize=1000)
-def numbered(sql: str) -> tuple[str, tuple[str, ...], tuple[bool, ...]]:
-    """Turn psycopg's placeholders into PostgreSQL's.
-
-    Returns the SQL, the name of each parameter ("" where it has none), and whether ``%b`` asked for a binary value.
-    """
-    names: list[str] = []
-    binary: list[bool] = []
-
-    def number(match: re.Match[str]) -> str:
-        kind = match["plain"] or match["named"]
-        if kind is None:
-            return "%"
-        name = match["name"]
-        if name is not None and name in names:
-            return f"${names.index(name) + 1}"
-        names.append(name or "")
-        binary.append(kind == "b")
-        return f"${len(names)}"
-
-    text = _PLACEHOLDER.sub(number, sql)
-    return text, tuple(names), tuple(binary)
-
-
-def in_order(names: Sequence[str], values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
-    """Return values in the order of their parameters, whose names `numbered` returns."""
-    return [values[name] for name in names] if isinstance(values, Mapping) else values
-
-
-def translated(statement: Statement, driver: str) -> tuple[str, Any]:
-    """Return SQL and values as ``driver`` takes them."""
-    if driver == ASYNCPG:
-        sql, names, _ = numbered(statement.sql)
-        return sql, tuple(in_order(names, statement.values))
-    if driver == PSYCOPG2:
-        return _for_psycopg2(statement.sql), _plain(statement.values)
-    return statement.sql, statement.values
-
-
-@lru_cache(maxsize=1000)
-def _for_psycopg2(sql: str) -> str:
-    return _BINARY.sub(r"%\1s", sql)
-
-
-class _Array(list[Any]):
-    """A list that psycopg2 binds as an array, whatever the application has it do with lists."""
-
-
-@cache
-def _know_arrays() -> None:
-    from psycopg2 import _psycopg, extensions  # noqa: PLC0415 - a caller that passes its connection has paid for it
-
-    extensions.register_adapter(_Array, _psycopg.List)
-
-
-def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | dict[str, Any]:
-    """Write UUIDs out: psycopg2 only takes them where the application has registered the type."""
-    _know_arrays()
-    if isinstance(values, Mapping):
-        return {name: _without_uuids(value) for name, value in values.items()}
-    return [_without_uuids(value) for value in values]
-
-
-def _without_uuids(value: Any) -> Any:
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return (_Array if isinstance(value, list) else tuple)(map(_without_uuids, value))
-    return value
 
 
 # --- errors: one classification for every way in ---------------------------------------------------------
@@ -654,3 +543,24 @@ def _fails_by_size(error: Exception, *, lost: bool) -> bool:
     state = sqlstate(error) or sqlstate(error.__cause__)
     late = isinstance(error.__cause__, TimeoutError)
     return not isinstance(error, SchemaError) and not _WHATEVER_THE_SIZE.match(state) and bool(state or late or lost)
+
+
+class Backoff:
+    """Waits in seconds that double from ``first`` to ``cap``, each shortened by up to half at random.
+
+    The randomness keeps all that wait for the same database from coming back in the same moment. Not thread-safe.
+    """
+
+    def __init__(self, first: float, cap: float) -> None:
+        self._first = min(first, cap)
+        self._cap = cap
+        self._next = self._first
+
+    def next(self) -> float:
+        """Return the next wait."""
+        wait, self._next = self._next, min(self._next * 2, self._cap)
+        return wait * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
+
+    def reset(self) -> None:
+        """Begin with the first wait again."""
+        self._next = self._first

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.dialect import check_driver
 from outbox.database.engines import usable_anywhere
-from outbox.database.execute import Statement, check_driver, driver_of, execute, run_on
+from outbox.database.execute import Statement, driver_of, execute, run_on
 from outbox.errors import TransactionRequired
 from outbox.text import database_address
 

@@ -32,7 +32,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.array import ListBinaryDumper, register_all_arrays
 from psycopg.types.datetime import TimestamptzBinaryLoader
 
-from outbox.database.execute import COMMITS, UNPREPARED, Bigints, Byteas, Row, Uuids, in_order, numbered
+from outbox.database.dialect import COMMITS, UNPREPARED, Bigints, Byteas, Uuids, numbered
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from psycopg.abc import Transformer as TransformerType
     from psycopg.pq.abc import PGresult
 
+Row = tuple[Any, ...]
 Values = Sequence[Any] | Mapping[str, Any]
 
 #: The first version of psycopg whose private parts are known, and the first that isn't known yet; as in pyproject.toml.
@@ -274,7 +275,8 @@ class RoundTrip:
 
     def _dump(self, sql: str, values: Values) -> _Sending:
         query, transformer = _parse(sql), self._transformer
-        dumped = transformer.dump_sequence(in_order(query.names, values), query.formats) if query.names else []
+        ordered = [values[name] for name in query.names] if isinstance(values, Mapping) else values
+        dumped = transformer.dump_sequence(ordered, query.formats) if query.names else []
         # It has those of the statement that it has dumped last.
         return _Sending(
             query, dumped, transformer.types or () if dumped else (), transformer.formats if dumped else None

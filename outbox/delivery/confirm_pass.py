@@ -30,8 +30,8 @@ the past when it is written:
 - *compensate*: a quarantine is lifted again where a compensation is refused, so that it is settled only when the
   compensation is written. A resend waits for a compensation's lock, and the act refuses it after that.
 - *another worker* at the same group: the number of each row is one more than that which was read. Of two workers, the
-  second finds it taken, and leaves out the row, its callback and its resend. The same goes for the cursor, and there
-  for the whole batch.
+  second finds it taken, and leaves out the row, its notice and its resend. The same goes for the cursor, and there for
+  the whole batch.
 - *prune*: it deletes deliveries with their messages, in segments as a whole (they have the same ones) or row by row. A
   delivery is only appended while its message is there. One whose transaction is still open then slips in behind, is
   asked about for nothing, and goes when prune next looks at its segment, or at the rows around it.
@@ -39,11 +39,11 @@ the past when it is written:
   stays, and consumed messages stay so. Those that an operator had it skip are left out, like what its filter leaves
   out. A producer that was restored has the cursor of the same moment as its messages; new positions are of a later
   epoch, and so behind it.
-- *a crash* between a batch's callbacks and its cursor: the rows are there, so that the next pass finds nothing due.
+- *a crash*: rows, notices and cursor of a batch are one transaction.
 
-A callback runs in one transaction with the row that says so (``callback``). The row comes first: its number, and a
-unique index, make the second caller wait for the first, and do nothing then. What a callback raises undoes its row; the
-fate is written without it then and not settled, so that the next pass calls it again.
+**Callbacks** learn of a fate by a notice (`outbox.message.notice`) that is written in the transaction of its row: of
+the first row of each kind (`CALLBACK_OF`) of a message and a group. Its id follows from these, so that a producer's
+database that was restored tells nothing twice. A fate that was known before its callback was declared isn't told.
 """
 
 from __future__ import annotations
@@ -58,30 +58,29 @@ from uuid import UUID
 
 from outbox.acts.changes import ActRequest, Target, apply
 from outbox.acts.messages import ACTS
-from outbox.calling.engine import CallRunners, RecordedCall
 from outbox.compensate.compensation import Compensation
 from outbox.consumer.subscription import filter_of
 from outbox.database.duty import APPEND, PARTS, Duty, Post, Task, alone
-from outbox.database.engines import NewRunner
 from outbox.database.execute import by_size, execute
+from outbox.database.notices import NOTICES, Notice, write_notices
 from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.delivery import sql
 from outbox.delivery.inbox_status import Inbox, InboxStatus, InboxUnavailable, QueueProgress, inbox_of
 from outbox.delivery.known_group import CALLBACK_OF, CallbackKind, DeliveryCallback, KnownGroup
 from outbox.delivery.parked import compensate_parked
 from outbox.delivery.sql import NewDelivery
-from outbox.message.model import Counts, Delivery, DeliveryStatus, Message, Status, read_headers
+from outbox.message.ids import derived_id
+from outbox.message.model import Counts, DeliveryStatus, Status
+from outbox.message.notice import DELIVERED
 from outbox.settings import Settings
 from outbox.telemetry.events import (
-    CallbackReturned,
     DeliveriesConfirmed,
-    DeliveryCallbackFailed,
     InboxUnreachable,
     MessageResent,
     ResendExhausted,
 )
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
-from outbox.text import storable, summary_of
+from outbox.text import storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
 
 #: The actor that sends again, in the audit.
 ACTOR = "confirm"
-#: How long (seconds) a batch, or a statement of a callback's, waits for a lock.
+#: How long (seconds) a batch waits for a lock.
 _PATIENCE = 10.0
 _FIRST = UUID(int=0)
 
@@ -98,14 +97,12 @@ Callbacks = Mapping[tuple[str, CallbackKind], DeliveryCallback]
 
 
 class Trouble(NamedTuple):
-    """What a pass met at a group, and in how many passes in a row."""
+    """A group that couldn't be asked, in how many passes in a row, and why."""
 
     topic: str
     group: str
     passes: int
     error: str
-    callback: str = ""
-    message_id: str = ""
 
 
 @dataclass(slots=True)
@@ -113,19 +110,15 @@ class ConfirmReport:
     """What the passes of one worker came to since it started, and what the last one met; see `confirm_once`.
 
     ``confirmed`` deliveries became known, ``resent`` messages were sent again, ``exhausted`` aren't sent any more.
-    ``unreachable`` are groups that couldn't be asked, ``failing`` callbacks that failed, each by topic and group.
+    ``unreachable`` are groups that couldn't be asked, by topic and group.
     """
 
     passes: int = 0
     confirmed: int = 0
     resent: int = 0
     exhausted: int = 0
-    called_back: int = 0
-    callbacks_failed: int = 0
     unreachable: dict[tuple[str, str], Trouble] = field(default_factory=dict)
-    failing: dict[tuple[str, str], Trouble] = field(default_factory=dict)
     _met: dict[tuple[str, str], Trouble] = field(default_factory=dict)
-    _failed: dict[tuple[str, str], Trouble] = field(default_factory=dict)
 
     def unreached(self, group: KnownGroup, error: str) -> None:
         """A group couldn't be asked."""
@@ -133,27 +126,16 @@ class ConfirmReport:
         before = self.unreachable.get(key)
         self._met[key] = Trouble(*key, 1 if before is None else before.passes + 1, error)
 
-    def callback_failed(self, group: KnownGroup, row: NewDelivery, callback: str, error: BaseException) -> None:
-        """A callback has failed, and will be called again."""
-        self.callbacks_failed += 1
-        key = group.topic, group.group
-        before, first = self.failing.get(key), summary_of(error).partition("\n")[0]
-        passes = 1 if before is None else before.passes + 1
-        self._failed.setdefault(key, Trouble(*key, passes, first, callback, str(row.half_id)))
-
     def passed(self) -> None:
         """A pass has ended."""
         self.passes += 1
         self.unreachable, self._met = self._met, {}
-        self.failing, self._failed = self._failed, {}
 
     def facts(self) -> dict[str, Any]:
         """Return what a worker reports, as JSON can hold it; troubles by the code of the rule that judges them."""
-        counts = ("passes", "confirmed", "resent", "exhausted", "called_back", "callbacks_failed")
-        return {name: getattr(self, name) for name in counts} | {
-            "delivery.unreachable": [_storable(each) for each in self.unreachable.values()],
-            "delivery.callback_failing": [_storable(each) for each in self.failing.values()],
-        }
+        counts = ("passes", "confirmed", "resent", "exhausted")
+        troubles = [_storable(each) for each in self.unreachable.values()]
+        return {name: getattr(self, name) for name in counts} | {"delivery.unreachable": troubles}
 
 
 def _storable(trouble: Trouble) -> dict[str, Any]:
@@ -166,38 +148,33 @@ def confirm_once(
     *,
     groups: Sequence[KnownGroup],
     callbacks: Callbacks,
-    new_runner: NewRunner,
     compensations: Mapping[str, Compensation] = MappingProxyType({}),
     stopping: Callable[[], bool] = lambda: False,
     report: ConfirmReport | None = None,
 ) -> Counts:
-    """Ask what became of messages in these groups, write it down, call back, and send lost ones again.
+    """Ask what became of messages in these groups, write it down, tell callbacks, and send lost ones again.
 
-    ``connection`` is on the producer's database and not in a transaction. ``new_runner`` makes the connections that
-    callbacks run on, given whether they are async; they are ended with the pass. ``stopping`` is asked between batches.
-    A group that can't be asked is logged, and left to the next pass. ``report`` takes down what the pass came to. Of
-    ``compensations``, those are ordered that are for parked messages.
+    ``connection`` is on the producer's database and not in a transaction. Of ``callbacks`` it is read which ones there
+    are. ``stopping`` is asked between batches. A group that can't be asked is logged, and left to the next pass.
+    ``report`` takes down what the pass came to. Of ``compensations``, those are ordered that are for parked messages.
 
     Returns ``taken`` deliveries that are new, ``done``: consumed, ``failed``: unconsumed or failed, ``parked``: parked,
     or given up.
     """
-    counts, runners, report = Counts(), CallRunners(new_runner), report or ConfirmReport()
-    try:
-        for group in groups:
-            if stopping():
-                break
-            inbox = inbox_of(group, connection, settings.schema)
-            try:
-                confirmation = _Confirmation(connection, settings, group, inbox, callbacks, runners, stopping, report)
-                confirmation.run()
-            except InboxUnavailable as unavailable:
-                report.unreached(group, str(unavailable))
-                emit(InboxUnreachable(group=group.group, topic=group.topic, reason=str(unavailable)))
-            finally:
-                inbox.close()
-            counts += confirmation.counts
-    finally:
-        runners.end()
+    counts, report = Counts(), report or ConfirmReport()
+    for group in groups:
+        if stopping():
+            break
+        inbox = inbox_of(group, connection, settings.schema)
+        try:
+            confirmation = _Confirmation(connection, settings, group, inbox, callbacks, stopping, report)
+            confirmation.run()
+        except InboxUnavailable as unavailable:
+            report.unreached(group, str(unavailable))
+            emit(InboxUnreachable(group=group.group, topic=group.topic, reason=str(unavailable)))
+        finally:
+            inbox.close()
+        counts += confirmation.counts
     for compensation in compensations.values():
         if compensation.when == "parked" and not stopping():
             compensate_parked(connection, settings, compensation)
@@ -207,13 +184,13 @@ def confirm_once(
 
 @dataclass(frozen=True, slots=True)
 class KnownFate:
-    """The fate of a message as written: the newest row, which callbacks were called, how often it was sent again."""
+    """The fate of a message as written: the newest row, all that it was so far, how often it was sent again."""
 
     number: int = 0
     status: str = ""
     settled: bool = False
     reason: str | None = None
-    callbacks: frozenset[str] = frozenset()
+    earlier: frozenset[str] = frozenset()
     resends: int = 0
 
 
@@ -260,34 +237,6 @@ def fate_of(known: KnownFate, inbox: InboxStatus | None, send: NewestSend | None
     return Fate(DeliveryStatus.UNCONSUMED, settled=False)
 
 
-@dataclass(slots=True, eq=False)
-class _CallbackRun(RecordedCall[Delivery]):
-    """One run of a callback, whose record is the delivery that it is about."""
-
-    schema: str
-    group: KnownGroup
-    row: NewDelivery
-
-    def begin(self, connection: Connection) -> Delivery | None:
-        """Append the row; return the delivery, None if another worker has called back, or the message is pruned."""
-        row, topic, group = self.row, self.group.topic, self.group.group
-        # The row first: a second caller waits here for the first, and finds its number taken.
-        *_, new, messages = execute(
-            connection,
-            plan_by_index(),
-            wait_at_most(_PATIENCE),
-            sql.append(self.schema, topic, group, [row]),
-            sql.message(self.schema, row.half_id),
-        )
-        if not new or not messages:
-            return None
-        queue, position, key, tag, headers, content_type, body, born_at, visible_at = messages[0]
-        headers, encoding = read_headers(headers)
-        known = row.half_id, topic, queue, position, key, tag, content_type, body, born_at, visible_at
-        read_as = {"model": self.function.model, "codecs": self.function.codecs, "encoding": encoding}
-        return Delivery(Message(*known, headers=headers, **read_as), group, DeliveryStatus(row.status), row.reason)
-
-
 class _Overtaken(Exception):
     """Another worker has come further at this group."""
 
@@ -302,7 +251,6 @@ class _Confirmation:
         group: KnownGroup,
         inbox: Inbox,
         callbacks: Callbacks,
-        runners: CallRunners,
         stopping: Callable[[], bool],
         report: ConfirmReport,
     ) -> None:
@@ -318,7 +266,6 @@ class _Confirmation:
         self._callbacks: dict[str, DeliveryCallback] = {
             kind: each for (topic, kind), each in callbacks.items() if topic == group.topic
         }
-        self._runners = runners
         self._stopping = stopping
         self._progress: dict[int, QueueProgress] = {}
 
@@ -347,7 +294,7 @@ class _Confirmation:
             unsettled = sql.unsettled(self._schema, **self._pair, after=after, limit=size)
             ids = [half_id for (half_id,) in self._read(unsettled)]
             if ids:
-                self._write(self._due_and_others(ids), None)
+                self._write(self._changed(ids), None)
             return len(ids), ids[-1] if ids else after, len(ids) == size
 
         more = True
@@ -374,14 +321,14 @@ class _Confirmation:
         starts = [each.start for each in progress]
         if ids or not number:
             cursor = sql.move_cursor(self._schema, **self._pair, number=number + 1, starts=starts, positions=positions)
-            self._write(self._due_and_others(ids), cursor)
+            self._write(self._changed(ids), cursor)
         return size if more else 0, more
 
     def _cursor(self) -> tuple[int, list[int]]:
         rows = self._read(sql.cursor(self._schema, **self._pair))
         return rows[0] if rows else (0, [])
 
-    def _due_and_others(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
+    def _changed(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
         """Ask about messages; return the rows to append, each with the fate as known before."""
         known = {
             row[0]: KnownFate(row[1], row[2], row[3], row[4], frozenset(row[5]), row[6])
@@ -414,40 +361,44 @@ class _Confirmation:
         return sends
 
     def _row(self, half_id: UUID, known: KnownFate, fate: Fate) -> NewDelivery | None:
-        """Return the row that says a message's fate; None where nothing is new, and no callback is due."""
-        kind = CALLBACK_OF.get(fate.status)
-        due = kind if kind in self._callbacks and kind not in known.callbacks else None
+        """Return the row that says a message's fate; None where nothing is new."""
         same = (known.status, known.settled, known.reason) == (fate.status, fate.settled, fate.reason)
-        if same and due is None and fate.status is not DeliveryStatus.UNCONSUMED:
+        if same and fate.status is not DeliveryStatus.UNCONSUMED:
             return None
-        return NewDelivery(half_id, known.number + 1, fate.status.value, fate.settled, due, fate.reason)
+        return NewDelivery(half_id, known.number + 1, fate.status.value, fate.settled, fate.reason)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, found: Sequence[tuple[KnownFate, NewDelivery]], cursor: Statement | None) -> None:
-        """Call back, each in a transaction with its row; then append the others, and the cursor behind all of them.
+        """Append rows, with the notices that tell of them, and the cursor.
 
         Raises:
-            _Overtaken: another worker has moved the cursor; nothing but callbacks and their rows is written.
+            _Overtaken: another worker has moved the cursor; nothing is written.
         """
-        rows = []
-        for known, row in found:
-            if row.callback is None:
-                rows.append(row)
-            elif not self._called_back(row):
-                without = row._replace(callback=None, settled=False)
-                if (known.status, known.settled) != (without.status, without.settled):
-                    rows.append(without)
-        if not rows and cursor is None:
+        if not found and cursor is None:
             return
         with self._connection.begin():
             execute(self._connection, plan_by_index(), wait_at_most(_PATIENCE))
             if cursor is not None and not execute(self._connection, cursor)[0]:
                 raise _Overtaken
-            appended = self._append(rows)
+            appended = self._append([row for _, row in found])
             lost = [row.half_id for row in appended if row.status == DeliveryStatus.UNCONSUMED]
             resent = self._resend(lost) if lost else []
+            self._notify({row.half_id: known for known, row in found}, appended)
         self._tell(appended, resent)
+
+    def _notify(self, known: Mapping[UUID, KnownFate], rows: Sequence[NewDelivery]) -> None:
+        """Tell callbacks of these rows: of the first of each kind."""
+        notices: dict[str, list[Notice]] = {}
+        for row in rows:
+            kind = CALLBACK_OF.get(row.status)
+            if kind in self._callbacks and kind not in map(CALLBACK_OF.get, known[row.half_id].earlier):
+                facts = {"group": self._group.group, "status": row.status, "reason": row.reason}
+                notice = derived_id(row.half_id, DELIVERED, self._group.group, kind)
+                call = self._callbacks[kind]
+                notices.setdefault(call.group, []).append(Notice(notice, row.half_id, facts | {"call": call.decorator}))
+        for group, of_group in notices.items():
+            execute(self._connection, write_notices(self._schema, DELIVERED, group, of_group))
 
     def _append(self, rows: Sequence[NewDelivery]) -> list[NewDelivery]:
         """Append rows; return those that no other worker has appended before."""
@@ -463,23 +414,6 @@ class _Confirmation:
         request = ActRequest(ACTS["resend"], ACTOR, why, {"via": "worker"})
         outcomes = apply(self._connection, self._settings, request, [Target(id_) for id_ in ids])
         return [id_ for id_, outcome in zip(ids, outcomes, strict=True) if outcome.state == "done"]
-
-    def _called_back(self, row: NewDelivery) -> bool:
-        """Run the callback of a row, and append that with it; False if it failed."""
-        callback = self._callbacks[row.callback or ""]
-        run = _CallbackRun(callback, self._schema, self._group, row)
-        error = self._runners.make(run)
-        named: dict[str, Any] = {"message_id": row.half_id, **self._pair, "callback": callback.name}
-        if error is not None:
-            self._report.callback_failed(self._group, row, callback.name, error)
-            emit(DeliveryCallbackFailed(**named, error=error))
-            return False
-        if run.done:
-            self._report.called_back += 1
-            emit(CallbackReturned(**named))
-            self._tell([row], [])
-        # Not done, and no error: another worker was faster, the message is pruned, or this worker ends.
-        return run.done or (run.held and run.argument is None)
 
     def _tell(self, rows: Sequence[NewDelivery], resent: Sequence[UUID]) -> None:
         topic, group = self._group.topic, self._group.group
@@ -538,17 +472,21 @@ def _tasks(at: Post) -> Iterator[Task]:
         confirm_once,
         replace(at.settings, confirm_grace=0.0) if at.at_once else at.settings,
         groups=groups,
-        callbacks=at.outbox.delivery_callbacks,
-        compensations=at.outbox.compensations,
-        new_runner=at.new_runner,
+        callbacks=at.outbox.functions.of(DeliveryCallback),
+        compensations=at.outbox.functions.of(Compensation),
         report=report,
     )
-    # A lane of its own: consumers may be slow to answer, and callbacks slow to return.
+
+    def wake() -> None:
+        at.wake_dispatch()
+        at.wake_consumers(None)
+
+    # A lane of its own: consumers may be slow to answer.
     yield Task(
         name="confirm",
         one_pass=one_pass,
         every=at.settings.confirm_interval,
-        after=lambda: at.wake_consumers(None),
+        after=wake,
         facts=report.facts,
         parts=PARTS if is_own else ("producer",),
     )
@@ -561,7 +499,8 @@ DUTIES = (
         f"""
         producer: worker
         {APPEND}
-        SELECT ON half_message half_check compensation
+        {NOTICES}
+        SELECT ON half_check compensation
         SELECT INSERT ON scheduled_message bulk_item delivery delivery_cursor
         UPDATE ON op_message
         SELECT INSERT UPDATE ON bulk_job
@@ -571,6 +510,5 @@ DUTIES = (
         """,
         role="confirm",
         tasks=_tasks,
-        functions="delivery_callbacks",
     ),
 )

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
 
-from outbox.database.engines import address_of, connect, discard, engine_of, url_of
+from outbox.database.dialect import url_of
+from outbox.database.engines import address_of, connect, discard, engine_of
 from outbox.database.execute import execute
 from outbox.delivery import sql
 from outbox.errors import SchemaError

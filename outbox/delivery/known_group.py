@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sqlalchemy import Engine
 
-from outbox.calling.function import CalledFunction
+from outbox.calling.callback import Callback
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import check_database
 from outbox.errors import InvalidHandler
-from outbox.message.answer import CALLBACK, CalledKind
 from outbox.message.content import check_group, check_topic
-from outbox.message.model import DeliveryStatus
+from outbox.message.model import Delivery, DeliveryStatus, Message
+from outbox.message.notice import DELIVERED, original_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -94,12 +94,11 @@ def _check_service(what: str, url: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryCallback(CalledFunction):
+class DeliveryCallback(Callback):
     """What the producer does when it has learnt of a message's ``fate``: ``function(delivery, session)``."""
 
-    kind: ClassVar[CalledKind] = CALLBACK
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("delivery", "session"),)
-    settings: ClassVar[Mapping[str, str]] = {"timeout": "callback_timeout"}
+    internal: ClassVar[str] = DELIVERED
     fate: CallbackKind
 
     @property
@@ -111,3 +110,8 @@ class DeliveryCallback(CalledFunction):
     def key(self) -> tuple[str, CallbackKind]:
         """What there is one for."""
         return self.topic, self.fate
+
+    def fact(self, notice: Message, facts: Mapping[str, Any]) -> Delivery:
+        """Return what has become of the message."""
+        message = original_of(notice, facts, self.model, self.codecs)
+        return Delivery(message, facts["group"], DeliveryStatus(facts["status"]), facts["reason"])

@@ -50,15 +50,15 @@ SELECT half_id FROM {s}.delivery d
 """)
 
 # One look by the primary key for each id, whatever the statistics say.
-#: Read the newest deliveries of these messages, if there are any. Rows: ``(id, number, status, settled, reason,
-#: callback, resends)``.
+#: Read the newest deliveries of these messages, if there are any. Rows: ``(id, number, status, settled, reason, all
+#: statuses, resends)``.
 known: Template = Template("""
 SELECT w.id, d.*
   FROM unnest(%(ids)s::uuid[]) w (id)
  CROSS JOIN LATERAL (
        SELECT max(number), (array_agg(status ORDER BY number DESC))[1], (array_agg(settled ORDER BY number DESC))[1],
               (array_agg(reason ORDER BY number DESC))[1],
-              coalesce(array_agg(callback) FILTER (WHERE callback IS NOT NULL), '{}'),
+              array_agg(DISTINCT status),
               count(*) FILTER (WHERE status = 'unconsumed')
          FROM {s}.delivery WHERE half_id = w.id AND consumer_group = %(group)s
        HAVING count(*) > 0 OFFSET 0) d
@@ -74,16 +74,6 @@ SELECT w.id, m.queue, m.position, m.visible_at < clock_timestamp() - make_interv
                       WHERE half_id = w.id ORDER BY send_number DESC LIMIT 1) m
  CROSS JOIN LATERAL (SELECT {MATCHES} AS matches FROM {{s}}.half_message h WHERE h.id = w.id OFFSET 0) h
 """)
-
-#: Read a message as it was sent first. Rows: ``(queue, position, key, tag, headers, content type, body, born_at,
-#: visible_at)`` or none.
-message: Template = Template("""
-SELECT m.queue, m.position, h.key, h.tag, h.headers::text, h.content_type, h.body, h.born_at, m.visible_at
-  FROM {s}.message m JOIN {s}.half_message h ON h.id = m.half_id
- WHERE m.half_id = %s
- ORDER BY m.send_number LIMIT 1
-""")
-
 
 # Whatever became of an earlier order, an operator knows of the message.
 #: Read the messages of a topic that are parked since ``seconds`` and have no order to compensate. Rows: ``(id,)``.
@@ -106,13 +96,12 @@ SELECT coalesce(sum(total), 0)::int FROM {s}.bulk_job
 
 
 class NewDelivery(NamedTuple):
-    """A row to be appended; ``callback`` runs with it."""
+    """A row to be appended."""
 
     half_id: UUID
     number: int
     status: str
     settled: bool
-    callback: str | None
     reason: str | None
 
 
@@ -120,10 +109,10 @@ class NewDelivery(NamedTuple):
 # ids, as all locks of several rows. Each message is looked up by itself: of an EXISTS, the planner would make a join
 # that reads the whole index.
 _APPEND = Template("""
-INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, callback, reason)
-SELECT half_id, %(group)s, number, %(topic)s, status, settled, callback, reason
-  FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(callback)s::text[],
-              %(reason)s::text[]) r (half_id, number, status, settled, callback, reason)
+INSERT INTO {s}.delivery (half_id, consumer_group, number, topic, status, settled, reason)
+SELECT half_id, %(group)s, number, %(topic)s, status, settled, reason
+  FROM unnest(%(half_id)s::uuid[], %(number)s::int[], %(status)s::text[], %(settled)s::bool[], %(reason)s::text[])
+       r (half_id, number, status, settled, reason)
  CROSS JOIN LATERAL (SELECT FROM {s}.message m WHERE m.half_id = r.half_id LIMIT 1) m
  ORDER BY half_id
 ON CONFLICT DO NOTHING

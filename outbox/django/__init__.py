@@ -20,11 +20,11 @@ and compensations are found in the module ``messages`` of each application.
 
 from outbox.django.databases import outbox as outbox
 from outbox.django.databases import outboxes as outboxes
-from outbox.django.handlers import checker as checker
-from outbox.django.handlers import compensation as compensation
-from outbox.django.handlers import consumer as consumer
-from outbox.django.sending import commit as commit
-from outbox.django.sending import prepare as prepare
-from outbox.django.sending import rollback as rollback
-from outbox.django.sending import send as send
-from outbox.django.sending import transactional as transactional
+from outbox.django.functions import checker as checker
+from outbox.django.functions import commit as commit
+from outbox.django.functions import compensation as compensation
+from outbox.django.functions import consumer as consumer
+from outbox.django.functions import prepare as prepare
+from outbox.django.functions import rollback as rollback
+from outbox.django.functions import send as send
+from outbox.django.functions import transactional as transactional

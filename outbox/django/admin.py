@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib.admin import AdminSite
 from django.contrib.admin.apps import AdminConfig
 
-from outbox.django.configuration import configuration
+from outbox.django.databases import configuration
 
 
 class ConsoleLink:

@@ -9,7 +9,7 @@ from django.core import checks
 from django.db import connections
 from django.utils.module_loading import autodiscover_modules
 
-from outbox.django.configuration import configuration
+from outbox.django.databases import configuration
 from outbox.errors import InvalidSettings
 
 

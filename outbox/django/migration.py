@@ -11,7 +11,7 @@ from django.db.migrations.operations.base import Operation
 
 from outbox.database.migration import chain
 from outbox.database.migration.script import between
-from outbox.django.configuration import configuration
+from outbox.django.databases import configuration
 
 FOLDER = Path(__file__).parent / "migrations"
 MigrationType: TypeAlias = type[Migration]

@@ -11,9 +11,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from outbox import testing
 from outbox.consumer.subscription import Subscription, failure_of, values_by_header
-from outbox.django.configuration import configuration
-from outbox.django.databases import outbox
-from outbox.django.handlers import OrmFunction
+from outbox.django.databases import configuration, outbox
+from outbox.django.functions import OrmFunction
 from outbox.message.content import Codecs
 from outbox.message.model import Message, Skip, read_headers
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from outbox.app import Outbox
-    from outbox.telemetry.event import TelemetryEvent
+    from outbox.telemetry.hooks import TelemetryEvent
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ import datetime as dt
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST, Actor, checked_actor, record_of
@@ -56,6 +56,7 @@ class FlowRow:
     ``reason`` is why it is undone. ``overdue_at`` is since when an answer is overdue for which it waits.
     """
 
+    columns: ClassVar[str] = "saga id status step command overdue=overdue_at started=started_at ended=ended_at reason"
     database: str
     id: UUID
     saga: str

@@ -50,6 +50,8 @@ REFUSAL_HEADER = "outbox-refusal"
 DEDUPE_HEADER = "outbox-dedupe"
 #: The header with the time from which on no group handles the message.
 EXPIRES_HEADER = "outbox-expires-at"
+#: The header of a notice: what it tells (`outbox.message.notice`).
+NOTICE_HEADER = "outbox-notice"
 #: Those that only the options of a send set, or the message that is handled.
 OPTION_HEADERS: frozenset[str] = frozenset(
     {
@@ -69,6 +71,8 @@ GROUP_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 # RFC 9110: a token, a slash, a token; then parameters.
 _CONTENT_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+ *(;[ -~]*)?", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
+#: What the names of internal topics begin with: the framework alone sends to them.
+INTERNAL_PREFIX = "outbox."
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_", "TRANS_CHECK_MAX_TIME_TOPIC")
 
 
@@ -76,16 +80,32 @@ def check_topic(topic: object) -> str:
     """Return the topic's name if it is one.
 
     Raises:
-        InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_./-]``, or a system name.
+        InvalidMessage: empty, longer than 127, other characters than ``[%|a-zA-Z0-9_./-]``, a system name, or that of
+            an internal topic.
     """
     # An application has few, and each send names one.
     return _check_topic_once(topic) if type(topic) is str else _check_topic(topic)
 
 
-def _check_topic(topic: object) -> str:
+def check_any_topic(topic: object) -> str:
+    """Return the topic's name if it is one, also that of an internal topic; raise InvalidMessage as `check_topic`."""
     name = _check_name("topic", topic, MAX_TOPIC, TOPIC_PATTERN, "% | a-z A-Z 0-9 _ - . /")
     if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES):
         raise InvalidMessage(f"topic {name!r} is a system name; choose another")
+    return name
+
+
+def is_internal(topic: str) -> bool:
+    """Tell whether a topic is one of the framework's own."""
+    return topic.startswith(INTERNAL_PREFIX)
+
+
+def _check_topic(topic: object) -> str:
+    if is_internal(name := check_any_topic(topic)):
+        raise InvalidMessage(
+            f"topic {name!r} can't be used: names that begin with {INTERNAL_PREFIX!r} are those of internal topics, by "
+            "which the framework calls functions such as on_delivered; choose another"
+        )
     return name
 
 
@@ -152,7 +172,7 @@ def added(headers: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         InvalidMessage: one is among those that options of a send make, or the framework alone.
     """
-    if own := sorted({*OPTION_HEADERS, ENCODING_HEADER}.intersection(headers)):
+    if own := sorted({*OPTION_HEADERS, ENCODING_HEADER, NOTICE_HEADER}.intersection(headers)):
         raise InvalidMessage(f"header {own[0]!r} is made of an option of the send, or by the framework; leave it out")
     return headers
 

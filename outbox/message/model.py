@@ -493,7 +493,7 @@ _OPTIONS = frozenset(SendOptions.__annotations__)
 # Those that `_chain_headers` makes headers of.
 _TYING = frozenset({"cause", "conversation", "correlation", "reply_to", "refusal"})
 
-#: What the application's code is called with now: a message, a list of them, an orphan, a delivery, or a dead letter.
+#: What the application's code is called with now: a message, a list of them, or an orphan.
 HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
 
 
@@ -554,10 +554,6 @@ def followed(options: SendOptions) -> Follows | None:
     match options.get("cause") or HANDLED.get():
         case (Message() as message) | [Message() as message]:
             return Follows(message.id, (message.group, message.passage), options.get("correlation") == message.id)
-        case Delivery(message=message) as delivery:
-            return Follows(message.id, ("delivery", delivery.group, delivery.status.value))
-        case DeadLetter() as letter:
-            return Follows(letter.id, ("dead letter", letter.group, letter.parked_at.timestamp()))
     return None
 
 
@@ -566,7 +562,7 @@ def _handled_message() -> Message | Orphan | None:
     handled = HANDLED.get()
     if isinstance(handled, list):
         handled = handled[0] if len(handled) == 1 else None
-    message: Message | Orphan | None = handled.message if isinstance(handled, Delivery | DeadLetter) else handled
+    message: Message | Orphan | None = handled
     return message
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outbox.acts.changes import Actor, checked_actor, record_of
-from outbox.acts.messages import Declaration
+from outbox.acts.changes import Actor, Declaration, checked_actor, record_of
 from outbox.acts.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES

@@ -1,4 +1,8 @@
-"""Edit and resend: a copy of a message with another body and a new id, and what becomes of its original."""
+"""What an operator writes: a copy of a message with another body, and notes on dead letters.
+
+An edit and resend makes the copy, with a new id, and decides what becomes of its original. A note is kept about a kind
+of dead letters, with the name of its owner, for the next operator.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,38 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.acts.changes import Actor, Target, apply, checked_actor, lock, record_of, requested, unless_locked
-from outbox.acts.messages import ACTS, STATES
-from outbox.acts.whole_acts import EDIT, ORIGINALS
+from outbox.acts.changes import (
+    LONGEST,
+    STATES,
+    Actor,
+    Target,
+    apply,
+    checked_actor,
+    lock,
+    record_of,
+    requested,
+    unless_locked,
+)
+from outbox.acts.messages import ACTS
+from outbox.acts.whole_acts import EDIT, NOTE, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
-from outbox.database.execute import execute, lock_key
+from outbox.database.execute import Template, execute, lock_key
 from outbox.database.sql import take_lock
-from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, VersionMismatch
+from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, NotFound, VersionMismatch
 from outbox.message.compression import compress
 from outbox.message.content import CONVERSATION_HEADER, COPY_HEADER, DEDUPE_HEADER, ENCODING_HEADER, is_json, kind_of
 from outbox.message.model import HalfMessage, Status, uuid7
+from outbox.operator.databases import Database
+from outbox.operator.look import inbox_sql
+from outbox.operator.look.lists import Lists, fingerprint_of
 from outbox.operator.look.message import MessageFacts, MessageViews, gather
+from outbox.operator.model import DeadGroup
 from outbox.producer.sql import write_halves
+from outbox.text import storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.operator.databases import Database
 
 #: The states of a message at its producer in which it can be edited.
 EDIT_STATES = frozenset({"dispatched"})
@@ -289,3 +308,76 @@ def _check_state(message_id: UUID, state: str, edit: _Edit) -> None:
         mend = "; a second one has the effect twice, unless the first is set aside: say so with again"
         why = STATES[state] + (mend if state == "replaced" else "")
         raise ActRefused(f"{Target(message_id)} can't be edited: {why}")
+
+
+# --- notes on dead letters -----------------------------------------------------------------------------
+
+_WRITE = Template("""
+INSERT INTO {s}.dead_letter_note (consumer_group, topic, error_kind, note, owner, written_by)
+VALUES (%(group)s, %(topic)s, %(kind)s, %(note)s, %(owner)s, %(by)s)
+ON CONFLICT (consumer_group, topic, error_kind) DO UPDATE
+   SET note = excluded.note, owner = excluded.owner, written_by = excluded.written_by, written_at = clock_timestamp()
+""")
+_DELETE = Template("""
+DELETE FROM {s}.dead_letter_note
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND error_kind = %(kind)s
+""")
+
+
+class Notes(Lists):
+    """Write the notes of operators about dead letters."""
+
+    def dead_group(self, fingerprint: str) -> DeadGroup:
+        """Return the group of dead letters of a fingerprint, with its note.
+
+        Raises:
+            NotFound, DatabaseUnreached: as `note`.
+        """
+
+        def find(database: Database) -> DeadGroup | None:
+            groups = self.dead_groups(database=database.name, limit=inbox_sql.MOST)
+            return next((each for each in groups if each.fingerprint == fingerprint), None)
+
+        return self.first_of("consumer", find, self._no_group(fingerprint))
+
+    def note(self, fingerprint: str, *, by: str | Actor, why: str = "", note: str = "", owner: str = "") -> str:
+        """Write a note about a group of dead letters, and its owner, over the last one; return a sentence.
+
+        Both empty take it away. It stays while there are such dead letters, and for ``record_retention`` after that.
+
+        Raises:
+            NotFound: no registered database has dead letters of this fingerprint.
+            DatabaseUnreached: one can't be read that may.
+            InvalidRequest: more than 1,000 characters, or some that the database can't store.
+        """
+        actor, texts = checked_actor(NOTE, by, why), {"note": note.strip(), "owner": owner.strip()}
+        for name, text in texts.items():
+            if len(text) > LONGEST or storable(text) != text:
+                raise InvalidRequest(
+                    f"the {name} must have at most {LONGEST} characters, and none that the database can't store", name
+                )
+
+        def write_in(database: Database) -> str | None:
+            with database.read_only() as connection:
+                (kinds,) = execute(connection, inbox_sql.kinds(database.schema))
+            for group, topic, kind in kinds:
+                if fingerprint_of(database.name, group, topic, kind) != fingerprint:
+                    continue
+                values = {"group": group, "topic": topic, "kind": kind}
+                written = {name: text or None for name, text in texts.items()}
+                with database.acting() as connection:
+                    write = _WRITE(database.schema, **values, **written, by=actor.name)
+                    change = write if any(texts.values()) else _DELETE(database.schema, **values)
+                    record = record_of(database.schema, NOTE.name, actor, why, fingerprint, values | written)
+                    execute(connection, change, record)
+                what = "is noted for" if any(texts.values()) else "is taken away from"
+                return f"the note {what} dead letters of group {group}, topic {topic} ({kind})"
+            return None
+
+        return self.first_of("consumer", write_in, self._no_group(fingerprint))
+
+    def _no_group(self, fingerprint: str) -> NotFound:
+        return NotFound(
+            f"no registered database ({', '.join(self.databases)}) has dead letters of the fingerprint "
+            f"{fingerprint[:40]!r}; `outbox dead groups` lists those that there are"
+        )

@@ -20,18 +20,16 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from outbox.acts.changes import Actor, checked_actor, record_of, unless_locked
-from outbox.acts.messages import Declaration
+from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
-from outbox.database.sql import NOW, GroupQueue, take_lock
+from outbox.database.sql import GROUP_QUEUES, NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.limits import STARTS, is_start, start_from_text
 from outbox.message.model import number_of
-from outbox.operator import groups_sql as sql
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
@@ -52,6 +50,112 @@ _OLDEST = 100 * 365 * 86_400.0
 #: Inbox rows that are deleted in one transaction.
 _BATCH = 10_000
 
+# --- in the producer's database --------------------------------------------------------------------------------------
+
+#: Count the messages of each queue after a position and up to another one. Rows: ``(queue, messages)``.
+_MESSAGES_BETWEEN = Template("""
+SELECT r.queue, (SELECT count(*) FROM {s}.message m
+                  WHERE m.topic = %(topic)s AND m.queue = r.queue AND m.position > r.after AND m.position <= r.until)
+  FROM unnest(%(queues)s::int[], %(after)s::bigint[], %(until)s::bigint[]) r (queue, after, until)
+""")
+
+#: Forget what confirm knows of a group as a whole.
+_DELETE_DELIVERY_CURSORS = Template("""
+DELETE FROM {s}.delivery_cursor WHERE topic = %(topic)s AND consumer_group = %(group)s
+""")
+
+# --- in the consumer's database --------------------------------------------------------------------------------------
+
+# One that was deleted halfway has inbox rows only.
+#: Tell whether the database knows a group of a topic. Rows: ``(known,)``.
+_KNOWS_GROUP = Template("""
+SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %(group)s AND topic = %(topic)s)
+    OR EXISTS (SELECT FROM {s}.consumer_message WHERE consumer_group = %(group)s AND topic = %(topic)s)
+""")
+
+#: Read how far a group is in each queue that it has an offset of. Rows: ``(queue, position)``.
+_POSITIONS = Template(f"""{GROUP_QUEUES}
+SELECT p.queue, (SELECT max(position) FROM {{s}}.consumer_offset o
+                  WHERE o.consumer_group = p.consumer_group AND o.topic = p.topic AND o.queue = p.queue)
+  FROM place p WHERE p.consumer_group = %(group)s AND p.topic = %(topic)s
+ ORDER BY 1
+""")
+
+#: Read how often operators moved each group, and when last. Rows: ``(group, topic, passages, when)``.
+_PASSAGES = Template("""
+SELECT consumer_group, topic, max(passage)::int, max(began_at) FROM {s}.consumer_passage GROUP BY 1, 2
+""")
+
+# As in the consumer's `drop_starts`, a prune waits that was about to delete the row that is written. A worker that
+# handles messages outside of transactions holds no lock meanwhile: by a newer lease it finds that its results count no
+# more.
+#: Move a group in some queues, whose locks are held: that begins its next passage. Rows: ``(passage,)`` for each queue.
+_MOVE = Template("""
+WITH moved AS (
+    SELECT queue, former, position, message_id,
+           (SELECT coalesce(max(passage), 0) + 1 FROM {s}.consumer_passage
+             WHERE consumer_group = %(group)s AND topic = %(topic)s)::smallint AS passage
+      FROM unnest(%(queues)s::int[], %(formers)s::bigint[], %(positions)s::bigint[], %(ids)s::uuid[])
+           m (queue, former, position, message_id)
+), dropped AS (
+    DELETE FROM {s}.consumer_offset o USING moved m
+     WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.queue = m.queue
+       AND (o.position > m.position OR (o.position = m.position AND o.starts > 0))
+), stopped AS (
+    INSERT INTO {s}.consumer_lease (consumer_group, topic, queue, term, renewal, worker, started, until)
+    SELECT %(group)s, %(topic)s, m.queue, k.term + 1, 0, NULL, k.started, clock_timestamp()
+      FROM moved m CROSS JOIN LATERAL (
+           SELECT term, started FROM {s}.consumer_lease k
+            WHERE k.consumer_group = %(group)s AND k.topic = %(topic)s AND k.queue = m.queue
+            ORDER BY term DESC, renewal DESC LIMIT 1) k
+), noted AS (
+    INSERT INTO {s}.consumer_passage (consumer_group, topic, queue, passage, former, position)
+    SELECT %(group)s, %(topic)s, queue, passage, former, position FROM moved
+), written AS (
+    INSERT INTO {s}.consumer_offset (consumer_group, topic, queue, position, starts, message_id, passage)
+    SELECT %(group)s, %(topic)s, queue, position, 0, message_id, passage FROM moved
+    ON CONFLICT (consumer_group, topic, queue, position, starts)
+    DO UPDATE SET written_at = clock_timestamp(), message_id = excluded.message_id, passage = excluded.passage
+)
+SELECT passage FROM moved
+""")
+
+#: Count the messages of a topic in the inbox of a group. Rows: ``(status, messages)``.
+_CONTENTS = Template("""
+SELECT CASE WHEN discarded_at IS NULL THEN status ELSE 'discarded' END, count(*) FROM {s}.consumer_message
+ WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1 ORDER BY 1
+""")
+
+#: Each deletes, in one table, the rows that make a group known, or that are kept about it as a whole.
+_FORGET_GROUP = tuple(
+    Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s")
+    for table in (
+        "consumer_offset",
+        "consumer_lease",
+        "consumer_start",
+        "consumer_passage",
+        "group_control",
+        "rate_grant",
+        "segment_hold",
+        "log_loss",
+        "dead_letter_note",
+        "reconciliation_settled",
+        "reconciliation_mark",
+    )
+)
+
+# Each partition has ctids of its own.
+#: Delete some of the inbox rows of a group, and some of those of earlier passages. Rows: one for each.
+_DELETE_ROWS = tuple(
+    Template(f"""
+DELETE FROM {{s}}.{table}
+ WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {{s}}.{table}
+                             WHERE consumer_group = %(group)s AND topic = %(topic)s LIMIT %(limit)s)
+RETURNING 1
+""")
+    for table in ("consumer_message", "reread_message")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRow(GroupControl):
@@ -63,6 +167,10 @@ class GroupRow(GroupControl):
     ``workers`` consume for it now. ``passages`` is how often operators have moved it, ``moved_at`` when last.
     """
 
+    columns: ClassVar[str] = (
+        "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> "
+        "passages> moved=moved_at because"
+    )
     lag: int | None
     oldest_lag: float | None
     failed: int
@@ -173,7 +281,7 @@ class Groups(HealthViews):
                         key = each.name, handler.topic, handler.group
                         consuming[key] = consuming.get(key, 0) + len(handler.workers)
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
-                for group, topic, passages, moved_at in execute(connection, sql.passages(each.schema))[0]:
+                for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
         rows = []
         for lag in (lag for topic in overview.topics for lag in topic.groups):
@@ -278,11 +386,11 @@ class Groups(HealthViews):
             )
         with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
             _lock_group(connection, consumer.schema, group, topic)
-            forget = [each(consumer.schema, **pair) for each in sql.forget_group]
+            forget = [each(consumer.schema, **pair) for each in _FORGET_GROUP]
             target = f"{group}/{topic}"
             record = record_of(consumer.schema, DELETE_GROUP.name, actor, why, target, contents.inbox)
             execute(connection, *forget, record)
-        for old in sql.delete_rows:
+        for old in _DELETE_ROWS:
 
             def delete(size: int, old: Template = old) -> tuple[int, bool]:
                 with consumer.acting() as connection:
@@ -294,7 +402,7 @@ class Groups(HealthViews):
                 _, more = by_size(consumer.engine, (DELETE_GROUP.name, old.sql), _BATCH, delete)
         for producer in self.databases.having("producer"):
             with producer.acting() as connection:
-                execute(connection, sql.delete_delivery_cursors(producer.schema, **pair))
+                execute(connection, _DELETE_DELIVERY_CURSORS(producer.schema, **pair))
         rows = counted(sum(contents.inbox.values()), "inbox row")
         return f"group {group!r} of topic {topic!r} is deleted, with {rows}; should it come back, it begins anew"
 
@@ -304,7 +412,7 @@ class Groups(HealthViews):
         having: list[str] = []
         for each in self.databases.having("consumer", name):
             with each.read_only() as connection:
-                (((known,),),) = execute(connection, sql.knows_group(each.schema, group=group, topic=topic))
+                (((known,),),) = execute(connection, _KNOWS_GROUP(each.schema, group=group, topic=topic))
             having += [each.name] if known else []
         return knowing(self.databases, having, group, topic, name)
 
@@ -345,7 +453,7 @@ class Groups(HealthViews):
     def _preview(self, plan: _Plan) -> GroupMove:
         CALLER.get().search()
         with plan.consumer.read_only() as connection:
-            (rows,) = execute(connection, sql.positions(plan.consumer.schema, **plan.pair))
+            (rows,) = execute(connection, _POSITIONS(plan.consumer.schema, **plan.pair))
         moves = plan.moves(dict(rows))
         messages = sum(move.messages for _, move in moves)
         missing = _missing(plan, moves, messages) if plan.act is RESET_GROUP else 0
@@ -372,7 +480,7 @@ class Groups(HealthViews):
                 "positions": [move.position for _, move in moves],
                 "ids": [start.message_id for start, _ in moves],
             }
-            (rows,) = execute(connection, sql.move(schema, **plan.pair, **values))
+            (rows,) = execute(connection, _MOVE(schema, **plan.pair, **values))
             passage, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
             result = {"passage": passage, "messages": messages, "missing": preview.missing, "queues": by_queue}
@@ -392,7 +500,7 @@ def _start_of(to: Start | str) -> Start | dt.timedelta:
 
 def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
     with consumer.read_only(_COUNTING) as connection:
-        (inbox,) = execute(connection, sql.contents(consumer.schema, group=group, topic=topic))
+        (inbox,) = execute(connection, _CONTENTS(consumer.schema, group=group, topic=topic))
         handlers = merged(workers_in(connection, consumer))
     ours = [each for each in handlers if (each.kind, each.topic, each.group) == ("consumer", topic, group)]
     workers = sorted({worker for each in ours for worker in each.workers})
@@ -407,7 +515,7 @@ def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], mess
         "until": [move.former for _, move in moves],
     }
     with plan.source.read_only(_COUNTING) as connection:
-        (rows,) = execute(connection, sql.messages_between(plan.source.schema, topic=plan.topic, **values))
+        (rows,) = execute(connection, _MESSAGES_BETWEEN(plan.source.schema, topic=plan.topic, **values))
     # Numbers are dense: a numbered message that isn't there was pruned.
     there = sum(count for _, count in rows)
     missing: int = sum(start.missing for start, _ in moves) + max(messages - there, 0)
@@ -421,7 +529,7 @@ def _lock_group(
 
     ``queues`` are some that it may have no offset of.
     """
-    reached = sql.positions(schema, group=group, topic=topic)
+    reached = _POSITIONS(schema, group=group, topic=topic)
     _, rows = execute(connection, take_lock(lock_key("group", schema, group, topic)), reached)
     locks = {GroupQueue(schema, group, topic, queue).lock for queue in (*queues, *dict(rows))}
     # In one order everywhere.

@@ -1,7 +1,8 @@
 """Define the data that an operator's calls take and return: filters, rows and views.
 
 Each is declared here once. The console's queries, forms and JSON, and the command's options are read into the filters
-(`outbox.reader`); HTTP endpoints and ``-o json`` show the rows and views as they are.
+(`outbox.reader`); HTTP endpoints and ``-o json`` show the rows and views as they are. The ``columns`` of a row are
+those of a command's table, as `outbox.cli.output.rows_table` reads them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST, MessageStatus, Target
-from outbox.message.masking import Body
 from outbox.message.model import Status
+from outbox.operator.look.redactor import Body
 from outbox.reader import Seconds, option
 
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class MessageFilter:
 class MessageRow:
     """A message in a list."""
 
+    columns: ClassVar[str] = "id topic key tag status born_at deliver_at decided_by"
     database: str
     id: UUID
     topic: str
@@ -153,6 +155,7 @@ class ScheduledRow:
     One that is ``held`` goes out when its topic is resumed, whose dispatch is paused; ``deliver_at`` says nothing then.
     """
 
+    columns: ClassVar[str] = "id topic key deliver_at recalled_at recalled_by"
     database: str
     id: UUID
     topic: str
@@ -193,6 +196,9 @@ class HalfRow:
     lease runs out.
     """
 
+    columns: ClassVar[str] = (
+        "id topic key status age> fenced checks> last_answer last_error next_check parked_at reason"
+    )
     database: str
     id: UUID
     topic: str
@@ -242,6 +248,10 @@ class InboxRow:
     that holds back the key of this one in a group that is ordered by key.
     """
 
+    columns: ClassVar[str] = (
+        "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind "
+        "last_error waits_for changed=changed_at"
+    )
     database: str
     group: str
     message_id: UUID
@@ -315,6 +325,9 @@ class DeadGroup:
     (counted over the newest attempts). ``note`` and ``owner`` are an operator's last entry about them.
     """
 
+    columns: ClassVar[str] = (
+        "fingerprint group topic error=error_kind count> day> first=first_at last=last_at owner note last_error"
+    )
     fingerprint: str
     database: str
     group: str
@@ -351,6 +364,7 @@ class AuditFilter:
 class AuditRow:
     """Hold one record of the audit: actor, act, target, reason, result and interface."""
 
+    columns: ClassVar[str] = "when=acted_at by=actor did=action to=target why=reason result from"
     database: str
     id: int
     acted_at: dt.datetime
@@ -427,6 +441,9 @@ class BulkJobFilter:
 class BulkJob:
     """A bulk job; it is done ``partly`` if some of it failed or was skipped."""
 
+    columns: ClassVar[str] = (
+        "id act=action state done> of>=total skipped> failed> by=requested_by reason ordered=created_at what=described"
+    )
     database: str
     id: UUID
     action: str
@@ -453,6 +470,7 @@ class BulkJob:
 class BulkItem:
     """One item of a bulk job, and what came of the act; where it is done, ``fates`` is what became of it since."""
 
+    columns: ClassVar[str] = "number> message state attempts> changed=changed_at outcome since_then"
     number: int
     action: str
     message_id: UUID

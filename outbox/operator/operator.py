@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 from outbox.acts.changes import (
+    Act,
     Actor,
     ActRequest,
     Target,
@@ -26,7 +27,7 @@ from outbox.acts.changes import (
     try_fence,
     unless_locked,
 )
-from outbox.acts.messages import ACTS, Act, act_named
+from outbox.acts.messages import ACTS, act_named
 from outbox.check import sql as check_sql
 from outbox.check.asker import Asker, Interview
 from outbox.check.check_pass import question_of
@@ -36,20 +37,20 @@ from outbox.database.session import wait_for
 from outbox.database.sql import wait_at_most
 from outbox.errors import ActRefused, CheckRefused, HalfNotFound, InvalidRequest, VersionMismatch
 from outbox.message.content import NO_CODECS, Codecs
-from outbox.message.masking import Redactor, SecretNames
+from outbox.message.masking import SecretNames
 from outbox.message.model import Answer, Resolution
 from outbox.operator import model
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.control import GroupControls
 from outbox.operator.databases import MASKED, PATIENCE, Database, Databases
-from outbox.operator.edit import Edits
-from outbox.operator.health.locks import LockViews
+from outbox.operator.edit import Edits, Notes
+from outbox.operator.health.workers import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
 from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import BulkJob, Selector
-from outbox.operator.notes import Notes
 from outbox.operator.topics import Topics
 
 if TYPE_CHECKING:

@@ -15,21 +15,20 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from outbox.acts.changes import checked_actor, record_of, unless_locked
-from outbox.acts.messages import Declaration
+from outbox.acts.changes import Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import take_lock
+from outbox.database.sql import GROUP_QUEUES, take_lock
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
-from outbox.message.content import check_topic
-from outbox.operator import groups_sql as sql
+from outbox.message.content import check_any_topic
 from outbox.operator.databases import Query
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
 from outbox.operator.model import COUNT_LIMIT
+from outbox.prune.segments_sql import DELETE_LOCKED
 from outbox.text import counted
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ class TopicPause:
     ``held`` is how many messages wait, counted up to `COUNT_LIMIT`.
     """
 
+    columns: ClassVar[str] = "topic held> paused=paused_at by=paused_by because=pause_reason resumed=resumed_at"
     database: str
     topic: str
     paused_at: dt.datetime
@@ -80,6 +80,51 @@ RETURNING 1
 """)
 _RESUME = Template("""
 UPDATE {s}.topic_pause SET resumed_at = clock_timestamp() WHERE topic = %(topic)s AND resumed_at IS NULL RETURNING 1
+""")
+
+#: Read how many queues a topic has. Rows: ``(queues,)`` or none.
+_TOPIC_QUEUES = Template("SELECT queues FROM {s}.topic WHERE name = %s")
+
+# Prune keeps the newest message of each queue, with all that was sent of its half.
+#: Read what there is of a topic. Rows: ``(queues, messages that prune keeps, queues that have others or younger ones,
+#: something is undecided, something is scheduled)``.
+_LEFT_OF_TOPIC = Template("""
+WITH newest AS MATERIALIZED (
+    SELECT n AS queue, m.*
+      FROM {s}.topic t CROSS JOIN generate_series(0, t.queues - 1) n
+     CROSS JOIN LATERAL (SELECT half_id, visible_at FROM {s}.message m WHERE m.topic = t.name AND m.queue = n
+                          ORDER BY position DESC LIMIT 1) m
+     WHERE t.name = %(topic)s
+)
+SELECT t.queues, (SELECT count(*) FROM newest),
+       (SELECT count(*) FROM newest n
+         WHERE n.visible_at >= clock_timestamp() - make_interval(secs => %(age)s)
+            OR EXISTS (SELECT FROM {s}.message m WHERE m.topic = t.name AND m.queue = n.queue
+                          AND m.half_id <> ALL (ARRAY(SELECT half_id FROM newest)))),
+       EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = t.name),
+       EXISTS (SELECT FROM {s}.scheduled_message d JOIN {s}.half_message h ON h.id = d.half_id
+                WHERE h.topic = t.name AND d.recalled_at IS NULL)
+  FROM {s}.topic t WHERE t.name = %(topic)s
+""")
+
+#: Each deletes some of the rows that a topic leaves behind. The first has at most one message for each queue.
+_FORGET_TOPIC = (
+    Template(f"""
+WITH locked AS MATERIALIZED (
+    SELECT half_id FROM {{s}}.op_message
+     WHERE half_id IN (SELECT half_id FROM {{s}}.message WHERE topic = %(topic)s) FOR UPDATE
+), {DELETE_LOCKED}
+SELECT count(*) FROM halves"""),
+    Template("DELETE FROM {s}.delivery_cursor WHERE topic = %(topic)s"),
+    Template("DELETE FROM {s}.topic_total WHERE topic = %(topic)s"),
+    Template("DELETE FROM {s}.topic_pause WHERE topic = %(topic)s"),
+    Template("DELETE FROM {s}.topic_growth WHERE topic = %(topic)s"),
+    Template("DELETE FROM {s}.topic WHERE name = %(topic)s"),
+)
+
+#: Read which groups of a topic there are. Rows: ``(group,)``.
+_GROUPS_OF_TOPIC = Template(f"""{GROUP_QUEUES}
+SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s ORDER BY 1
 """)
 
 
@@ -135,7 +180,7 @@ class Topics(Groups):
         With ``create`` also a topic that has no message so far.
         """
         actor, found = checked_actor(PAUSE_TOPIC, by, why), self._sole_producer(database)
-        change = _PAUSE(found.schema, topic=check_topic(topic), by=actor.name, why=why.strip())
+        change = _PAUSE(found.schema, topic=check_any_topic(topic), by=actor.name, why=why.strip())
         if not _changed(found, PAUSE_TOPIC, actor, why, topic, change, create=create):
             raise ActRefused(f"topic {topic} can't be paused: it is paused already; see outbox topics paused")
         return f"topic {topic} is paused: its new messages are held"
@@ -143,7 +188,7 @@ class Topics(Groups):
     def resume_topic(self, topic: str, *, by: str | Actor, why: str = "", database: str | None = None) -> str:
         """Have the held messages of a paused topic go out, and then new ones; return a sentence."""
         actor, found = checked_actor(RESUME_TOPIC, by, why), self._sole_producer(database)
-        change = _RESUME(found.schema, topic=check_topic(topic))
+        change = _RESUME(found.schema, topic=check_any_topic(topic))
         if not _changed(found, RESUME_TOPIC, actor, why, topic, change):
             raise ActRefused(f"topic {topic} can't be resumed: its dispatch isn't paused")
         return f"topic {topic} is resumed: held messages go out within a second"
@@ -196,7 +241,7 @@ class Topics(Groups):
                 raise ActRefused(f"topic {topic!r} isn't gone: {'; '.join(living)}")
             result = {"queues": queues, "messages": last_messages}
             record = record_of(schema, DELETE_TOPIC.name, actor, why, topic, result)
-            execute(connection, *(each(schema, topic=topic) for each in sql.forget_topic), record)
+            execute(connection, *(each(schema, topic=topic) for each in _FORGET_TOPIC), record)
         messages = counted(last_messages, "last message")
         return f"topic {topic!r} is deleted, with its {messages}; the next message to it makes it anew"
 
@@ -204,7 +249,7 @@ class Topics(Groups):
         having = []
         for each in self.databases.having("producer", name):
             with each.read_only() as connection:
-                having += [each] if execute(connection, sql.topic_queues(each.schema, topic))[0] else []
+                having += [each] if execute(connection, _TOPIC_QUEUES(each.schema, topic))[0] else []
         if len(having) > 1:
             names = ", ".join(each.name for each in having)
             raise InvalidRequest(f"several databases have topic {topic!r}; name one of: {names}", field="database")
@@ -224,7 +269,7 @@ class Topics(Groups):
             with each.read_only() as connection:
                 handlers = merged(workers_in(connection, each))
                 if "consumer" in each.parts:
-                    rows = execute(connection, sql.groups_of_topic(each.schema, topic=topic))[0]
+                    rows = execute(connection, _GROUPS_OF_TOPIC(each.schema, topic=topic))[0]
                     groups += [(group, each.name) for (group,) in rows]
             workers.update(worker for handler in handlers if handler.topic == topic for worker in handler.workers)
         return groups, sorted(workers)
@@ -235,7 +280,7 @@ def _left(connection: Connection, producer: Database, topic: str) -> tuple[int, 
     settings = producer.settings
     age = max(settings.retention, settings.undelivered_retention)
     ((queues, last_messages, waiting, undecided, scheduled),) = execute(
-        connection, sql.left_of_topic(producer.schema, topic=topic, age=age)
+        connection, _LEFT_OF_TOPIC(producer.schema, topic=topic, age=age)
     )[0]
     living = []
     if waiting:

@@ -2,7 +2,7 @@
 
 They keep the function's types, docstring and return value. The function takes its session in its first parameter,
 which its callers don't see then, or in any parameter whose default is `INJECTED`. A caller that passes a session, by
-``within`` or in that parameter, keeps its transaction.
+``within`` or in that parameter, keeps its transaction. A caller may ask what came of each call (`outcomes`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
@@ -26,7 +27,6 @@ from outbox.database.sql import take_lock
 from outbox.errors import AlreadyCommitted, AlreadyDecided, InvalidHandler, SchemaMissing
 from outbox.message.answer import finished
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
-from outbox.producer.outcome import CallOutcome, new_outcome
 from outbox.producer.sql import store_error
 from outbox.telemetry.events import HalfErrorLost, RollbackFailed
 from outbox.telemetry.hooks import emit, work_for
@@ -43,6 +43,53 @@ F = TypeVar("F", bound=Callable[..., Any])
 KeyOf = Callable[[Any], str | None]
 #: Returns the producer that a call works for: its Outbox may be bound later, or serve several tenants.
 ProducerOf = Callable[[], "Producer"]
+
+
+@dataclass(slots=True, eq=False)
+class CallOutcome:
+    """What came of one call of a function that ``@outbox.two_phase`` or ``@outbox.transactional`` decorates.
+
+    ``function`` is its name with its module. ``message_id``: of ``@two_phase`` that of its half message, None until
+    this is committed; of ``@transactional`` that of the message sent, None if it sent none.
+
+    ``resolution``: of ``@two_phase`` UNKNOWN while the half is undecided, and to be left to the check if the call has
+    ended so; COMMIT or ROLLBACK as soon as this call knows the decision, whether its own or a checker's or an
+    operator's. Of ``@transactional`` COMMIT when the function's own transaction has committed; None in the transaction
+    of a caller, which decides.
+    """
+
+    function: str
+    topic: str
+    message_id: UUID | None = None
+    resolution: Resolution | None = None
+
+
+#: The lists of the `outcomes` blocks around the running code.
+_lists: ContextVar[tuple[list[CallOutcome], ...]] = ContextVar("outbox_outcomes", default=())
+
+
+@contextmanager
+def outcomes() -> Iterator[list[CallOutcome]]:
+    """Yield a list that gets an `CallOutcome` for each call of a decorated function within a with block.
+
+    In the order in which the calls began, so that of a function that calls others comes before theirs; also of calls
+    that raise, for the list can be read after the block. It is for the block's thread or task, and for the tasks that
+    are begun in it.
+    """
+    outcomes: list[CallOutcome] = []
+    token = _lists.set((*_lists.get(), outcomes))
+    try:
+        yield outcomes
+    finally:
+        _lists.reset(token)
+
+
+def _new_outcome(function: str, topic: str) -> CallOutcome:
+    """Return the outcome of a call that begins, and tell it to the blocks around the call."""
+    outcome = CallOutcome(function, topic)
+    for each in _lists.get():
+        each.append(outcome)
+    return outcome
 
 
 class _Injected:
@@ -197,7 +244,7 @@ def transactional(
 
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             producer = producer_of()
-            outcome = new_outcome(name, topic)
+            outcome = _new_outcome(name, topic)
             session = parameter.passed(args, kwargs)
             if session is None and joins:
                 session = producer.running_session(is_async=is_async)
@@ -258,7 +305,7 @@ def two_phase(
         def run(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             message = message_of(args, kwargs)
             producer = producer_of()
-            outcome = new_outcome(name, topic)
+            outcome = _new_outcome(name, topic)
             transaction = functools.partial(producer.transaction, is_async=is_async)
             with transaction() as session:
                 half_id = producer.prepare(session, topic, message, immunity=immunity, fenced=fenced)

@@ -1,9 +1,7 @@
 """Send, prepare, commit, rollback: from the session or connection that the caller passes to the COMMIT.
 
 A send only remembers. All that a transaction has sent is written in one statement, in the round trip of its COMMIT
-(`outbox.database.at_commit`). A session may have no connection yet when something is sent with it, so its items wait
-beside it until the COMMIT of the connection which carries the business change, and follow its savepoints by
-``SessionEvents``.
+(`outbox.database.at_commit`).
 
 Writing at the end has a second reason: the sequence of an op is drawn while the caller holds its row locks, so
 that transactions which a lock serialised are dispatched in that order.
@@ -26,23 +24,24 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine
 
 from outbox.database import at_commit
-from outbox.database.at_commit import Item, Pending, new_item, refuse_autocommit
-from outbox.database.decision import already, decide, decide_first, deciding_first
-from outbox.database.drivers import call_once_committed, raw_connection
-from outbox.database.engines import calling_engine
-from outbox.database.execute import PSYCOPG, Statement, check_driver, encodings, execute, is_of_driver, raise_if_missing
-from outbox.database.identity import OwnDatabase
-from outbox.database.session import (
-    RunningTransaction,
-    SentItem,
+from outbox.database.at_commit import (
+    Item,
+    Pending,
     SentWith,
-    assign,
     certain,
-    factories,
     hook_sessions,
+    new_item,
+    refuse_autocommit,
     sent_of,
     unscoped,
 )
+from outbox.database.decision import already, decide, decide_first, deciding_first
+from outbox.database.dialect import PSYCOPG, check_driver, is_of_driver
+from outbox.database.drivers import call_once_committed, raw_connection
+from outbox.database.engines import calling_engine
+from outbox.database.execute import Statement, encodings, execute, raise_if_missing
+from outbox.database.identity import OwnDatabase
+from outbox.database.session import RunningTransaction, factories
 from outbox.database.sql import OPS, notify
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
@@ -378,13 +377,7 @@ def _add_to_session(session: Session, value: Write | Intent, engine: Engine) -> 
             value.refuse_now(engine)
     if isinstance(value, Write):
         _count_bytes(value, sent, lambda: (entry.item for entry in sent.entries))
-    level = session.get_nested_transaction() or session.get_transaction()
-    sent.entries.append(SentItem(new_item(value, _write), engine, level))
-    for connection, _ in sent.connections.values():
-        at_commit.attach(connection, sent.take)
-    if sent.committing and not sent.connections:
-        # SentWith by a flush hook in a transaction without a statement so far: no later event would pick it up.
-        assign(session, sent)
+    at_commit.add_with(session, sent, new_item(value, _write), engine)
 
 
 @contextmanager

@@ -13,15 +13,27 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from outbox.database.execute import Statement, by_size, execute
+from outbox.database.execute import Row, Statement, Template, by_size, execute
 from outbox.database.sql import NOW
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
 from outbox.prune.rewrite import holds, rewrite
-from outbox.prune.segments import FEW, Segment, SegmentedSide, Survey, gaps, is_overdue, now_ms, segments, shortly
+from outbox.prune.segments import (
+    FEW,
+    Segment,
+    SegmentedSide,
+    Survey,
+    gaps,
+    in_batches,
+    is_overdue,
+    now_ms,
+    segments,
+    shortly,
+)
 from outbox.prune.segments_sql import of_segment
 
 if TYPE_CHECKING:
@@ -107,92 +119,75 @@ def prune_inbox(
     """
     with connection.begin():
         found, now = segments(connection, settings.schema, INBOX), now_ms(connection)
+    prune = _GroupPrune(connection, source, settings, group, topic, stopping)
     for segment in found:
         if INBOX.old_after(segment, settings) < now and not stopping():
-            _write_hold(connection, source, settings, (group, topic), segment, now)
+            prune.hold(segment, now)
     in_time = [each for each in found if not is_overdue(each, INBOX, settings, now)]
-    deleted = 0
-    for each in gaps(in_time):
-        deleted += _prune_rows(connection, source, settings, (group, topic), each, stopping)
-    return deleted + _prune_business_rows(connection, source, settings, (group, topic), stopping)
+    return sum(prune.rows(*each) for each in gaps(in_time)) + prune.business_rows()
 
 
-def _write_hold(
-    connection: Connection, source: Connection, settings: Settings, pair: tuple[str, str], segment: Segment, now: int
-) -> None:
-    (group, topic), schema = pair, settings.schema
-    asking = {"topic": topic, "first": segment.first, "end": segment.end}
+@dataclass(frozen=True, slots=True)
+class _GroupPrune:
+    """The inbox rows of a group in a topic; ``source`` is on the database of its producer."""
 
-    def ask(size: int) -> tuple[int, list[UUID], int]:
-        with source.begin():
-            return *execute(source, sql.still_between(schema, **asking, most=size))[0][0], size
+    connection: Connection
+    source: Connection
+    settings: Settings
+    group: str
+    topic: str
+    stopping: Callable[[], bool]
 
-    halves, ids, most = by_size(source, ("prune", "holds", schema), _HALVES, ask)
-    if halves < most and len(ids) <= FEW:
-        values = {"group": group, "topic": topic, "first": segment.first, "ids": sorted(ids), "asked_ms": now}
-        with connection.begin():
-            execute(connection, sql.hold(schema, **values))
+    def hold(self, segment: Segment, now: int) -> None:
+        """Write down what the producer still has of a segment, unless that is much."""
+        schema, asking = self.settings.schema, {"topic": self.topic, "first": segment.first, "end": segment.end}
 
+        def ask(size: int) -> tuple[int, list[UUID], int]:
+            with self.source.begin():
+                return *execute(self.source, sql.still_between(schema, **asking, most=size))[0][0], size
 
-def _prune_rows(
-    connection: Connection,
-    source: Connection,
-    settings: Settings,
-    pair: tuple[str, str],
-    between: tuple[UUID, UUID],
-    stopping: Callable[[], bool],
-) -> int:
-    """Delete a group's old inbox rows between two ids, as far as the producer has pruned their messages."""
-    (group, topic), (after, end) = pair, between
-    schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
-    values = {"group": group, "topic": topic, "end": end, "retention": retention}
+        halves, ids, most = by_size(self.source, ("prune", "holds", schema), _HALVES, ask)
+        if halves < most and len(ids) <= FEW:
+            values = {"group": self.group, "topic": self.topic, "first": segment.first, "ids": sorted(ids)}
+            with self.connection.begin():
+                execute(self.connection, sql.hold(schema, **values, asked_ms=now))
 
-    def delete(size: int) -> tuple[int, int, UUID, bool]:
-        with connection.begin():
-            (rows,) = execute(connection, sql.old_inbox(schema, after=after, limit=size, **values))
-        old = [row[0] for row in rows if row[1]]
-        gone = _forget(connection, source, settings, group, old)
-        return len(rows), gone, rows[-1][0] if rows else after, len(rows) == size and (bool(old) or size < batch)
+    def rows(self, after: UUID, end: UUID) -> int:
+        """Delete old rows between two ids, as far as the producer has pruned their messages; return how many went."""
+        batch = self.settings.prune_batch
 
-    deleted, going = 0, True
-    while going and not stopping():
-        _, gone, after, going = by_size(connection, ("prune", "inbox", group, topic), batch, delete)
-        deleted += gone
-    return deleted
+        def delete(after: UUID, size: int) -> tuple[int, int, UUID, bool]:
+            rows, old = self._read(sql.old_inbox, size, after=after, end=end)
+            going = len(rows) == size and (bool(old) or size < batch)
+            return len(rows), self._forget(old), rows[-1][0] if rows else after, going
 
+        name = ("prune", "inbox", self.group, self.topic)
+        return in_batches(self.connection, name, batch, self.stopping, delete, after)
 
-def _prune_business_rows(
-    connection: Connection, source: Connection, settings: Settings, pair: tuple[str, str], stopping: Callable[[], bool]
-) -> int:
-    """Do the same with all old rows of business strings, whose ids have no order: by the time of their last change."""
-    group, topic = pair
-    schema, batch, retention = settings.schema, settings.prune_batch, settings.inbox_retention
-    values = {"group": group, "topic": topic, "retention": retention}
-    after, since = FIRST_BUSINESS_ID, _EPOCH
+    def business_rows(self) -> int:
+        """Do the same with all old rows of business strings, whose ids have no order: by their last change."""
 
-    def delete(size: int) -> tuple[int, int, Any, bool]:
-        with connection.begin():
-            old = sql.old_business_inbox(schema, after=after, since=since, limit=size, **values)
-            (rows,) = execute(connection, old)
-        gone = _forget(connection, source, settings, group, [row[0] for row in rows if row[1]])
-        return len(rows), gone, rows[-1] if rows else (after, None, since), len(rows) == size
+        def delete(at: tuple[UUID, dt.datetime], size: int) -> tuple[int, int, tuple[UUID, dt.datetime], bool]:
+            rows, old = self._read(sql.old_business_inbox, size, after=at[0], since=at[1])
+            return len(rows), self._forget(old), (rows[-1][0], rows[-1][2]) if rows else at, len(rows) == size
 
-    deleted, going = 0, True
-    while going and not stopping():
-        name = ("prune", "business inbox", group, topic)
-        _, gone, (after, _, since), going = by_size(connection, name, batch, delete)
-        deleted += gone
-    return deleted
+        name, batch = ("prune", "business inbox", self.group, self.topic), self.settings.prune_batch
+        return in_batches(self.connection, name, batch, self.stopping, delete, (FIRST_BUSINESS_ID, _EPOCH))
 
+    def _read(self, query: Template, limit: int, **bounds: object) -> tuple[list[Row], list[UUID]]:
+        """Return the next rows, and the ids of those that are settled and old."""
+        values = {"group": self.group, "topic": self.topic, "retention": self.settings.inbox_retention}
+        with self.connection.begin():
+            (rows,) = execute(self.connection, query(self.settings.schema, **values, **bounds, limit=limit))
+        return rows, [row[0] for row in rows if row[1]]
 
-def _forget(connection: Connection, source: Connection, settings: Settings, group: str, old: Sequence[UUID]) -> int:
-    """Delete those of a group's old inbox rows whose messages the producer has pruned; return how many went."""
-    if not old:
-        return 0
-    with source.begin():
-        existing = {row[0] for row in execute(source, sql.still_there(settings.schema, old))[0]}
-    gone = [message_id for message_id in old if message_id not in existing]
-    values = {"group": group, "ids": gone, "retention": settings.inbox_retention}
-    with connection.begin():
-        (forgotten,) = execute(connection, sql.forget(settings.schema, **values))
-    return len(forgotten)
+    def _forget(self, old: Sequence[UUID]) -> int:
+        """Delete those of these rows whose messages the producer has pruned; return how many went."""
+        if not old:
+            return 0
+        schema, values = self.settings.schema, {"group": self.group, "retention": self.settings.inbox_retention}
+        with self.source.begin():
+            existing = {row[0] for row in execute(self.source, sql.still_there(schema, old))[0]}
+        gone = [message_id for message_id in old if message_id not in existing]
+        with self.connection.begin():
+            return len(execute(self.connection, sql.forget(schema, **values, ids=gone))[0])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.duty import Duty, Part, Post, Task, alone
-from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Statement, by_size, execute, sqlstate
+from outbox.database.execute import INSUFFICIENT_PRIVILEGE, Template, execute, sqlstate
 from outbox.message.model import Counts
 from outbox.prune import sql
 from outbox.prune.ahead import make_ahead
@@ -28,6 +29,7 @@ from outbox.prune.segments import (
     drop_segment,
     empty_segment,
     gaps,
+    in_batches,
     is_overdue,
     now_ms,
     prune_business_rows,
@@ -92,20 +94,16 @@ def prune_producer_once(
     That is halves with their ops and messages; segments: `outbox.prune.segments`. The totals of topics are added up.
     Returns ``taken`` rows and ``done`` halves. ``stopping`` is asked between batches.
     """
-    schema, batch = settings.schema, settings.prune_batch
-    cursors = _replaced(connection, schema, CURSORS, partial(sql.old_cursors, schema), batch, stopping)
-    cursors += _delete_all(connection, partial(sql.old_delivery_cursors, schema), batch, stopping)
-    cursors += _delete_all(connection, partial(sql.silent_producers, schema, age=WORKERS), batch, stopping)
-    flows = 0
-    for old_flows in (sql.old_sagas, sql.old_branches):
-        old = partial(old_flows, schema, retention=settings.record_retention)
-        flows += _delete_all(connection, old, batch, stopping)
-    _delete_all(connection, partial(sql.add_up_totals, schema), batch, stopping)
-    _delete_all(connection, partial(sql.decided_checks, schema), batch, stopping)
+    deletes, age = _Deletes(connection, settings, stopping), {"retention": settings.record_retention}
+    cursors = deletes.replaced(CURSORS, sql.old_cursors) + deletes.all(sql.old_delivery_cursors)
+    cursors += deletes.all(sql.silent_producers, age=WORKERS)
+    flows = sum(deletes.all(old, **age) for old in (sql.old_sagas, sql.old_branches))
+    deletes.all(sql.add_up_totals)
+    deletes.all(sql.decided_checks)
     for rewritten in (CHECKS, TOTALS):
-        rewrite(connection, schema, rewritten)
+        rewrite(connection, settings.schema, rewritten)
     with connection.begin():
-        found = segments(connection, schema)
+        found = segments(connection, settings.schema)
     deleted = sum(prune_rows(connection, settings, after, end, stopping) for after, end in gaps(found))
     deleted += prune_business_rows(connection, settings, stopping)
     return Counts(taken=cursors + flows + deleted, done=deleted)
@@ -127,18 +125,11 @@ def prune_consumer_once(
     the same one).
     Returns ``taken`` rows and ``done`` inbox rows.
     """
-    schema, batch = settings.schema, settings.prune_batch
+    deletes = _Deletes(connection, settings, stopping)
     pair, age = {"group": group, "topic": topic}, {"retention": settings.record_retention}
-    offsets = _replaced(connection, schema, OFFSETS, partial(sql.old_offsets, schema, **pair), batch, stopping)
-    offsets += _delete_all(connection, partial(sql.old_leases, schema, **pair), batch, stopping)
-    records = 0
-    for old in (
-        partial(sql.old_attempts, schema, **age),
-        partial(sql.old_earlier_rows, schema, **age),
-        partial(sql.old_notes, schema, **pair, **age),
-        partial(sql.old_grants, schema, **pair),
-    ):
-        records += _delete_all(connection, old, batch, stopping)
+    offsets = deletes.replaced(OFFSETS, sql.old_offsets, **pair) + deletes.all(sql.old_leases, **pair)
+    records = sum(deletes.all(old, **age) for old in (sql.old_attempts, sql.old_earlier_rows))
+    records += deletes.all(sql.old_notes, **pair, **age) + deletes.all(sql.old_grants, **pair)
     records += prune_runs_once(connection, settings, group, topic, stopping=stopping).taken
     deleted = prune_inbox(connection, source, settings, group, topic, stopping)
     return Counts(taken=offsets + records + deleted, done=deleted)
@@ -151,10 +142,9 @@ def prune_runs_once(
 
     Returns ``taken`` and ``done`` rows.
     """
-    rows, batch = 0, settings.prune_batch
+    deletes = _Deletes(connection, settings, stopping)
     values = {"group": group, "topic": topic, "retention": settings.record_retention}
-    for old_records in (sql.old_findings, sql.old_runs):
-        rows += _delete_all(connection, partial(old_records, settings.schema, **values), batch, stopping)
+    rows = sum(deletes.all(old, **values) for old in (sql.old_findings, sql.old_runs))
     return Counts(taken=rows, done=rows)
 
 
@@ -165,45 +155,38 @@ def prune_records_once(
 
     Returns ``taken`` rows and ``done`` bulk jobs.
     """
-    schema, batch = settings.schema, settings.prune_batch
+    deletes, few = _Deletes(connection, settings, stopping), min(settings.prune_batch, _BULK_JOBS)
     # A rollback is known as long as an inbox knows its message.
-    age, few = max(settings.record_retention, settings.inbox_retention), min(batch, _BULK_JOBS)
-    rows = 0
-    for old in (
-        partial(sql.old_samples, schema, age=SAMPLES),
-        partial(sql.dead_workers, schema, age=WORKERS),
-        partial(sql.old_items, schema, age=age, bulk_jobs=few),
-    ):
-        rows += _delete_all(connection, old, batch, stopping)
-    bulk_jobs = _delete_all(connection, partial(sql.old_bulk_jobs, schema, age=age), few, stopping)
+    age = max(settings.record_retention, settings.inbox_retention)
+    rows = deletes.all(sql.old_samples, age=SAMPLES) + deletes.all(sql.dead_workers, age=WORKERS)
+    rows += deletes.all(sql.old_items, age=age, bulk_jobs=few)
+    bulk_jobs = deletes.all(sql.old_bulk_jobs, few, age=age)
     return Counts(taken=rows + bulk_jobs, done=bulk_jobs)
 
 
-def _replaced(
-    connection: Connection,
-    schema: str,
-    rewritten: Rewritten,
-    one_by_one: Callable[..., Statement],
-    batch: int,
-    stopping: Callable[[], bool],
-) -> int:
-    """Delete rows that newer ones have replaced: as a whole, or one by one."""
-    gone = rewrite(connection, schema, rewritten)
-    return _delete_all(connection, one_by_one, batch, stopping) if gone is None else gone
+@dataclass(frozen=True, slots=True)
+class _Deletes:
+    """Deletes rows in batches, each in a transaction of its own; ``stopping`` is asked between them."""
 
+    connection: Connection
+    settings: Settings
+    stopping: Callable[[], bool]
 
-def _delete_all(connection: Connection, old: Callable[..., Statement], batch: int, stopping: Callable[[], bool]) -> int:
-    """Run a statement, each time in a transaction of its own, until it finds less than a batch; return the rows."""
+    def replaced(self, rewritten: Rewritten, one_by_one: Template, **values: object) -> int:
+        """Delete rows that newer ones have replaced: as a whole, or one by one."""
+        gone = rewrite(self.connection, self.settings.schema, rewritten)
+        return self.all(one_by_one, **values) if gone is None else gone
 
-    def delete(size: int) -> tuple[int, int]:
-        with connection.begin():
-            return len(execute(connection, old(limit=size))[0]), size
+    def all(self, old: Template, most: int | None = None, /, **values: object) -> int:
+        """Run a statement until it finds less than a batch (or ``most``) of rows; return how many went."""
 
-    name, total, more = ("prune", old(limit=batch).sql), 0, True
-    while more and not stopping():
-        count, size = by_size(connection, name, batch, delete)
-        total, more = total + count, count >= size
-    return total
+        def delete(_: None, size: int) -> tuple[int, int, None, bool]:
+            with self.connection.begin():
+                (rows,) = execute(self.connection, old(self.settings.schema, **values, limit=size))
+            return len(rows), len(rows), None, len(rows) >= size
+
+        name, batch = ("prune", old(self.settings.schema).sql), most or self.settings.prune_batch
+        return in_batches(self.connection, name, batch, self.stopping, delete, None)
 
 
 def _upkeep(name: str, at: Post, function: Callable[..., Counts], *parts: Part) -> Task:

@@ -26,7 +26,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from outbox.settings import Settings
+
+A = TypeVar("A")
 
 logger: logging.Logger = logging.getLogger("outbox.prune")
 
@@ -469,6 +472,26 @@ def drop_segment(
 # --- row by row ------------------------------------------------------------------------------------------------------
 
 
+def in_batches(
+    bind: Connection,
+    name: tuple[str, ...],
+    most: int,
+    stopping: Callable[[], bool],
+    batch: Callable[[A, int], tuple[int, int, A, bool]],
+    at: A,
+) -> int:
+    """Do batches, each where the one before has ended, until one was the last, or ``stopping``; return what was done.
+
+    ``batch`` begins ``at`` a place, and is one of `outbox.database.execute.by_size`. It returns how many rows it took,
+    how many of them it has done, where the next one begins, and whether there is one.
+    """
+    done, going = 0, True
+    while going and not stopping():
+        _, now, at, going = by_size(bind, name, most, partial(batch, at))
+        done += now
+    return done
+
+
 def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUID, stopping: Callable[[], bool]) -> int:
     """Delete settled halves of a range of ids, row by row; return how many went. A short transaction a batch.
 
@@ -479,7 +502,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
 
-    def delete(size: int) -> tuple[int, int, UUID, bool]:
+    def delete(after: UUID, size: int) -> tuple[int, int, UUID, bool]:
         halves = sql.settled_halves(schema, **ages, after=after, end=end, limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
@@ -487,11 +510,7 @@ def prune_rows(connection: Connection, settings: Settings, after: UUID, end: UUI
             execute(connection, sql.left_over(schema, first=_next(after), end=_next(last) if full else end))
         return found, gone, last, full and not young
 
-    deleted, going = 0, True
-    while going and not stopping():
-        _, gone, after, going = by_size(connection, ("prune", "halves", schema), batch, delete)
-        deleted += gone
-    return deleted
+    return in_batches(connection, ("prune", "halves", schema), batch, stopping, delete, after)
 
 
 def prune_business_rows(connection: Connection, settings: Settings, stopping: Callable[[], bool]) -> int:
@@ -503,22 +522,19 @@ def prune_business_rows(connection: Connection, settings: Settings, stopping: Ca
     """
     schema, batch = settings.schema, settings.prune_batch
     ages = {"retention": settings.retention, "undelivered": settings.undelivered_retention}
-    xid, after = "0", str(FIRST_BUSINESS_ID)
 
-    def delete(size: int) -> tuple[int, int, Any, bool]:
-        halves = sql.settled_business_halves(schema, **ages, xid=xid, after=after, limit=size)
+    def delete(at: tuple[str, str], size: int) -> tuple[int, int, tuple[str, str], bool]:
+        halves = sql.settled_business_halves(schema, **ages, xid=at[0], after=at[1], limit=size)
         with connection.begin():
             _, ((found, gone, young, last),) = execute(connection, plan_by_index(), halves)
-        return found, gone, last or (xid, after), found == size and not young
+        return found, gone, (last[0], last[1]) if last else at, found == size and not young
 
-    deleted, going = 0, True
-    while going and not stopping():
-        _, gone, (xid, after), going = by_size(connection, ("prune", "business halves", schema), batch, delete)
-        deleted += gone
+    first = ("0", str(FIRST_BUSINESS_ID))
+    deleted = in_batches(connection, ("prune", "business halves", schema), batch, stopping, delete, first)
     size = (1 << 124) // _SLICES
-    first = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
+    begin = FIRST_BUSINESS_ID.int + random.randrange(_SLICES) * size  # noqa: S311 - no secret
     with connection.begin():
-        execute(connection, sql.left_over(schema, first=UUID(int=first), end=UUID(int=first + size - 1)))
+        execute(connection, sql.left_over(schema, first=UUID(int=begin), end=UUID(int=begin + size - 1)))
     return deleted
 
 

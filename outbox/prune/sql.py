@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import SETTLED
 from outbox.message.ids import FIRST_BUSINESS_ID
 
 
-def _deleting(table: str, key: str, keys: str) -> Template:
+def _deleting(keys: str) -> Template:
     """Return what deletes the first ``limit`` rows of a table whose keys a query reads."""
+    ((key, table),) = re.findall(r"^\nSELECT (?:\w\.)?(\w+) FROM \{s\}\.(\w+)", keys)
     return Template(f"DELETE FROM {{s}}.{table} WHERE {key} = ANY (ARRAY({keys} LIMIT %(limit)s)) RETURNING 1")
 
 
+def _replaced(table: str, *order: str) -> Template:
+    """Return what deletes the rows of a group in a topic that newer ones of their queues have replaced."""
+    ours, newer, newest = (", ".join(form.format(each) for each in order) for form in ("o.{}", "n.{}", "n.{} DESC"))
+    return _deleting(f"""
+SELECT o.ctid FROM {{s}}.{table} o
+ WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
+   AND ({ours}) < (SELECT {newer} FROM {{s}}.{table} n
+                    WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic AND n.queue = o.queue
+                    ORDER BY {newest} LIMIT 1)
+""")
+
+
 #: Delete cursors that newer ones have replaced. Rows: one for each.
-old_cursors: Template = _deleting(
-    "dispatch_cursor",
-    "id",
-    """
+old_cursors: Template = _deleting("""
 SELECT id FROM {s}.dispatch_cursor WHERE id < (SELECT max(id) FROM {s}.dispatch_cursor) ORDER BY id
-""",
-)
+""")
 
 # Of two passes at once, one gets a row, and the other finds it gone: nothing is added up twice.
 #: Make one row of the totals of each topic that has several. Rows: one for each.
@@ -34,25 +45,17 @@ SELECT topic, sum(committed), sum(rolled_back), sum(checks) FROM counted GROUP B
 """)
 
 #: Delete parked checks of decided halves: no check pass comes to them (see `outbox.check.sql`). Rows: one for each.
-decided_checks: Template = _deleting(
-    "half_check",
-    "half_id",
-    """
+decided_checks: Template = _deleting("""
 SELECT c.half_id FROM {s}.half_check c JOIN {s}.op_message o ON o.half_id = c.half_id
  WHERE parked_at IS NOT NULL
-""",
-)
+""")
 
 #: Delete cursors of deliveries that newer ones have replaced. Rows: one for each.
-old_delivery_cursors: Template = _deleting(
-    "delivery_cursor",
-    "ctid",
-    """
+old_delivery_cursors: Template = _deleting("""
 SELECT c.ctid FROM {s}.delivery_cursor c
  WHERE EXISTS (SELECT FROM {s}.delivery_cursor n
                 WHERE n.topic = c.topic AND n.consumer_group = c.consumer_group AND n.number > c.number)
-""",
-)
+""")
 
 #: Delete sagas that ended long ago, with their commands. Rows: one for each saga.
 old_sagas: Template = Template("""
@@ -66,42 +69,16 @@ DELETE FROM {s}.saga WHERE id IN (SELECT id FROM old) RETURNING id
 """)
 
 #: Delete branches of transactions that were confirmed or cancelled long ago. Rows: one for each.
-old_branches: Template = _deleting(
-    "tcc_branch",
-    "ctid",
-    """
+old_branches: Template = _deleting("""
 SELECT ctid FROM {s}.tcc_branch
  WHERE state <> 'tried' AND changed_at < clock_timestamp() - make_interval(secs => %(retention)s)
-""",
-)
+""")
 
 #: Delete offsets that newer ones have replaced. Rows: one for each.
-old_offsets: Template = _deleting(
-    "consumer_offset",
-    "ctid",
-    """
-SELECT o.ctid FROM {s}.consumer_offset o
- WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-   AND (o.position, o.starts) < (SELECT n.position, n.starts FROM {s}.consumer_offset n
-                                  WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
-                                    AND n.queue = o.queue
-                                  ORDER BY n.position DESC, n.starts DESC LIMIT 1)
-""",
-)
+old_offsets: Template = _replaced("consumer_offset", "position", "starts")
 
 #: Delete leases that newer ones have replaced. Rows: one for each.
-old_leases: Template = _deleting(
-    "consumer_lease",
-    "ctid",
-    """
-SELECT o.ctid FROM {s}.consumer_lease o
- WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s
-   AND (o.term, o.renewal) < (SELECT n.term, n.renewal FROM {s}.consumer_lease n
-                               WHERE n.consumer_group = o.consumer_group AND n.topic = o.topic
-                                 AND n.queue = o.queue
-                               ORDER BY n.term DESC, n.renewal DESC LIMIT 1)
-""",
-)
+old_leases: Template = _replaced("consumer_lease", "term", "renewal")
 
 # A row is settled when no worker or operator waits for it any more; a discarded one is, from then on.
 _SETTLED = f"""(status IN {SETTLED} OR discarded_at IS NOT NULL)
@@ -199,73 +176,50 @@ def changed_since(schema: str, leaf: str, since: str) -> Statement:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 #: Delete the findings of the reconciliation's runs that began ``retention`` seconds ago. Rows: one for each.
-old_findings: Template = _deleting(
-    "reconciliation_finding",
-    "id",
-    """
+old_findings: Template = _deleting("""
 SELECT f.id FROM {s}.reconciliation_finding f JOIN {s}.reconciliation_run r ON r.id = f.run_id
  WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
    AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
-""",
-)
+""")
 
 #: Delete notes that are ``retention`` seconds old about dead letters of a group and topic that there are none of.
 #: Rows: one for each.
-old_notes: Template = _deleting(
-    "dead_letter_note",
-    "ctid",
-    """
+old_notes: Template = _deleting("""
 SELECT n.ctid FROM {s}.dead_letter_note n
  WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s
    AND n.written_at < clock_timestamp() - make_interval(secs => %(retention)s)
    AND NOT EXISTS (SELECT FROM {s}.consumer_message m
                     WHERE m.consumer_group = n.consumer_group AND m.topic = n.topic AND m.status = 'parked'
                       AND m.discarded_at IS NULL AND coalesce(m.error_kind, 'unclassified'::text) = n.error_kind)
-""",
-)
+""")
 
 #: Delete grants of a group's rate that ended so long ago that none looks at them. Rows: one for each.
-old_grants: Template = _deleting(
-    "rate_grant",
-    "ctid",
-    """
+old_grants: Template = _deleting("""
 SELECT ctid FROM {s}.rate_grant
  WHERE consumer_group = %(group)s AND topic = %(topic)s AND ends_at < clock_timestamp() - interval '1 minute'
-""",
-)
+""")
 
 #: Delete failed attempts that are ``retention`` seconds old. Rows: one for each.
-old_attempts: Template = _deleting(
-    "attempt_history",
-    "ctid",
-    """
+old_attempts: Template = _deleting("""
 SELECT ctid FROM {s}.attempt_history
  WHERE failed_at < clock_timestamp() - make_interval(secs => %(retention)s)
  ORDER BY failed_at
-""",
-)
+""")
 
 # While a message may yet be compensated, it counts that an earlier passage has consumed it.
 #: Delete inbox rows of earlier passages that were written over ``retention`` seconds ago. Rows: one for each.
-old_earlier_rows: Template = _deleting(
-    "reread_message",
-    "ctid",
-    """
+old_earlier_rows: Template = _deleting("""
 SELECT e.ctid FROM {s}.reread_message e
  WHERE e.replaced_at < clock_timestamp() - make_interval(secs => %(retention)s)
    AND NOT EXISTS (SELECT FROM {s}.consumer_message c
                     WHERE c.consumer_group = e.consumer_group AND c.message_id = e.message_id
                       AND c.status <> 'consumed')
  ORDER BY e.replaced_at
-""",
-)
+""")
 
 # The newest of each schedule says when the next is due.
 #: Delete such runs, once their findings are gone, but the newest of each schedule. Rows: one for each.
-old_runs: Template = _deleting(
-    "reconciliation_run",
-    "id",
-    """
+old_runs: Template = _deleting("""
 SELECT r.id FROM {s}.reconciliation_run r
  WHERE r.topic = %(topic)s AND r.consumer_group = %(group)s
    AND r.started_at < clock_timestamp() - make_interval(secs => %(retention)s)
@@ -273,18 +227,13 @@ SELECT r.id FROM {s}.reconciliation_run r
    AND EXISTS (SELECT FROM {s}.reconciliation_run n
                 WHERE n.topic = r.topic AND n.consumer_group = r.consumer_group
                   AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
-""",
-)
+""")
 
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
-old_samples: Template = _deleting(
-    "stats_sample",
-    "sampled_at",
-    """
+old_samples: Template = _deleting("""
 SELECT sampled_at FROM {s}.stats_sample
  WHERE sampled_at < clock_timestamp() - make_interval(secs => %(age)s) ORDER BY sampled_at
-""",
-)
+""")
 
 
 def _unseen(table: str) -> Template:

@@ -16,18 +16,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.engines import address_of, parsed_url, sync_engine, url_of
+from outbox.consumer.subscription import Subscription
+from outbox.database.dialect import parsed_url, url_of
+from outbox.database.engines import address_of, sync_engine
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, variable
 from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Spark, Window, described
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables import ForeignTable
 from outbox.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from outbox.consumer.subscription import Subscription
+    from outbox.database.duty import ServedOutbox
 
 #: The known values of the fields of `Job`, by name; of those of ``window`` and ``spark`` as a mapping of their own.
 Values = Mapping[str, Any]
@@ -216,7 +218,7 @@ def clock_of(access: Access) -> dt.datetime:
         return as_time(execute(connection, CLOCK)[0][0][0])
 
 
-def subscribed(outbox: Any, values: Values) -> list[Values]:
+def subscribed(outbox: ServedOutbox, values: Values) -> list[Values]:
     """Return what the subscriptions of an Outbox say of jobs, one for each database that its groups consume from.
 
     ``values`` go over it, and their pairs choose among the subscriptions. Of engines only the URL counts.
@@ -224,7 +226,7 @@ def subscribed(outbox: Any, values: Values) -> list[Values]:
     Raises:
         InvalidSettings: a pair that is no subscription, or none at all; names those that there are.
     """
-    known = outbox.subscriptions
+    known = {key: each for key, each in outbox.functions.of(Subscription).items() if each.about is None}
     if not known:
         raise InvalidSettings("the Outbox has no consumers; import the modules that register them")
     chosen = [pair.names for pair in values["pairs"]] if "pairs" in values else list(known)
@@ -255,7 +257,7 @@ def subscribed(outbox: Any, values: Values) -> list[Values]:
     return result
 
 
-def own_access(outbox: Any) -> Access:
+def own_access(outbox: ServedOutbox) -> Access:
     """Return the access to the database of an Outbox, by its engine."""
     return _access(outbox.engine, outbox.settings)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -22,14 +22,13 @@ from sqlalchemy import Engine, make_url
 from outbox.database.engines import connect_url
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
-from outbox.message.model import Status
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.tables.declare import ForeignTable, wrong_tables
+from outbox.reconcile.tables import NAMES, ForeignTable, wrong_columns
 from outbox.settings import Settings
 
-#: The first of all ids, and the first of a range that holds them all.
-FIRST_ID = UUID(int=0)
+#: The first and the last of all ids.
+FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 #: How often a reconciliation that follows the log looks unless it is told otherwise, in seconds.
 PASS_EVERY = 20.0
@@ -42,49 +41,6 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
-
-
-class ProducerState(enum.IntEnum):
-    """How far a message has come in the producer's tables; the names are those of `message_status`."""
-
-    UNDECIDED = 0
-    ROLLED_BACK = 1
-    COMMITTED = 2
-    SCHEDULED = 3
-    RECALLED = 4
-    DISPATCHED = 5
-
-    @property
-    def withdrawn(self) -> bool:
-        """Was it taken back before it became a message?"""
-        return self in {ProducerState.ROLLED_BACK, ProducerState.RECALLED}
-
-    @property
-    def open(self) -> bool:
-        """Does it become something else by itself?"""
-        return not self.withdrawn and self is not ProducerState.DISPATCHED
-
-
-class InboxState(enum.IntEnum):
-    """What the consumer's inbox says of a message; 0 where only the business table has it.
-
-    What has expired counts as consumed by a handler that skipped it.
-    """
-
-    NONE = 0
-    CONSUMED = 1
-    FAILED = 2
-    PARKED = 3
-    QUARANTINED = 4
-
-    @classmethod
-    def of(cls, status: Status) -> InboxState:
-        """Return what a status counts as."""
-        return _COUNTS_AS.get(status) or cls[status.name]
-
-
-#: What waits for an earlier message of its key will be tried again.
-_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
 
 
 class Repair(enum.StrEnum):
@@ -245,6 +201,16 @@ class Range(NamedTuple):
     first: UUID
     end: UUID | None
 
+    @classmethod
+    def only(cls, id_: UUID) -> Range:
+        """Return the range of one id."""
+        return cls(id_, None if id_ == LAST_ID else UUID(int=id_.int + 1))
+
+    @property
+    def last(self) -> UUID:
+        """The last id that it can hold."""
+        return LAST_ID if self.end is None else UUID(int=self.end.int - 1)
+
     def __contains__(self, message_id: object) -> bool:
         return isinstance(message_id, UUID) and self.first <= message_id and (self.end is None or message_id < self.end)
 
@@ -389,9 +355,14 @@ class Window:
         return f"{since} to {until}"
 
 
+def id_at(milliseconds: int) -> UUID:
+    """Return the bound before the ids of a time, in milliseconds since 1970: it has no version and variant bits."""
+    return UUID(int=max(milliseconds, 0) << 80)
+
+
 def _at(moment: dt.datetime) -> UUID:
-    # Without version and variant bits: the bound lies before every id of its millisecond. Without floats: it is exact.
-    return UUID(int=max((moment - _EPOCH) // _MILLISECOND, 0) << 80)
+    # Without floats: it is exact.
+    return id_at((moment - _EPOCH) // _MILLISECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,7 +497,7 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
-        for wrong in wrong_tables(self) if self.tables else ():
+        for wrong in _wrong_tables(self) if self.tables else ():
             raise InvalidSettings(wrong)
 
     @property
@@ -560,6 +531,50 @@ class Job:
     def accesses(self) -> tuple[Access, ...]:
         """All databases that it speaks to."""
         return self.producer, self.consumer, self.recorder
+
+
+def _wrong_tables(job: Job) -> Iterator[str]:
+    """Say what of a job can't be done, since the tables of a side aren't ours."""
+    yield from _wrong_mappings(job)
+    yield from _only_of_ours(job)
+    yield from _wrong_ways(job)
+
+
+def _wrong_mappings(job: Job) -> Iterator[str]:
+    for part, table in job.tables.items():
+        if wrong := wrong_columns(part, list(table.columns), table.states):
+            yield f"{part}.tables ({table}): {wrong}"
+        needed = [name for name in NAMES[part] if len({getattr(pair, name) for pair in job.pairs}) > 1]
+        if missing := [name for name in needed if name not in table.columns]:
+            yield (
+                f"{part}.tables ({table}): nothing tells the rows of several pairs apart; name the {missing[0]} among "
+                "the columns, or compare one pair"
+            )
+
+
+def _only_of_ours(job: Job) -> Iterator[str]:
+    foreign = " and ".join(job.tables)
+    if job.apply:
+        yield f"apply: nothing can be repaired in tables that aren't ours (those of the {foreign}); leave it out"
+    if job.measures:
+        yield f"measure: measures are computed between the outbox's own tables, and those of the {foreign} aren't ours"
+    if len(job.tables) == 2 and not job.window.unbounded:
+        yield (
+            "a window is one of ids that begin with a time, and the ids of two foreign tables needn't; leave since, "
+            "until and last out, and bound the tables by queries"
+        )
+    for pair in job.pairs:
+        if "producer" in job.tables and (pair.tags or pair.keys or pair.headers):
+            yield f"{pair}: tags, keys and headers filter the outbox's own tables; map the column addressed instead"
+        if "consumer" in job.tables and pair.effect is not None:
+            yield f"{pair}: an effect is counted beside our inbox; map the column effects instead"
+
+
+def _wrong_ways(job: Job) -> Iterator[str]:
+    if job.by_spark and job.engine == "local":
+        yield f"the engine local can't read {' and '.join(map(str, job.by_spark.values()))}; leave it out"
+    if job.by_spark and job.tier == "digest":
+        yield "the tier digest needs two databases that digest; leave it out"
 
 
 class Progress(Protocol):

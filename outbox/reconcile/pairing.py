@@ -2,19 +2,22 @@
 
 Tables of ours are digested, and what was in sync is settled for the next run. A foreign table of PostgreSQL's is
 digested too, and nothing is settled: its rows don't tell when they were written. What Spark alone can read
-(`tables.lake`) has no digests and no snapshot: every row is read. Whatever they are, the rows are judged by the same
+(`spark.frames`) has no digests and no snapshot: every row is read. Whatever they are, the rows are judged by the same
 rules, and what differs is read again by the same second look.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from uuid import UUID
 
 import numpy as np
@@ -24,51 +27,133 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import execute
 from outbox.reconcile import plan, sql
-from outbox.reconcile.compare import (
-    BATCH,
+from outbox.reconcile.foreign import SideDigester, TableSide, table_side
+from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
+from outbox.reconcile.plan import Digested, PairDigester, ProducerDigests, digested, mixing_of, narrowed, united
+from outbox.reconcile.record import settled as settling
+from outbox.reconcile.rows import (
+    FINDING,
     Collected,
     Comparison,
-    Engine,
-    LocalEngine,
-    Portion,
-    SecondRead,
+    ComparisonPlan,
+    Estimate,
+    Lag,
+    PairResult,
+    Rules,
     Side,
+    beyond,
+    differing,
     in_flight,
-    timed,
+    to_uuids,
 )
-from outbox.reconcile.digest import Digested, PairDigester, ProducerDigests, digested, mixing_of, narrowed, united
-from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
-from outbox.reconcile.judge import Rules, beyond
-from outbox.reconcile.record import settled as settling
-from outbox.reconcile.rows import FINDING, ComparisonPlan, Estimate, Lag, PairResult, to_uuids
 from outbox.reconcile.source import (
     PostgresSide,
     Snapshot,
     Snapshots,
     as_time,
+    cancel,
     connected,
     insist,
     pruned_below,
     reaching,
 )
-from outbox.reconcile.tables.side import SideDigester, TableSide, census, table_side
+from outbox.reconcile.sql import PORTABLE
 from outbox.text import duration
+
+if TYPE_CHECKING:
+    from outbox.reconcile.spark.frames import SparkEngine
+
+# --- engines ---------------------------------------------------------------------------------------------
+
+#: Progress is reported at least so often (seconds); what listens to it may end the job.
+_TELL_EVERY = 0.5
+#: A read that is being cancelled may be about to send its next statement: it is cancelled again.
+_CANCEL_EVERY = 0.1
+
+
+class Engine(Protocol):
+    """Runs tasks, in any order, some at the same time; each exactly once as far as its result is concerned."""
+
+    def run(
+        self, comparison: Comparison, tasks: Sequence[Sequence[Range]], done: Callable[[int], None]
+    ) -> Iterator[Collected]:
+        """Yield results of one or several tasks each.
+
+        ``done`` is called with how many of the tasks are finished.
+
+        Raises:
+            SourceError: a side can't be read.
+        """
+        ...
+
+
+class LocalEngine:
+    """Threads of this process: reading and comparing release Python's lock."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def run(
+        self, comparison: Comparison, tasks: Sequence[Sequence[Range]], done: Callable[[int], None]
+    ) -> Iterator[Collected]:
+        """Yield the result of each task as it is finished; a caller that ends this early waits for none of them."""
+        threads: list[int] = []
+        with ThreadPoolExecutor(
+            self._workers, "reconcile", initializer=lambda: threads.append(threading.get_ident())
+        ) as pool:
+            pending = {pool.submit(comparison, task) for task in tasks}
+            try:
+                while pending:
+                    finished, pending = wait(pending, _TELL_EVERY, FIRST_COMPLETED)
+                    for future in finished:
+                        yield future.result()
+                    done(len(tasks) - len(pending))
+            finally:
+                running = {future for future in pending if not future.cancel()}
+                while running:
+                    cancel(threads)
+                    running = wait(running, _CANCEL_EVERY).not_done
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the duration of the block to those of the stages, also if it fails."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - began
+
 
 # --- sides and rules -------------------------------------------------------------------------------------
 
 
-def sources(job: Job, pair: Pair, snapshots: Snapshots | None = None) -> tuple[Side, Side]:
-    """Return the sources of producer and consumer; without ``snapshots`` they read the rows there at the time."""
+def sources(
+    job: Job,
+    pair: Pair,
+    snapshots: Snapshots | None = None,
+    engine: Engine | None = None,
+    waiting: Callable[[], None] = lambda: None,
+) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer; without ``snapshots`` they read the rows there at the time.
+
+    ``engine`` reads what Spark alone can read, and calls ``waiting`` now and then.
+    """
     of: Mapping[Part, Snapshot] = snapshots.of if snapshots else {}
-    return side_of(job, pair, "producer", of.get("producer")), side_of(job, pair, "consumer", of.get("consumer"))
 
+    def side(part: Part) -> Side:
+        table, snapshot = job.tables.get(part), of.get(part)
+        if table is None:
+            return PostgresSide(
+                job.databases[part], part, pair, *((snapshot.name, snapshot.settings) if snapshot else ())
+            )
+        if not table.by_spark:
+            return table_side(job.databases[part], part, table, pair, snapshot)
+        from outbox.reconcile.spark.frames import LakeSide  # noqa: PLC0415 - of a few jobs alone
 
-def side_of(job: Job, pair: Pair, part: Part, snapshot: Snapshot | None) -> PostgresSide:
-    """Return the source of one side, as of a snapshot if there is one."""
-    access = job.databases[part]
-    if (table := job.tables.get(part)) is not None:
-        return table_side(access, part, table, pair, snapshot)
-    return PostgresSide(access, part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
+        return LakeSide(cast("SparkEngine", engine).session, part, table, pair, job.window.range, waiting)
+
+    return side("producer"), side("consumer")
 
 
 #: Of each database its clock, and how far it is behind its primary, as `sql.CLOCK_AND_LAG` reads them.
@@ -135,14 +220,71 @@ def group_of(job: Job, pair: Pair, consumer: Connection) -> dict[str, Any]:
     }
 
 
-def read_again(job: Job, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
-    """Read messages again (`SecondRead`), on connections of its own; once more where a source is lost over it."""
+# --- the second look -------------------------------------------------------------------------------------
+
+# A difference counts only if it is still there when both sides are read again. Two databases have no snapshot in
+# common. In the first look the consumer's is the older one, so that it knows nothing the producer's doesn't; what it
+# consumed in between looks missing. The second look reads the differing messages again, the producer's side first, and
+# goes on until two looks in a row say the same of a message.
+
+#: Reads messages again: those that differ or are in flight (`rows.FINDING`), and how many others have which outcome.
+SecondRead = Callable[[list[UUID]], tuple[pa.Table, Counter[Outcome]]]
+
+#: So many messages are read again at once.
+BATCH = 2_000
+#: A message on which both sides are at work is different at each read; after so many it is reported as it is.
+_MOST_READS = 4
+
+
+def recheck(
+    findings: pa.Table, read_again: SecondRead, done: Callable[[int], None] = lambda _: None, batch: int | None = None
+) -> tuple[pa.Table, pa.Table, Counter[Outcome]]:
+    """Read differences (`rows.FINDING`) again, until two reads in a row agree; ``batch`` of them at once.
+
+    Returns those that are still there, and what of them is in flight now; and how the counts change.
+    """
+    confirmed: list[pa.Table] = [FINDING.empty_table()]
+    opened: list[pa.Table] = [FINDING.empty_table()]
+    change: Counter[Outcome] = Counter()
+    batch = batch or BATCH
+    for start in range(0, findings.num_rows, batch):
+        outcomes = _outcomes(findings.slice(start, batch))
+        change.subtract(outcomes.values())
+        for attempt in range(_MOST_READS):
+            findings_now, others = read_again(sorted(outcomes))
+            still = differing(findings_now)
+            opened.append(in_flight(findings_now))
+            change.update(others)
+            before, outcomes = outcomes, _outcomes(still)
+            if outcomes == before or not outcomes or attempt == _MOST_READS - 1:
+                break
+        change.update(outcomes.values())
+        confirmed.append(still)
+        done(min(start + batch, findings.num_rows))
+    return pa.concat_tables(confirmed), pa.concat_tables(opened), change
+
+
+def _outcomes(table: pa.Table) -> dict[UUID, Outcome]:
+    return dict(zip(to_uuids(table), map(Outcome, table["outcome"].to_pylist()), strict=True))
+
+
+def read_again(
+    job: Job,
+    pair: Pair,
+    ids: list[UUID],
+    engine: Engine | None = None,
+    waiting: Callable[[], None] = lambda: None,
+) -> tuple[pa.Table, Counter[Outcome]]:
+    """Read messages again (`SecondRead`), on connections of its own; once more where a source is lost over it.
+
+    ``engine`` and ``waiting`` are as in `sources`.
+    """
 
     def read() -> tuple[pa.Table, Counter[Outcome]]:
         rules = rules_now(job, pair)
-        return Comparison(*sources(job, pair), rules).again(ids)
+        return Comparison(*sources(job, pair, engine=engine, waiting=waiting), rules).again(ids)
 
-    return insist(read)
+    return insist(read, waiting=waiting)
 
 
 # --- what a first look leaves ----------------------------------------------------------------------------
@@ -289,8 +431,8 @@ _ROWS_OF_FOREIGN_BUCKET, _MOST_FOREIGN_BUCKETS = 100, 65_536
 
 
 @dataclass(slots=True)
-class AnyPairing:
-    """One pair, being compared in snapshots; ``seconds`` collects durations, ``why`` the decisions."""
+class Pairing:
+    """One pair of our tables, being compared in snapshots; ``seconds`` collects durations, ``why`` the decisions."""
 
     run_id: UUID
     job: Job
@@ -298,6 +440,7 @@ class AnyPairing:
     engine: Engine
     progress: Progress
     snapshots: Snapshots
+    common: Common
     seconds: dict[str, float] = field(default_factory=dict, kw_only=True)
     why: list[str] = field(default_factory=list, kw_only=True)
 
@@ -316,38 +459,9 @@ class AnyPairing:
         self.because(why)
         return tier, engine
 
-    def planned(self, tier: Tier, engine: EngineName, **more: Any) -> ComparisonPlan:
-        """Return how it is compared, and why so."""
-        lags, foreign = self.snapshots.lags, tuple(self.job.tables)
-        return ComparisonPlan(tier, engine, tuple(self.why), standby_lag=lags, foreign=foreign, **more)
-
-    def result(self, planned: ComparisonPlan, rules: Rules, collected: Collected, lag: Lag | None) -> PairResult:
-        """Return what was found, before the second look."""
-        found = collected.table
-        return PairResult(
-            self.run_id,
-            self.pair,
-            self.job.window,
-            as_time(rules.consumer_now),
-            planned,
-            collected.counts,
-            found,
-            in_flight(found),
-            lag=lag,
-            seconds=self.seconds,
-        )
-
-
-@dataclass(slots=True)
-class Pairing(AnyPairing):
-    """One pair of PostgreSQL's tables, being compared; these are our own."""
-
-    common: Common
-
     def foresee(self) -> ComparisonPlan:
         """Return how the pair would be compared, and what that would come to; nothing but a few ranges is read."""
-        rules = rules_of(self.job, self.pair, self.snapshots)
-        return self._plan(self.strategy(Comparison(*sources(self.job, self.pair, self.snapshots), rules)), ranges=0)
+        return self._plan(self.strategy(self._comparison()), ranges=0)
 
     def compare(self) -> FirstPass:
         """Compare, and return the findings.
@@ -355,10 +469,9 @@ class Pairing(AnyPairing):
         Raises:
             InvalidSettings: a foreign table lacks a column, or has a row that can't be judged.
             SourceError: a side can't be read.
+            ReconcileError: Spark can't read a side.
         """
-        began = time.monotonic()
-        rules = rules_of(self.job, self.pair, self.snapshots)
-        comparison = Comparison(*sources(self.job, self.pair, self.snapshots), rules)
+        began, comparison = time.monotonic(), self._comparison()
         strategy = self.strategy(comparison)
         digests, clean = self.digests(comparison, strategy), list[settling.SettledRange]()
         if digests.buckets and digests.spares(len(strategy.gaps)):
@@ -373,26 +486,45 @@ class Pairing(AnyPairing):
             tasks = plan.few_tasks(plan.weighed(strategy.gaps, points, strategy.size))
         backlog = Backlog(self.job.max_findings)
         collected = self._judged(comparison, tasks, backlog)
-        # Of a foreign table each sample would cost a pass.
-        lag = self._lag(comparison, collected, [] if self.job.tables else clean)
+        lag = self._lag(comparison, collected, clean)
         sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
         planned = self._plan(
             strategy,
-            ranges=sum(len(task.ranges) for task in tasks),
+            ranges=sum(map(len, tasks)),
             buckets=digests.buckets,
             differing=len(digests.differing),
             rows_read=collected.rows_read,
             came=strategy.digesting and Estimate(collected.rows_read, sent, time.monotonic() - began),
         )
-        result = self.result(planned, rules, collected, lag)
         settled = self.common.settled.get(self.pair.names)
         known = settled.counts if settled is not None else Counter[Outcome]()
-        result.counts = sum((counts for _, counts in clean), known + result.counts)
-        fresh = () if settled is None else settling.settled_by(digests.clean, to_uuids(result.findings))
-        again = functools.partial(read_again, self.job, self.pair)
-        return FirstPass(result, backlog, rules, again, settled=settled, fresh=fresh)
+        found, rules = collected.table, comparison.rules
+        result = PairResult(
+            self.run_id,
+            self.pair,
+            self.job.window,
+            as_time(rules.consumer_now),
+            planned,
+            sum((counts for _, counts in clean), known + collected.counts),
+            found,
+            in_flight(found),
+            lag=lag,
+            seconds=self.seconds,
+        )
+        fresh = () if settled is None else settling.settled_by(digests.clean, to_uuids(found))
+        again = functools.partial(read_again, self.job, self.pair, engine=self.engine, waiting=self._waiting)
+        # What Spark alone can read is read as a whole, however few they are.
+        batch = sys.maxsize if self.job.by_spark else BATCH
+        return FirstPass(result, backlog, rules, again, batch, settled, fresh)
 
-    def _judged(self, comparison: Comparison, tasks: Sequence[Portion], backlog: Backlog) -> Collected:
+    def _comparison(self) -> Comparison:
+        rules = rules_of(self.job, self.pair, self.snapshots)
+        return Comparison(*sources(self.job, self.pair, self.snapshots, self.engine, self._waiting), rules)
+
+    def _waiting(self) -> None:
+        self.progress.done(0)
+
+    def _judged(self, comparison: Comparison, tasks: Sequence[Sequence[Range]], backlog: Backlog) -> Collected:
         """Read and judge the rows of tasks; what lies beyond the group's offset goes to the backlog."""
         collected = Collected()
         if tasks:
@@ -407,7 +539,10 @@ class Pairing(AnyPairing):
             workers = self.job.workers
             more["expected"] = plan.estimate(digesting.micros, digesting.rows, digesting.buckets, workers)
             more["settled"] = len(self.common.settled[self.pair.names].ranges)
-        return self.planned(strategy.tier, strategy.engine, **more)
+        lags, foreign = self.snapshots.lags, tuple(self.job.tables)
+        return ComparisonPlan(
+            strategy.tier, strategy.engine, tuple(self.why), standby_lag=lags, foreign=foreign, **more
+        )
 
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared."""
@@ -469,28 +604,38 @@ class Pairing(AnyPairing):
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""
         step = max(len(clean) // _SAMPLED, 1)
+        # Of a foreign table each sample would cost a pass.
+        clean = [] if self.job.tables else clean
         some = [each for each, counts in clean[::step] if counts[Outcome.CONSUMED]][:_SAMPLED]
         if some:
             with timed(self.seconds, "lag"):
-                for sampled in LocalEngine(1).run(comparison, [Portion(0, tuple(some))], lambda _: None):
+                for sampled in LocalEngine(1).run(comparison, [some], lambda _: None):
                     collected.lags.update(sampled.lags)
         return collected.lag(sampled=bool(some))
 
 
 @dataclass(slots=True)
-class TablePairing(Pairing):
-    """One pair of which a side at least has a foreign table of PostgreSQL's, being compared."""
+class ForeignPairing(Pairing):
+    """One pair of which a side at least has a table that isn't ours, being compared."""
 
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared, having seen that the rows of foreign tables can be judged."""
         with timed(self.seconds, "plan"):
             digester = self._side_digester(comparison)
             size = {part: self._rows(side) for part, side in digester.by_part.items()}
-            tier, engine = self.choose(max(size.values()))
-            # Of the larger foreign side.
-            part = max(self.job.tables, key=lambda part: size[part])
-            buckets = min(size[part] // _ROWS_OF_FOREIGN_BUCKET, _MOST_FOREIGN_BUCKETS)
-            points = digester.points(part, size[part] // buckets) if buckets >= 2 else []
+            tier, engine = self.choose(max(size.values(), default=0))
+            for name, table in self.job.by_spark.items():
+                self.because(f"the {name}'s {table} is read as it is at the time, without a snapshot")
+            points: list[UUID] = []
+            if size:
+                # Of the larger foreign side; of ours where Spark reads that one.
+                part = max(self.job.tables.keys() & size.keys() or size, key=lambda part: size[part])
+                # Without digests some points for each task are enough, and none where one task reads all.
+                rows, few = (
+                    (_ROWS_OF_FOREIGN_BUCKET, 2) if tier is Tier.DIGEST else (max(plan.ROWS_OF_TASK // 10, 1), 10)
+                )
+                buckets = min(size[part] // rows, _MOST_FOREIGN_BUCKETS)
+                points = digester.points(part, size[part] // buckets) if buckets >= few else []
         return Strategy(tier, engine, [self.job.window.range], size, points)
 
     def digests(self, comparison: Comparison, strategy: Strategy) -> Digested:
@@ -505,9 +650,9 @@ class TablePairing(Pairing):
     def _side_digester(self, comparison: Comparison) -> SideDigester:
         both = (comparison.producer, comparison.consumer)
         by_part = {side.part: side for side in both if isinstance(side, PostgresSide)}
-        mixing = replace(mixing_of(self.snapshots), mix="sum")
-        return SideDigester(self.snapshots, by_part, self.job.window.range, mixing)
+        mixing = PORTABLE if self.job.by_spark else mixing_of(self.snapshots)
+        return SideDigester(self.snapshots, by_part, self.job.window.range, replace(mixing, mix="sum"))
 
     def _rows(self, side: PostgresSide) -> int:
         snapshot = self.snapshots.of[side.part]
-        return census(side, snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(side.part, snapshot)
+        return side.census(snapshot.connection) if isinstance(side, TableSide) else plan.rows_of(side.part, snapshot)

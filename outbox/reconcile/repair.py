@@ -22,16 +22,17 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.changes import ActRequest, ActRun, Target, apply, lock, resend
-from outbox.acts.messages import ACTS, STATES
+from outbox.acts.changes import STATES, ActRequest, ActRun, Target, apply, lock, resend
+from outbox.acts.messages import ACTS
 from outbox.database.execute import CONTENDED, CUT_OFF, Statement, execute, lock_key, sqlstate, statement
 from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, take_lock, wait_at_most
 from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
-from outbox.reconcile.job import DONE, HEALED, InboxState, Job, Outcome, Pair, Repair
+from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Repair
 from outbox.reconcile.rows import Finding, Repaired
 from outbox.reconcile.sql import positions
+from outbox.reconcile.tables import InboxState
 from outbox.text import summary_of
 
 BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
@@ -57,7 +58,7 @@ def repair(
 ) -> list[Repaired]:
     """Do what ``job.policy`` says about each difference of a pair; return what became of each attempt.
 
-    ``findings`` are those of `result.to_findings`, in any order; what the policy only alerts to, and what is no
+    ``findings`` are those of `rows.to_findings`, in any order; what the policy only alerts to, and what is no
     difference, is left out. ``producer`` and ``consumer`` are engines on the databases of ``job``. ``report`` gets the
     results of each batch once it is committed: it may write them down, and a repair that is killed has reported all
     but its last batch. ``why`` and ``origin`` go into the audit, where an operator has ordered it.

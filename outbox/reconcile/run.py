@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
@@ -23,10 +22,21 @@ from outbox.database import migration
 from outbox.database.execute import execute
 from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceError, SourceLost
 from outbox.reconcile import plan, sql
-from outbox.reconcile.compare import Engine, LocalEngine, differing, recheck, timed
 from outbox.reconcile.job import HEALED, EngineName, Job, NoProgress, Outcome, Pair, Progress, described
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
-from outbox.reconcile.pairing import Common, FirstPass, Pairing, TablePairing, by_queue, read_again, rules_now
+from outbox.reconcile.pairing import (
+    Common,
+    Engine,
+    FirstPass,
+    ForeignPairing,
+    LocalEngine,
+    Pairing,
+    by_queue,
+    read_again,
+    recheck,
+    rules_now,
+    timed,
+)
 from outbox.reconcile.record.settled import keep
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
@@ -37,14 +47,12 @@ from outbox.reconcile.rows import (
     MeasureResult,
     PairResult,
     Repaired,
+    differing,
     to_findings,
     to_uuids,
 )
 from outbox.reconcile.source import SessionSettings, Snapshots, connected, engine_of, insist, reaching, snapshots_of
 from outbox.text import duration
-
-if TYPE_CHECKING:
-    from outbox.reconcile.tables.lake import LakePairing
 
 
 def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
@@ -262,14 +270,10 @@ class _PairComparison:
                     raise
                 raise SourceLost(str(error)) from None
 
-    def _pairing(self, snapshots: Snapshots) -> Pairing | LakePairing:
+    def _pairing(self, snapshots: Snapshots) -> Pairing:
         """Return what compares the pair: it depends on what its sides can."""
-        of = self.run_id, self.job, self.pair, self.engine, self.progress, snapshots
-        if self.job.by_spark:
-            from outbox.reconcile.tables.lake import LakePairing  # noqa: PLC0415 - of a few jobs alone
-
-            return LakePairing(*of)
-        return (TablePairing if self.job.tables else Pairing)(*of, self.common)
+        kind = ForeignPairing if self.job.tables else Pairing
+        return kind(self.run_id, self.job, self.pair, self.engine, self.progress, snapshots, self.common)
 
     def _connections(self, snapshots: Snapshots) -> tuple[Connection, Connection]:
         return snapshots.producer.connection, snapshots.consumer.connection
@@ -335,7 +339,7 @@ def _engine(job: Job, progress: Progress) -> Iterator[Engine]:
     if plan.choose_engine(job)[0] is EngineName.LOCAL:
         yield LocalEngine(job.workers)
         return
-    from outbox.reconcile.spark.engine import SparkEngine  # noqa: PLC0415 - an extra
+    from outbox.reconcile.spark.frames import SparkEngine  # noqa: PLC0415 - an extra
 
     progress.stage("Spark starts", None)
     with SparkEngine(job.spark, job.workers) as engine:

@@ -24,13 +24,20 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from outbox.database import engines, migration
-from outbox.database.execute import CONTENDED, SERIALIZATION_FAILURE, UNAVAILABLE, Statement, execute, kind_of, sqlstate
+from outbox.database.execute import (
+    CONTENDED,
+    SERIALIZATION_FAILURE,
+    UNAVAILABLE,
+    Backoff,
+    Statement,
+    execute,
+    kind_of,
+    sqlstate,
+)
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
-from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
-from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden
-from outbox.reconcile.measure.sql import limits
+from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden, id_at
 from outbox.reconcile.rows import SCHEMAS, fixed_ids, within_calendar
 from outbox.text import class_name, summary_of
 
@@ -42,6 +49,8 @@ MOST_TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 #: A reader tries less often: the holder of its snapshot knows better whether there is something to wait for.
 _READER_TRIES = 3
+#: So many ranges are read by one statement.
+_MOST_RANGES = 2_000
 # While it waits it asks so often whether it still should.
 _ASK_EVERY = 0.2
 
@@ -113,7 +122,7 @@ def insist(
     Raises:
         SourceLost: it was lost so often.
     """
-    backoff = engines.Backoff(_FIRST_WAIT, _LONGEST_WAIT)
+    backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT)
     for _ in range(tries - 1):
         try:
             return act()
@@ -246,7 +255,7 @@ def pruned_below(access: Access, part: Part, now: int) -> UUID:
     """Return the id below which a database may have pruned messages, by its clock (microseconds)."""
     settings = access.settings
     retention = settings.retention if part == "producer" else settings.inbox_retention
-    return uuid7_at(max(now / 1e6 - retention, 0.0))
+    return id_at(int(max(now / 1e3 - retention * 1e3, 0.0)))
 
 
 @contextmanager
@@ -274,39 +283,29 @@ def connected(access: Access) -> Iterator[Connection]:
 def snapshot_of(
     access: Access,
     parts: Sequence[Part],
+    on: Connection | None = None,
     *,
     waiting: Callable[[], None] = lambda: None,
     settings: SessionSettings = SessionSettings(),
 ) -> Iterator[Snapshot]:
-    """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does."""
-    with reaching(access):
-        connection = engine_of(access).connect()
-    with connection, snapshot_on(connection, access, parts, waiting=waiting, settings=settings) as snapshot:
-        yield snapshot
+    """Take a snapshot of one database, whose tables of these parts are read, as `snapshots_of` does.
 
-
-@contextmanager
-def snapshot_on(
-    connection: Connection,
-    access: Access,
-    parts: Sequence[Part],
-    *,
-    waiting: Callable[[], None] = lambda: None,
-    settings: SessionSettings = SessionSettings(),
-) -> Iterator[Snapshot]:
-    """Take a snapshot as `snapshot_of` does, on a connection that is in no transaction."""
-    with reaching(access):
-        if parts:
-            migration.require(connection, tuple(parts), access.schema)
-        connection.rollback()
-        while (snapshot := _begin(access, parts, connection, settings)) is None:
-            waiting()
-    try:
-        yield snapshot
-    finally:
-        # Nothing was written; what went wrong before is to be told, also where the connection is lost.
-        with suppress(SQLAlchemyError):
+    It is taken ``on`` a connection that is in no transaction; None opens one for that.
+    """
+    with ExitStack() as stack:
+        with reaching(access):
+            connection = stack.enter_context(engine_of(access).connect()) if on is None else on
+            if parts:
+                migration.require(connection, tuple(parts), access.schema)
             connection.rollback()
+            while (snapshot := _begin(access, parts, connection, settings)) is None:
+                waiting()
+        try:
+            yield snapshot
+        finally:
+            # Nothing was written; what went wrong before is to be told, also where the connection is lost.
+            with suppress(SQLAlchemyError):
+                connection.rollback()
 
 
 def _begin(access: Access, parts: Sequence[Part], connection: Connection, settings: SessionSettings) -> Snapshot | None:
@@ -361,6 +360,9 @@ class PostgresSide:
         """
         if not ranges:
             return self.schema.empty_table()
+        if len(ranges) > _MOST_RANGES:
+            starts = range(0, len(ranges), _MOST_RANGES)
+            return pa.concat_tables([self.read(ranges[start : start + _MOST_RANGES]) for start in starts])
         reached: list[bool] = []
         query = rendered(self.statement(ranges))
         try:
@@ -486,14 +488,18 @@ def _item(value: object) -> str:
     raise TypeError(f"an array of {type(value).__name__} is in no statement of a reconciliation")
 
 
+def storage_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without the type that an extension gives it, such as that of uuids."""
+    if not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+
+
 def shaped(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the columns and types of a schema, sorted by id."""
     columns: list[Any] = []
     for field in schema:
-        column = table[field.name]
-        if isinstance(column.type, pa.BaseExtensionType):
-            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-        column = column.cast(field.type)
+        column = storage_of(table[field.name]).cast(field.type)
         columns.append(within_calendar(column) if pa.types.is_timestamp(field.type) else column)
     result = pa.Table.from_arrays(columns, schema=schema)
     ids = fixed_ids(result)
@@ -509,7 +515,7 @@ def in_savepoint(connection: Connection, seconds: float, *, by_index: bool = Fal
     """
     savepoint = connection.begin_nested()
     try:
-        execute(connection, limits(seconds), *([plan_by_index()] if by_index else []))
+        execute(connection, sql.limits(seconds), *([plan_by_index()] if by_index else []))
         yield
     finally:
         if not connection.invalidated:

@@ -1,7 +1,7 @@
 """Statements that read what a reconciliation compares: rows of id ranges, and digests of many ranges at once.
 
 They join nothing that needn't be joined: the digests of halves, ops and messages are made table by table, and what
-must hold between them is checked by `digest`, which reads them.
+must hold between them is checked by `plan`, which reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import SKIPPED, TOOK_EFFECT, message_status, open_rows
 from outbox.database.tables import SEGMENTED
 from outbox.message.model import Status
-from outbox.reconcile.job import FIRST_ID, Effect, InboxState, Pair, Part, ProducerState, Range
+from outbox.reconcile.job import FIRST_ID, Effect, Pair, Part, Range
+from outbox.reconcile.tables import InboxState, ProducerState
 
 _STATE = message_status(
     is_message="m.half_id IS NOT NULL", value=lambda status: str(ProducerState[status.upper()].value)
@@ -76,8 +77,6 @@ SELECT coalesce(i.id, e.id) AS id, coalesce(i.status, 0)::int2 AS status, coales
 _NAMED = re.compile(r"%\((\w+)\)s")
 
 _BOUNDED = re.compile(r'\{([a-z]\.(?:\w+|"\w+"))\}')
-
-LAST_ID = UUID(int=2**128 - 1)
 
 _RANGES = "unnest(%(firsts)s::uuid[], %(lasts)s::uuid[]) AS r (first_id, last_id)"
 
@@ -305,6 +304,19 @@ FAST_VALUES = Statement(
 )
 
 
+# Keys are compared across databases by their text, which must not depend on how either of them is configured.
+_LIMITS = """
+SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', true),
+       set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'iso_8601', true),
+       set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true)
+"""
+
+
+def limits(seconds: float) -> Statement:
+    """For this transaction, let no statement run longer, and have the same text for the same value everywhere."""
+    return Statement(_LIMITS, (f"{int(seconds * 1000)}ms",))
+
+
 def values_of(pair: Pair) -> dict[str, object]:
     """Return what the statements bind of a pair."""
     return {"topic": pair.topic, "group": pair.group, **filter_of(pair)}
@@ -446,9 +458,4 @@ def _over(
 
 
 def _bounds(ranges: Sequence[Range]) -> dict[str, object]:
-    return {"firsts": [each.first for each in ranges], "lasts": [last_of(each) for each in ranges]}
-
-
-def last_of(each: Range) -> UUID:
-    """Return the last id that a range can hold."""
-    return LAST_ID if each.end is None else UUID(int=each.end.int - 1)
+    return {"firsts": [each.first for each in ranges], "lasts": [each.last for each in ranges]}

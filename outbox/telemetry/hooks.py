@@ -1,6 +1,7 @@
-"""The one place where an event is told: its record in the log, and the hooks. An error in a hook breaks nothing.
+"""What an event is, and the one place where one is told: its record in the log, and the hooks.
 
-Three kinds of hooks, all of the whole process, as loggers are:
+Those that there are: `outbox.telemetry.events`. An error in a hook breaks nothing. Three kinds of hooks, all of the
+whole process, as loggers are:
 
 - a `Hook` gets each `TelemetryEvent` after the COMMIT that made it true, and `HalfDeciding` before a decision's;
 - an `Observer` is around each call of the application's functions: handlers, checkers, compensations;
@@ -14,25 +15,82 @@ there is a hook: a batch of messages costs nothing more where nothing listens.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform
+from uuid import UUID
 
 from outbox.message.answer import CalledKind, is_from_outside
-from outbox.telemetry.event import TelemetryEvent
 from outbox.text import shown, tellable
 
 if TYPE_CHECKING:
-    from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan
+    from outbox.message.model import HalfMessage, Message, Orphan
 
+
+E = TypeVar("E", bound="TelemetryEvent")
 T = TypeVar("T")
 H = TypeVar("H")
 
 logger: logging.Logger = logging.getLogger("outbox.telemetry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryEvent:
+    """Something that happened; ``code`` names its kind, ``area`` is the end of its logger's name.
+
+    ``text`` is the sentence of its record, a format of `facts`. ``usual_level`` is that of `logging`.
+    """
+
+    code: ClassVar[str]
+    area: ClassVar[str]
+    usual_level: ClassVar[int]
+    text: ClassVar[str]
+
+    error: BaseException | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def level(self) -> int:
+        """The level of its record. An outage is one line in the log, not one for each try: then it is ``repeated``."""
+        return logging.DEBUG if getattr(self, "repeated", False) else self.usual_level
+
+    @property
+    def shows_traceback(self) -> bool:
+        """Does its record show the traceback? Repetitions of one outage don't."""
+        return self.error is not None and not getattr(self, "repeated", False)
+
+    def facts(self) -> dict[str, Any]:
+        """Return its fields but for the error, with ids as texts: what its record and JSON hold."""
+        return {
+            each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self) if each.name != "error"
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def event(code: str, area: str, level: int, text: str) -> Callable[[type[E]], type[E]]:
+    """Declare an event: a frozen dataclass, whose fields are given by name."""
+
+    def declare(kind: type[E]) -> type[E]:
+        declared = dataclass(frozen=True, slots=True, kw_only=True)(kind)
+        declared.code, declared.area, declared.usual_level, declared.text = code, area, level, text
+        return declared
+
+    return declare
+
+
+# --- hooks ---------------------------------------------------------------------------------------------------------
 
 
 class Hook(Protocol):
@@ -58,7 +116,7 @@ class Calling:
     """A call of a checker, a compensation or a callback, which ``decorator`` of the `Outbox` has declared."""
 
     decorator: str
-    argument: Orphan | Message | Delivery | DeadLetter
+    argument: Orphan | Message
     answer: Any = None
 
 

@@ -35,17 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
 from outbox.errors import pip_install
-from outbox.message.model import DeadLetter, Delivery, HalfMessage, Message, Orphan, Park, Resolution, Retry
-from outbox.telemetry.event import TelemetryEvent
+from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
-from outbox.telemetry.hooks import (
-    Activity,
-    Handling,
-    Sending,
-    add_hook,
-    add_observer,
-    add_send_hook,
-)
+from outbox.telemetry.hooks import Activity, Handling, Sending, TelemetryEvent, add_hook, add_observer, add_send_hook
 from outbox.text import class_name
 
 try:
@@ -158,20 +150,13 @@ class _Instrumentation:
                 yield
             return
         argument, more = activity.argument, dict[str, Any]()
-        of = argument.message if isinstance(argument, Delivery) else argument
         match argument:
             case Orphan(checks=checks):
                 verb, more = "check", {"outbox.checks": checks}
-            case Delivery(group=group, status=status):
-                verb, more = "confirm", {_GROUP: group, "outbox.delivery": status.value}
-            case DeadLetter(group=group):
-                verb, more = "announce", {} if group is None else {_GROUP: group}
             case _:
                 verb = "compensate"
-        sent = of.message if isinstance(of, DeadLetter) else of
-        headers = [] if sent is None else [sent.headers]
-        attributes = {**_messaging(verb, None, of.topic), _ID: str(of.id), **more}
-        with self._current(f"{verb} {of.topic}", attributes, headers) as span:
+        attributes = {**_messaging(verb, None, argument.topic), _ID: str(argument.id), **more}
+        with self._current(f"{verb} {argument.topic}", attributes, [argument.headers]) as span:
             yield
             if isinstance(activity.answer, Resolution):
                 span.set_attribute("outbox.resolution", activity.answer.value)

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outbox.errors import pip_install
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
-    CallbackReturned,
     DeliveriesConfirmed,
-    DeliveryCallbackFailed,
     HalfChecked,
     MessageExpired,
     MessageFailed,
@@ -28,7 +25,7 @@ from outbox.telemetry.events import (
     PassFailed,
     StatisticsRead,
 )
-from outbox.telemetry.hooks import Activity, Handling, add_hook, add_observer
+from outbox.telemetry.hooks import Activity, Handling, TelemetryEvent, add_hook, add_observer
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -159,12 +156,6 @@ class Meter:
             ("topic", "group", "status"),
             **in_registry,
         )
-        self._called_back = Counter(
-            "outbox_delivery_callbacks_total",
-            "Calls of on_delivered and on_undeliverable, by what came of them: done, failed",
-            ("topic", "group", "outcome"),
-            **in_registry,
-        )
         self._pass_seconds = Histogram("outbox_pass_seconds", "How long a duty's passes take", ("duty",), **in_registry)
         self._pass_failures = Counter("outbox_pass_failures_total", "Passes that failed", ("duty",), **in_registry)
         of_topics, of_groups = ("topic",), ("group", "topic")
@@ -191,10 +182,6 @@ class Meter:
             case DeliveriesConfirmed():
                 for status, number in event.numbers.items():
                     self._delivered.labels(event.topic, event.group, status).inc(number)
-            case CallbackReturned():
-                self._called_back.labels(event.topic, event.group, "done").inc()
-            case DeliveryCallbackFailed():
-                self._called_back.labels(event.topic, event.group, "failed").inc()
             case PassEnded():
                 self._pass_seconds.labels(event.duty).observe(event.seconds)
             case PassFailed():

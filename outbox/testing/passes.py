@@ -1,7 +1,6 @@
 """Run what a worker would run, here and now: dispatch, consume, retry, check, confirm, bulk jobs, and more.
 
-Each act has an async form, to be awaited, for outboxes on an AsyncEngine and for async functions: these run on the
-event loop of the test, the plain ones in another thread.
+For outboxes on an AsyncEngine, and for async functions, each is called by `outbox.testing.on_loop`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
+from outbox.database.dialect import tables_missing
 from outbox.database.duty import ROLES, Post, Task, duties
-from outbox.database.migration.state import tables_missing
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
-from outbox.testing import sql, steps
-from outbox.testing.runners import PassRunners, TransactionRunner, in_thread, rolled_back, source_connection
+from outbox.testing import sql
+from outbox.testing.due import age, dispatch, parts
+from outbox.testing.runners import PassRunners, TransactionRunner, rolled_back, source_connection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -51,7 +51,7 @@ def drain(
     Raises:
         NotQuiet: there was still something to do in the last of so many ``rounds``.
         SchemaMissing: an outbox's database has no tables of it.
-        InvalidHandler: an async function or database; await `adrain` for these.
+        InvalidHandler: an async function or database; call it by `on_loop` for these.
     """
     return _drain(PassRunners("drain"), outboxes, _Due(delayed, failed, orphans), rounds)
 
@@ -63,7 +63,7 @@ def check(outbox: Outbox) -> Counts:
     with plain checkers. A function that runs meanwhile is left alone, a parked half too.
 
     Raises:
-        InvalidHandler: an async checker or database: await `acheck` for these; or the outbox is rolled back.
+        InvalidHandler: an async checker or database: call it by `on_loop` for these; or the outbox is rolled back.
     """
     return _carry_out(PassRunners("check"), outbox, "check", at_once=True)
 
@@ -75,7 +75,7 @@ def bulk(outbox: Outbox) -> Counts:
     later. For an outbox on a sync engine with plain compensations.
 
     Raises:
-        InvalidHandler: an async compensation or database: await `abulk` for these; or the outbox is rolled back.
+        InvalidHandler: an async compensation or database: call it by `on_loop` for these; or the outbox is rolled back.
     """
     runners, total = PassRunners("bulk"), Counts()
     while counts := _carry_out(runners, outbox, "bulk", "compensate", at_once=True):
@@ -84,53 +84,15 @@ def bulk(outbox: Outbox) -> Counts:
 
 
 def confirm(outbox: Outbox) -> Counts:
-    """Ask the known groups what became of messages, however young, and call back; return how many fates are new.
+    """Ask the known groups what became of messages, however young; return how many fates are new.
 
     Messages that a group has lost are sent again, and those parked for long enough are ordered to be compensated
-    (`bulk` carries that out). For an outbox on a sync engine with plain callbacks.
+    (`bulk` carries that out). What callbacks are to be told, `drain` delivers. For an outbox on a sync engine.
 
     Raises:
-        InvalidHandler: an async callback or database: await `aconfirm` for these; or the outbox is rolled back.
+        InvalidHandler: an async database: call it by `on_loop` for it; or the outbox is rolled back.
     """
     return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
-
-
-def dead_letters(outbox: Outbox) -> Counts:
-    """Call `Outbox.on_parked` for parked letters, as a worker does; return what came of it.
-
-    For an outbox on a sync engine with plain functions.
-
-    Raises:
-        InvalidHandler: an async function or database: await `adead_letters` for these; or the outbox is rolled back.
-    """
-    return _carry_out(PassRunners("dead_letters"), outbox, "dead letters", at_once=True)
-
-
-async def adrain(
-    *outboxes: Outbox, delayed: bool = False, failed: bool = False, orphans: bool = False, rounds: int = ROUNDS
-) -> Counts:
-    """Do the same as `drain` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(drain, *outboxes, delayed=delayed, failed=failed, orphans=orphans, rounds=rounds)
-
-
-async def acheck(outbox: Outbox) -> Counts:
-    """Do the same as `check` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(check, outbox)
-
-
-async def abulk(outbox: Outbox) -> Counts:
-    """Do the same as `bulk` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(bulk, outbox)
-
-
-async def aconfirm(outbox: Outbox) -> Counts:
-    """Do the same as `confirm` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(confirm, outbox)
-
-
-async def adead_letters(outbox: Outbox) -> Counts:
-    """Do the same as `dead_letters` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(dead_letters, outbox)
 
 
 # --- drain -----------------------------------------------------------------------------------------------
@@ -160,7 +122,7 @@ def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: 
         text = "consumes nothing: no consumer is declared; import the modules that register them"
         warnings.warn(f"{runners.act} {text}", stacklevel=3)
     for outbox in outboxes:
-        if not steps.parts(runners.of(outbox), outbox):
+        if not parts(runners.of(outbox), outbox):
             raise tables_missing(outbox.url, f"{runners.act} finds none", (), outbox.settings.schema)
     for _ in range(rounds):
         last = _Round()
@@ -190,17 +152,17 @@ def _unquiet(last: _Round, rounds: int) -> Iterator[str]:
 def _produce(runners: PassRunners, outbox: Outbox, due: _Due) -> bool:
     """Check, dispatch and release; tell whether anything came of it."""
     runner = runners.of(outbox)
-    if "producer" not in steps.parts(runner, outbox):
+    if "producer" not in parts(runner, outbox):
         return False
     if due.orphans:
-        steps.age(runner, outbox, sql.age_orphans)
+        age(runner, outbox, sql.age_orphans)
     # Checkers have connections of their own, which don't see a transaction that is rolled back.
     left_out = outbox in rolled_back and not due.orphans
     checked = Counts() if left_out else _carry_out(runners, outbox, "check")
-    dispatched = steps.dispatch(runner, outbox)
+    dispatched = dispatch(runner, outbox)
     if due.delayed:
-        steps.age(runner, outbox, sql.age_delayed)
-        dispatched += steps.dispatch(runner, outbox)
+        age(runner, outbox, sql.age_delayed)
+        dispatched += dispatch(runner, outbox)
     return bool(checked.done or checked.parked or dispatched)
 
 
@@ -210,7 +172,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
     what = f"the async handler of {subscription.topic!r}" if on_loop else None
     runner, schema = runners.of(outbox, what), outbox.settings.schema
     if due.failed:
-        steps.age(runner, outbox, sql.age_failed)
+        age(runner, outbox, sql.age_failed)
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         counts = Counts()
@@ -237,7 +199,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 # --- other duties ------------------------------------------------------------------------------------------
 
 #: What the duties call.
-_CALLED = {"check": "checker", "compensate": "compensation", "confirm": "callback", "dead letters": "on_parked"}
+_CALLED = {"check": "checker", "compensate": "compensation"}
 
 
 def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:
@@ -257,7 +219,7 @@ def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool 
         post = Post(
             outbox=outbox,
             settings=outbox.settings,
-            parts=steps.parts(runners.of(outbox), outbox),
+            parts=parts(runners.of(outbox), outbox),
             roles=frozenset(ROLES),
             stopping=Event(),
             new_runner=runners.new(outbox, f"an async {called}"),

@@ -19,7 +19,7 @@ from outbox.message.compression import decompress
 from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, ENCODING_HEADER
 from outbox.message.model import HalfMessage, Resolution, read_headers
 from outbox.testing import sql
-from outbox.testing.runners import PassRunners, in_thread, read
+from outbox.testing.runners import PassRunners, read
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
@@ -107,11 +107,6 @@ def sent_messages(outbox: Outbox) -> SentMessages:
     runners = PassRunners("sent_messages")
     (rows,) = read(runners.of(outbox), lambda connection: execute(connection, sql.halves(outbox.settings.schema)))
     return SentMessages([_of_row(row, outbox.codecs) for row in rows])
-
-
-async def asent_messages(outbox: Outbox) -> SentMessages:
-    """Do the same as `sent_messages` for any outbox; async functions run on the loop that awaits this."""
-    return await in_thread(sent_messages, outbox)
 
 
 def _of_row(row: Row, codecs: Codecs) -> SentMessage:

@@ -21,6 +21,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from outbox.database.dialect import url_of
 from outbox.database.engines import (
     KEEP_COUNT,
     KEEP_IDLE,
@@ -36,7 +37,6 @@ from outbox.database.engines import (
     know_engine,
     psycopg_engine,
     start_loop,
-    url_of,
 )
 from outbox.database.execute import Statement, driver_of, execute
 from outbox.message.model import Counts

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outbox.database.duty import Task
-from outbox.database.engines import Backoff
-from outbox.database.execute import kind_of
+from outbox.database.execute import Backoff, kind_of
 from outbox.errors import ErrorKind
 from outbox.message.model import Counts
 from outbox.telemetry.events import PassCutOff, PassEnded, PassFailed, PassRecovered

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from outbox.database.engines import Backoff, discard
-from outbox.database.execute import driver_of
+from outbox.database.engines import discard
+from outbox.database.execute import Backoff, driver_of
 from outbox.database.sql import PING, listen
 from outbox.telemetry.events import ListenerLost, ListenerSilent, ListenerWorking
 from outbox.telemetry.hooks import emit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
+from outbox.calling.callback import parked_callback
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.control.gate import Gate
@@ -201,6 +202,8 @@ class Plan:
         self.parts[source].add("producer")
         self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune"}
         self.needs[source, "producer"].add("consume")
+        if parked_callback(subscription) is not None:
+            self.needs[self._own, "producer"].add("send")
         self.topics[source].add(topic)
         # Outside of transactions, handlers run on no connection of the worker's.
         is_async = subscription.is_async and subscription.transactional

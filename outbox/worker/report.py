@@ -22,9 +22,9 @@ from outbox.database.execute import Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.limits import rate_text
 from outbox.message.model import Counts, uuid7
-from outbox.operator.health.locks import held_locks
 from outbox.operator.health.rules import Thresholds
 from outbox.operator.health.stats import as_sample, stats
+from outbox.operator.health.workers import held_locks
 from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import database_address, process_name, storable, summary_of

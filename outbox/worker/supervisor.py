@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
-from outbox.database.engines import Backoff
+from outbox.database.execute import Backoff
 from outbox.settings import Settings
 from outbox.telemetry.events import ProcessEnded, ProcessHung, ProcessNotStarted, ProcessStarted
 from outbox.telemetry.hooks import emit

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
-from outbox.database.engines import Backoff
-from outbox.database.execute import kind_of
-from outbox.database.grants import require_privileges
+from outbox.database.execute import Backoff, kind_of
 from outbox.errors import ErrorKind, InvalidSettings
+from outbox.operator.health.grants import require_privileges
 from outbox.telemetry.events import (
     PassRecovered,
     WorkerCutOff,

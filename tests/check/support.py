@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check.asker import Asker
@@ -17,6 +21,8 @@ from outbox.check.check_pass import check_once
 from outbox.database.engines import NewRunner
 from outbox.worker.connections import OwnRunner, Runners, WorkerDatabase
 from tests.kit import Tables, dispatch_all, open_observer, python, wait_until
+
+T = TypeVar("T")
 
 #: The time (seconds) of a checker that is to be given up: on a busy machine, only to be asked takes a while.
 SHORT = 2
@@ -172,6 +178,65 @@ class Bench(Tables):
     def wait_for(self, fact: Callable[[], Any], what: str) -> Any:
         """Wait until a fact is true."""
         return wait_until(fact, what)
+
+
+def checker_of(
+    answer: Callable[[Orphan], Any],
+    write: Callable[[Session], object] = lambda session: None,
+    *,
+    is_async: bool = False,
+    takes_session: bool = True,
+) -> Callable[..., Any]:
+    """Return a checker of a kind that does ``write`` with its session, if it takes one, and then answers."""
+
+    def plain(orphan: Orphan) -> Any:
+        return answer(orphan)
+
+    def with_session(orphan: Orphan, session: Session) -> Any:
+        assert type(session) is Session
+        write(session)
+        return answer(orphan)
+
+    async def plain_async(orphan: Orphan) -> Any:
+        await asyncio.sleep(0)  # as one that waits for its provider: it comes back to its event loop
+        return answer(orphan)
+
+    async def with_session_async(orphan: Orphan, session: AsyncSession) -> Any:
+        assert type(session) is AsyncSession
+        await session.run_sync(write)
+        return answer(orphan)
+
+    if is_async:
+        return with_session_async if takes_session else plain_async
+    return with_session if takes_session else plain
+
+
+class NoRunner:
+    """A connection that can't be opened; without an ``error`` one that refuses, because everything is to end."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.opened = 0
+
+    def run(self, _: object) -> Counts:
+        """Fail, or do nothing."""
+        self.opened += 1
+        if self._error:
+            raise self._error
+        return Counts()
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def beside(bench: Bench, act: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run an act in another thread meanwhile. Whatever the test does, checkers are let go."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(act)
+        finally:
+            bench.let_go.set()
 
 
 def open_bench(url: str, stack: ExitStack, new_runner: NewRunner | None = None, **settings: Any) -> Bench:

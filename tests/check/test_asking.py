@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from outbox import Answer, Counts, Orphan, Outbox, Resolution, Settings
 from outbox.check import sql as check_sql
@@ -22,22 +22,16 @@ from outbox.database.decision import decide
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import driver_of, execute
 from outbox.worker.connections import OwnRunner, WorkerDatabase
-from tests.check.support import SHORT, Bench, asking_threads
+from tests.check.support import SHORT, Bench, NoRunner, asking_threads, beside, checker_of
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 NOTE = text("CREATE TABLE change AS SELECT 1")
 
 
-@contextmanager
-def passing(bench: Bench) -> Iterator[Callable[[], Counts]]:
-    """Make a pass in a thread; yields what waits for its end. Whatever the test does, the checkers are let go."""
-    with ThreadPoolExecutor(1) as pool:
-        one_pass = pool.submit(bench.check)
-        try:
-            yield lambda: one_pass.result(60)
-        finally:
-            bench.let_go.set()
+def note(session: Session) -> None:
+    """Write something with a checker's session."""
+    session.execute(NOTE)
 
 
 # --- late answers --------------------------------------------------------------------------------------------------
@@ -49,16 +43,12 @@ def test_late_answer_in_a_room_that_cannot_be_closed(bench: Bench, takes_session
     answered: list[UUID] = []
     bench.asker._new_runner = lambda _: EngineRunner(bench.engine)
 
-    def plain(orphan: Orphan) -> Resolution:
+    def late(orphan: Orphan) -> Resolution:
         bench.let_go.wait()
         answered.append(orphan.id)
         return ROLLBACK
 
-    def with_session(orphan: Orphan, session: Any) -> Resolution:
-        session.execute(NOTE)
-        return plain(orphan)
-
-    bench.outbox.checker("paid", timeout=SHORT)(with_session if takes_session else plain)
+    bench.outbox.checker("paid", timeout=SHORT)(checker_of(late, note, takes_session=takes_session))
     half_id = bench.prepare()
     bench.check()
     before = bench.waits(half_id).next_check_at
@@ -76,25 +66,21 @@ def test_answer_to_a_question_that_another_has_put_since(
 ) -> None:
     """A process that slept longer than its lease: the half was asked about again, and its old answer is void."""
 
-    def plain(orphan: Orphan) -> Resolution:
+    def late(orphan: Orphan) -> Resolution:
         bench.let_go.wait()
         return verdict
 
-    def with_session(orphan: Orphan, session: Any) -> Resolution:
-        session.execute(NOTE)
-        return plain(orphan)
-
-    bench.outbox.checker("paid", timeout=60)(with_session if takes_session else plain)
+    bench.outbox.checker("paid", timeout=60)(checker_of(late, note, takes_session=takes_session))
     half_id = bench.prepare()
     awake = bench.colleague(Outbox(bench.engine, settings=bench.settings))
     asked = awake.register(UNKNOWN, interval=1000)
-    with passing(bench) as ended:
+    with beside(bench, bench.check) as passing:
         bench.wait_for(lambda: bench.history(half_id), "the question is put")
         bench.age()
         awake.check()
         assert [each.checks for each in asked] == [2]
         bench.let_go.set()
-        ended()
+        passing.result(60)
     assert bench.op(half_id) is None
     assert bench.value("SELECT to_regclass('change')") is None
     assert (bench.waits(half_id).check_times, bench.waits(half_id).wait > 900) == (2, True)
@@ -135,12 +121,12 @@ def test_operator_who_has_it_checked_while_it_is(bench: Bench, act: str) -> None
     half_id = bench.prepare()
     other = bench.colleague(Outbox(bench.engine, settings=bench.settings))
     asked = other.register(ROLLBACK)
-    with passing(bench) as ended:
+    with beside(bench, bench.check) as passing:
         bench.wait_for(lambda: bench.history(half_id), "the question is put")
         getattr(bench.outbox.operator, act)(half_id, by="ops", why="now")
         assert other.check() == Counts()
         bench.let_go.set()
-        assert ended() == Counts(taken=1, done=1)
+        assert passing.result(60) == Counts(taken=1, done=1)
     assert (asked, bench.op(half_id)) == ([], ("commit", "check"))
 
 
@@ -205,27 +191,14 @@ def test_connection_that_opens_too_late(bench: Bench) -> None:
     assert [each.checks for each in asked] == [1]
 
 
-class NoRunner:
-    """A connection that can't be opened."""
-
-    opened = 0
-
-    def run(self, act: Any) -> Counts:  # noqa: ARG002
-        NoRunner.opened += 1
-        raise OperationalError("", {}, Exception("too many clients already"))
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
 def test_connections_that_cannot_be_opened(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Without connections for the checkers a pass doesn't run in circles: it says so, and leaves the rest for later."""
-    NoRunner.opened = 0
+    runner = NoRunner(OperationalError("", {}, Exception("too many clients already")))
     bench.register(COMMIT)
     ids = [bench.prepare() for _ in range(20)]
-    bench.asker._new_runner = lambda _: NoRunner()
-    assert bench.check(stopping=lambda: NoRunner.opened > 100) == Counts()
-    assert NoRunner.opened <= bench.settings.checks_in_flight
+    bench.asker._new_runner = lambda _: runner
+    assert bench.check(stopping=lambda: runner.opened > 100) == Counts()
+    assert runner.opened <= bench.settings.checks_in_flight
     assert {bench.waits(each).check_times for each in ids} == {0}
     assert "too many clients already" in caplog.text
 
@@ -293,26 +266,11 @@ def test_connection_lost_between_two_passes(bench: Bench, is_async: bool, takes_
     """Nobody is asked on a connection that has gone while it lay idle: the answer couldn't be recorded."""
     asked: list[int] = []
 
-    def plain(orphan: Orphan) -> Resolution:
+    def answer(orphan: Orphan) -> Resolution:
         asked.append(orphan.checks)
         return COMMIT
 
-    def with_session(orphan: Orphan, session: Any) -> Resolution:
-        return plain(orphan)
-
-    async def plain_async(orphan: Orphan) -> Resolution:
-        return plain(orphan)
-
-    async def with_session_async(orphan: Orphan, session: Any) -> Resolution:
-        return plain(orphan)
-
-    checkers: dict[tuple[bool, bool], Any] = {
-        (False, False): plain,
-        (False, True): with_session,
-        (True, False): plain_async,
-        (True, True): with_session_async,
-    }
-    bench.outbox.checker("paid")(checkers[is_async, takes_session])
+    bench.outbox.checker("paid")(checker_of(answer, is_async=is_async, takes_session=takes_session))
     bench.prepare()
     assert bench.check().done == 1
     runner: Any = bench.asker._idle[is_async][0]
@@ -367,20 +325,17 @@ def test_rival_who_takes_his_time(bench: Bench, takes_session: bool, answer: Any
     with bench.engine.connect() as rival:
         rival.begin()
 
-        def plain(orphan: Orphan) -> Any:
+        def checker(orphan: Orphan) -> Any:
             if orphan.key != "slow":
                 return COMMIT
             if orphan.checks == 1:
                 decide(rival, "outbox", orphan.id, COMMIT)
             return answer
 
-        def with_session(orphan: Orphan, session: Any) -> Any:
-            return plain(orphan)
-
-        bench.outbox.checker("paid")(with_session if takes_session else plain)
-        with passing(bench) as ended:
+        bench.outbox.checker("paid")(checker_of(checker, takes_session=takes_session))
+        with beside(bench, bench.check) as passing:
             try:
-                assert ended() == Counts(taken=9, done=8, failed=1)
+                assert passing.result(60) == Counts(taken=9, done=8, failed=1)
             finally:
                 getattr(rival, ending)()
     assert {bench.op(each) for each in others} == {("commit", "check")}
@@ -402,9 +357,9 @@ def test_half_that_somebody_is_deciding(bench: Bench, ending: str) -> None:
     with bench.engine.connect() as rival:
         rival.begin()
         decide(rival, "outbox", half_id, ROLLBACK)
-        with passing(bench) as ended:
+        with beside(bench, bench.check) as passing:
             try:
-                assert ended() == Counts(taken=1, done=1)
+                assert passing.result(60) == Counts(taken=1, done=1)
             finally:
                 getattr(rival, ending)()
     assert [each.id for each in asked] == [other]
@@ -424,10 +379,10 @@ def test_rival_under_a_half_that_is_given_back(bench: Bench) -> None:
                 decide(rival, "outbox", half_id, COMMIT)
                 return super().run(act)
 
-        bench.asker._new_runner = lambda _: Decided()
-        with passing(bench) as ended:
+        bench.asker._new_runner = lambda _: Decided(ConnectionError("no more connections"))
+        with beside(bench, bench.check) as passing:
             try:
-                assert ended() == Counts()
+                assert passing.result(60) == Counts()
             finally:
                 rival.commit()
     assert bench.op(half_id) == ("commit", "producer")

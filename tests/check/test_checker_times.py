@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Counts, Orphan, Outbox, Resolution, Settings
 from tests.check.changing import Change, changes, with_changes
-from tests.check.support import SHORT, Bench, asking_threads
+from tests.check.support import SHORT, Bench, asking_threads, checker_of
 
 NewBench = Callable[..., Bench]
 COMMIT, UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
@@ -152,15 +152,8 @@ def test_lock_that_is_not_to_be_had(bench: Bench, is_async: bool) -> None:
     bench.run("INSERT INTO change VALUES (1)")
     update = text("UPDATE change SET of = 1")
 
-    def checker(orphan: Orphan, session: Session) -> Resolution:
-        session.execute(update)
-        return COMMIT
-
-    async def async_checker(orphan: Orphan, session: AsyncSession) -> Resolution:
-        await session.execute(update)
-        return COMMIT
-
-    bench.outbox.checker("paid", timeout=60)(async_checker if is_async else checker)
+    checker = checker_of(lambda _: COMMIT, lambda session: session.execute(update), is_async=is_async)
+    bench.outbox.checker("paid", timeout=60)(checker)
     half_id = bench.prepare()
     with bench.engine.begin() as business:
         business.execute(update)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -32,12 +31,11 @@ from outbox.errors import (
 from outbox.message.model import Decision
 from outbox.operator import operator as operator_module
 from outbox.operator.bulk.run import bulk_once
-from outbox.operator.model import HalfFilter, HalfStatus, PageRequest, Selector
+from outbox.operator.model import BulkItemFilter, BulkItemState, HalfFilter, HalfStatus, PageRequest, Selector
 from outbox.worker.connections import Runners, WorkerDatabase
-from tests.check.support import SHORT, Bench
+from tests.check.support import SHORT, Bench, NoRunner, beside
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
-T = TypeVar("T")
 Act = Callable[[Bench, UUID], object]
 
 WHO: dict[str, Any] = {"by": "ann", "why": "the provider called"}
@@ -67,16 +65,6 @@ def check_of(bench: Bench, half_id: UUID) -> list[Any]:
 def waiting(bench: Bench) -> bool:
     """Tell whether somebody waits for a lock that another holds."""
     return bench.connections("wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(pid)) > 0") > 0
-
-
-@contextmanager
-def beside(bench: Bench, act: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run an act in another thread meanwhile."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            yield pool.submit(act)
-        finally:
-            bench.let_go.set()
 
 
 def act_in(connection: Connection, bench: Bench, name: str, half_id: UUID) -> None:
@@ -167,6 +155,8 @@ def test_reset_sets_the_counter_back(bench: Bench) -> None:
         state = bench.waits(half_id)
         assert (state.parked, state.reason, state.check_times, state.wait <= 0) == (False, None, 0, True)
     assert bench.check() == Counts(taken=1, failed=1)
+    assert [each.checks for each in asked] == [1, 2, 3, 1, 2, 3, 1]
+    assert {each.born_at for each in asked} == {bench.value("SELECT born_at FROM outbox.half_message")}
 
 
 def test_reset_before_parking(bench: Bench) -> None:
@@ -221,7 +211,10 @@ def reset_parked(bench: Bench, topic: str | None = None) -> list[UUID]:
     with bench.engine.connect() as connection:
         while bulk_once(connection, bench.settings, bulk_job_id=job.id):
             pass
-    return [item.message_id for item in operator.bulk_items(job.id, PageRequest(500), state="done").items]
+    return [
+        item.message_id
+        for item in operator.bulk_items(job.id, BulkItemFilter(BulkItemState.DONE), PageRequest(500)).items
+    ]
 
 
 def test_reset_of_all_that_are_parked(bench: Bench) -> None:
@@ -482,21 +475,6 @@ def test_async_checker_by_hand(bench: Bench) -> None:
     assert (bench.history(half_id), audit(bench, half_id)) == ([], [])
     assert with_runners(bench, half_id).resolution is COMMIT
     assert bench.op(half_id) == ("commit", "check")
-
-
-class NoRunner:
-    """A runner whose connection can't be opened, or which refuses because everything is to end."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    def run(self, _: object) -> Counts:
-        if self._error:
-            raise self._error
-        return Counts()
-
-    def end(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,16 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Counts, Orphan, Outbox, Resolution, Settings
-from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import release_due_once
-from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
+from outbox.errors import AlreadyCommitted, AlreadyRolledBack
 from outbox.message.ids import uuid7_at
-from outbox.message.model import uuid7
 from outbox.prune.prune_pass import prune_producer_once
 from outbox.testing import make_due
 from tests.check.support import Bench, Declined
@@ -40,17 +37,6 @@ def test_half_is_invisible_until_committed(bench: Bench) -> None:
     assert (bench.dispatch(), bench.messages()) == (0, [])
     bench.outbox.commit(half_id)
     assert (bench.dispatch(), bench.messages()) == (1, [half_id])
-
-
-def test_transaction_id_is_unique(bench: Bench) -> None:
-    """A prepare that is tried again may store a second half of the same UNIQ_KEY. DefaultMQProducerImpl. Better.
-
-    The id is the primary key: the second one fails, and one half stands.
-    """
-    half_id = bench.prepare(id=uuid7())
-    with pytest.raises(IntegrityError):
-        bench.prepare(id=half_id)
-    assert bench.value("SELECT count(*) FROM outbox.half_message") == 1
 
 
 def test_local_transaction_runs_only_after_the_half_is_stored(bench: Bench) -> None:
@@ -113,16 +99,6 @@ def test_many_messages_in_one_transaction(bench: Bench) -> None:
     assert [bench.op(each) for each in ids] == [("commit", "check"), ("rollback", "check"), ("commit", "check")]
 
 
-def test_decision_before_the_half_is_stored_fails(bench: Bench) -> None:
-    """commit or rollback before send is an IllegalStateException. TransactionImpl. Same: HalfNotFound."""
-    with bench.engine.begin() as connection:
-        half_id = bench.outbox.prepare(connection, "paid", {})
-        for decide in (bench.outbox.commit, bench.outbox.rollback):
-            with pytest.raises(HalfNotFound):
-                decide(half_id)
-    assert bench.op(half_id) is None
-
-
 def test_transaction_with_a_delay(bench: Bench) -> None:
     """Transaction and delay: the level is cleared, or the half loops until it is discarded. HookUtils. Better.
 
@@ -150,24 +126,6 @@ def test_commit_order_decides_the_queues_order(bench: Bench) -> None:
 
 
 # --- phase 2: the decision -----------------------------------------------------------------------------------------
-
-
-def test_unknown_is_never_stored(bench: Bench) -> None:
-    """UNKNOW is logged and nothing is stored. EndTransactionProcessor. Same; better: the history shows the answer."""
-    bench.register(UNKNOWN)
-    half_id = bench.prepare()
-    bench.check()
-    assert (bench.op(half_id), bench.answers(half_id)) == (None, ["unknown"])
-    assert bench.waits(half_id) is not None
-    assert not {"unknown", "resolve"} & set(ACTS), "an operator's verdict is commit or rollback"
-
-
-def test_decision_of_a_half_that_is_not_there_fails(bench: Bench) -> None:
-    """Offset and group are verified, else "Find prepared transaction message failed". EndTransactionProcessor. Same."""
-    for decide in (bench.outbox.commit, bench.outbox.rollback):
-        with pytest.raises(HalfNotFound):
-            decide(uuid7())
-    assert bench.value("SELECT count(*) FROM outbox.op_message") == 0
 
 
 def test_crash_between_decision_and_message(bench: Bench) -> None:
@@ -215,42 +173,6 @@ def test_double_commit(bench: Bench) -> None:
         bench.outbox.commit(half_id, connection)
     bench.dispatch()
     assert bench.messages() == [half_id]
-
-
-def test_rollback_then_commit(bench: Bench) -> None:
-    """A commit after a rollback publishes. EndTransactionProcessor (#8158). Better: it fails, and says why."""
-    half_id = bench.prepare()
-    bench.outbox.rollback(half_id)
-    with pytest.raises(AlreadyRolledBack, match=r"already rolled back \(by the producer\)"):
-        bench.outbox.commit(half_id)
-    assert (bench.dispatch(), bench.op(half_id)) == (0, ("rollback", "producer"))
-
-
-def test_commit_then_rollback(bench: Bench) -> None:
-    """A rollback after a commit is accepted; the message stays out. EndTransactionProcessor. Better: it fails."""
-    half_id = bench.prepare()
-    bench.outbox.commit(half_id)
-    with pytest.raises(AlreadyCommitted):
-        bench.outbox.rollback(half_id)
-    assert (bench.dispatch(), bench.op(half_id)) == (1, ("commit", "producer"))
-
-
-def test_commit_after_parking(bench: Bench) -> None:
-    """A commit after the discard publishes beside the parked copy. EndTransactionProcessor (#8158). Better.
-
-    The parked half gets its one verdict and isn't parked any more.
-    """
-    asked = bench.register(UNKNOWN, max_checks=1)
-    half_id = bench.prepare()
-    bench.check()
-    assert bench.waits(half_id).parked
-    bench.outbox.commit(half_id)
-    bench.dispatch()
-    assert (bench.waits(half_id), bench.messages()) == (None, [half_id])
-    bench.age_and_check()
-    assert len(asked) == 1
-    with pytest.raises(AlreadyCommitted):
-        bench.outbox.rollback(half_id)
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
@@ -370,27 +292,6 @@ def test_pause_between_two_checks(bench: Bench) -> None:
     assert len(asked) == 1
     bench.age_and_check()
     assert len(asked) == 2
-
-
-@pytest.mark.parametrize("by", ["message", "topic", "settings"])
-def test_immunity_of_its_own(new_bench: NewBench, by: str) -> None:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS is a message's own immunity. TransactionalMessageUtil. Better.
-
-    A parameter, which goes before the topic's, which goes before the settings'.
-    """
-    bench = new_bench(immunity=1000)
-    bench.register(COMMIT, immunity=None if by == "settings" else 2000)
-    half_id = bench.prepare(immunity=dt.timedelta(seconds=3000) if by == "message" else None, due=False)
-    expected = {"message": 3000, "topic": 2000, "settings": 1000}[by]
-    assert expected - 100 < bench.waits(half_id).wait <= expected
-
-
-@pytest.mark.parametrize("immunity", [-1, "60", "29*1000", float("nan"), True])
-def test_immunity_that_cannot_be_read_is_refused(bench: Bench, immunity: Any) -> None:
-    """-1 and what can't be read fall back to the default, silently. TransactionalMessageUtil (#7415). Better."""
-    with pytest.raises(InvalidMessage, match="immunity"):
-        bench.prepare(immunity=immunity)
-    assert bench.value("SELECT count(*) FROM outbox.half_message") == 0
 
 
 def test_immunity_longer_than_all_checks(bench: Bench) -> None:

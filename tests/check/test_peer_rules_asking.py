@@ -14,9 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Counts, Orphan, Outbox, Resolution
-from outbox.errors import ActRefused
 from outbox.text import process_name
-from tests.check.support import SHORT, Bench, Declined
+from tests.check.support import SHORT, Bench, Declined, NoRunner, checker_of
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -91,39 +90,6 @@ def test_counter_cannot_be_forged(bench: Bench) -> None:
     assert (asked[0].checks, asked[0].headers) == (1, headers)
 
 
-def test_resume_sets_the_counter_back(bench: Bench) -> None:
-    """resumeCheckHalfMessage appends the half with counter 0, its birth kept. AdminBrokerProcessor. Better.
-
-    No copy stays behind, and who did it, and why, is in the audit.
-    """
-    asked = bench.register(UNKNOWN, max_checks=2)
-    half_id = bench.prepare()
-    bench.age_and_check(3)
-    born_at = bench.value("SELECT born_at FROM outbox.half_message")
-    bench.outbox.operator.reset(half_id, by="ops", why="the bank is open again")
-    assert (bench.waits(half_id).check_times, bench.waits(half_id).parked) == (0, False)
-    bench.check()
-    bench.age_and_check(3)
-    assert [each.checks for each in asked] == [1, 2, 1, 2]
-    assert bench.waits(half_id).parked
-    assert {each.born_at for each in asked} == {born_at}
-    assert bench.rows("SELECT actor, action, reason FROM outbox.audit") == [("ops", "reset", "the bank is open again")]
-
-
-def test_resume_then_commit(bench: Bench) -> None:
-    """A resumed half that is committed leaves its parked copy behind. AdminBrokerProcessor. Better: one verdict."""
-    asked = bench.register(UNKNOWN, max_checks=1)
-    half_id = bench.prepare()
-    bench.check()
-    bench.outbox.operator.reset(half_id, by="ops", why="look again")
-    bench.outbox.commit(half_id)
-    bench.age_and_check()
-    bench.dispatch()
-    assert (len(asked), bench.waits(half_id), bench.messages()) == (1, None, [half_id])
-    with pytest.raises(ActRefused, match="it is dispatched; nothing is left to decide"):
-        bench.outbox.operator.reset(half_id, by="ops", why="once more")
-
-
 def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:
     """The counter moves before it is known whether any producer can be asked. ProducerManager (#1519). Better.
 
@@ -135,21 +101,11 @@ def test_counter_moves_only_when_asked(new_bench: NewBench) -> None:
     bench.check()
     bench.age()
     assert bench.check(stopping=lambda: True) == Counts(more=True)
-    bench.asker._new_runner = lambda is_async: NoRunner()
+    bench.asker._new_runner = lambda is_async: NoRunner(OperationalError("", {}, Exception("connection refused")))
     bench.check()
     assert (bench.waits(half_id).check_times, bench.history(half_id), asked) == (0, [], [])
     bench.colleague().check()
     assert [each.checks for each in asked] == [1]
-
-
-class NoRunner:
-    """A connection that can't be opened."""
-
-    def run(self, act: Any) -> Counts:  # noqa: ARG002
-        raise OperationalError("", {}, Exception("connection refused"))
-
-    def end(self) -> None:
-        pass
 
 
 # --- who is asked --------------------------------------------------------------------------------------------------
@@ -302,29 +258,6 @@ def test_two_schedulers_at_once(bench: Bench) -> None:
 # --- what the checker answers --------------------------------------------------------------------------------------
 
 
-def test_checker_that_raises(bench: Bench) -> None:
-    """An exception of the checker is UNKNOW, with a remark. DefaultMQProducerImpl. Better: recorded, with its trace."""
-    bench.register(Declined("the bank is closed"))
-    half_id = bench.prepare()
-    assert bench.check() == Counts(taken=1, failed=1)
-    (check,) = bench.history(half_id)
-    assert (check.answer, check.error.partition("\n")[0]) == (
-        "unknown",
-        f"{Declined.__module__}.Declined: the bank is closed",
-    )
-    assert "Traceback" in check.error
-    assert bench.waits(half_id).last_error == check.error
-
-
-def test_checker_that_returns_none(bench: Bench) -> None:
-    """null is a NullPointerException, and nothing is sent. DefaultMQProducerImpl. Better: UNKNOWN, and recorded."""
-    bench.register(None)
-    half_id = bench.prepare()
-    assert bench.check() == Counts(taken=1, failed=1)
-    (check,) = bench.history(half_id)
-    assert (check.answer, check.error) == ("unknown", "the checker returned None, which is not a Resolution")
-
-
 def test_checker_that_hangs(bench: Bench) -> None:
     """A checker that never answers keeps the client's only thread. DefaultMQProducerImpl. Better.
 
@@ -353,11 +286,9 @@ def test_late_answer_is_not_recorded(bench: Bench, takes_session: bool) -> None:
         answers.append(ROLLBACK)
         return ROLLBACK
 
-    def late_with_session(orphan: Orphan, session: Any) -> Resolution:
-        session.execute(text("CREATE TABLE change AS SELECT 1"))
-        return late(orphan)
-
-    bench.outbox.checker("paid", timeout=SHORT)(late_with_session if takes_session else late)
+    note = text("CREATE TABLE change AS SELECT 1")
+    checker = checker_of(late, lambda session: session.execute(note), takes_session=takes_session)
+    bench.outbox.checker("paid", timeout=SHORT)(checker)
     bench.warm_up()
     half_id = bench.prepare()
     bench.check()
@@ -366,21 +297,6 @@ def test_late_answer_is_not_recorded(bench: Bench, takes_session: bool) -> None:
     bench.wait_for(lambda: bench.connections("state <> 'idle'") == 0, "the late answer is dealt with")
     assert (bench.op(half_id), bench.answers(half_id)) == (None, ["unknown"])
     assert bench.value("SELECT to_regclass('change')") is None
-
-
-def test_state_that_changed_meanwhile_wins(bench: Bench) -> None:
-    """An answer to a check publishes beside a commit that came meanwhile. EndTransactionProcessor (#8158). Better."""
-    half_id = bench.prepare()
-
-    @bench.outbox.checker("paid")
-    def checker(orphan: Orphan) -> Resolution:
-        bench.outbox.commit(orphan.id)
-        return ROLLBACK
-
-    bench.check()
-    (check,) = bench.history(half_id)
-    assert bench.op(half_id) == ("commit", "producer")
-    assert check.error == "answered rollback, but the producer had decided commit"
 
 
 def test_history_of_checks(bench: Bench) -> None:

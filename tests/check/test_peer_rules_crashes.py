@@ -16,7 +16,7 @@ from outbox import Counts, Orphan, Resolution
 from outbox.check import asker, check_pass
 from outbox.database.execute import driver_of
 from outbox.database.session import commit
-from tests.check.support import Bench, Declined
+from tests.check.support import Bench, Declined, checker_of
 
 NewBench = Callable[..., Bench]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -80,10 +80,7 @@ def test_one_poisonous_half_stops_no_other(bench: Bench, kind: str, is_async: bo
     def checker(orphan: Orphan) -> Any:
         return POISON[kind](orphan) if orphan.key == "poison" else COMMIT
 
-    async def async_checker(orphan: Orphan) -> Any:
-        return checker(orphan)
-
-    bench.outbox.checker("paid", max_checks=2)(async_checker if is_async else checker)
+    bench.outbox.checker("paid", max_checks=2)(checker_of(checker, is_async=is_async, takes_session=False))
     counts = bench.check()
     assert (counts.done, counts.failed) == (12, 1)
     assert {bench.op(each) for each in others} == {("commit", "check")}

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from outbox import testing
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.embedded import ServerLike
 from outbox.message.model import Status
 from outbox.operator.model import InboxFilter, Selector

@@ -19,12 +19,13 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.console.app import ConsoleConfig
 from outbox.console.auth import PasswordHash, hash_token
 from tests.cli.books import Terminal
 from tests.cli.conftest import Cli
 from tests.kit import PATIENCE
+from tests.kit.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.compile("OUTBOX_CONSOLE_")
@@ -50,7 +51,7 @@ def run(*arguments: str, program: tuple[str, ...] = ("-m", "outbox.cli"), **envi
 def served(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """Start a console; give its process, what it told until it listened, and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", "console", "--port", "0", *arguments],
+        [warm_python(), "-m", "outbox.cli", "console", "--port", "0", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

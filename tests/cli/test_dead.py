@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import sys
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books, Terminal
 from tests.cli.conftest import Cli
 
@@ -56,27 +56,6 @@ def test_list_in_each_form(cli: Cli, books: Books) -> None:
     assert all(str(each) in cli("dead", "list").out for each in ids)
 
 
-def test_list_of_one_kind(cli: Cli, books: Books) -> None:
-    """--fingerprint picks one kind of error, --group one group."""
-    ids = books.parked("no account 17", "looks wrong")
-    of_kind = fingerprint(cli, "no account")
-    assert cli("dead", "list", "--fingerprint", of_kind, "-o", "id").out.split() == [f"till/{ids[0]}"]
-    assert len(cli("dead", "list", "--group", "till", "-o", "id").out.split()) == 2
-    assert cli("dead", "list", "--group", "mail", "-o", "id").out == ""
-    assert cli("dead", "list", "--error", "wrong", "-o", "id").out.split() == [f"till/{ids[1]}"]
-
-
-def test_retry_one(cli: Cli, books: Books) -> None:
-    """One message is retried at once; the audit has who, why and by which way."""
-    (one,) = books.parked("looks wrong")
-    result = cli("dead", "retry", f"till/{one}", "--yes", "--actor", "ann", "--reason", "mended")
-    assert (result.code, result.out) == (0, ""), result.err
-    assert books.statuses(one) == ["failed"]
-    assert books.audited() == [("ann", "retry", f"till/{one}", "mended")]
-    again = cli("dead", "retry", f"till/{one}", "--yes", "-o", "json")
-    assert (again.code, again.json["action"], again.json["message_id"]) == (0, "retry", str(one))
-
-
 def test_a_trial_and_then_all(cli: Cli, books: Books) -> None:
     """--limit 1 retries the newest of a kind, alone; without it all are retried as a bulk job."""
     ids = books.parked("no account 17", "no account 18", "no account 19")
@@ -119,18 +98,6 @@ def test_discard_and_restore(cli: Cli, books: Books) -> None:
     assert cli("dead", "list", "--discarded", "-o", "id").out.split() == [f"till/{ids[0]}"]
     assert cli("dead", "restore", "--all", "--yes", *BECAUSE).code == 0
     assert books.statuses(*ids) == ["parked", "parked"]
-
-
-def test_refused(cli: Cli, books: Books) -> None:
-    """What isn't in the state: 4, in one line; what nobody knows: 3 or 4; and nothing is written."""
-    (one,) = books.parked("looks wrong")
-    result = cli("dead", "restore", f"till/{one}", "--yes")
-    assert (result.code, result.out, result.err.count("\n")) == (Code.CONFLICT, "", 1)
-    assert "it was not discarded" in result.err
-    nobody = cli("dead", "retry", f"till/{uuid4()}", "--yes")
-    assert nobody.code in {Code.NOT_FOUND, Code.CONFLICT}
-    assert nobody.err.startswith("error: ")
-    assert books.audited() == []
 
 
 def test_done_in_part(cli: Cli, books: Books) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from outbox import Outbox, __version__
-from outbox.cli.exits import Code, if_away
+from outbox.cli.output import Code, if_away
 from outbox.embedded import ServerLike
 from tests.cli.conftest import Cli, Result
 from tests.cli.conftest import command as command_line

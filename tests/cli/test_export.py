@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
 

@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.conftest import Cli
-from tests.consumer.support import Bench
+from tests.kit.bench import Bench
 from tests.operator.health import handler, hold_back, report
 
 WHY = ("--reason", "a test", "--actor", "ada", "--yes")

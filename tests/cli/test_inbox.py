@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 
 from outbox.cli.database import DatabasesOptions
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli
 
@@ -54,24 +53,6 @@ def test_pages_of_a_span(cli: Cli, books: Books) -> None:
     assert (other.code, other.out) == (Code.USAGE, "")
     garbage = cli("inbox", "list", "--since", "1h", "--after", "x")
     assert (garbage.code, garbage.out) == (Code.USAGE, "")
-
-
-def test_since_and_until(cli: Cli, books: Books, engine: Engine) -> None:
-    """Times bound by the database's clock, as durations or as they are."""
-    (old,), (young,) = books.failed("a"), books.failed("b")
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE outbox.consumer_message SET changed_at = now() - interval '3 h', "
-                "received_at = now() - interval '3 h' WHERE message_id = :id"
-            ),
-            {"id": old},
-        )
-    assert cli("inbox", "list", "--since", "1h", "-o", "id").out.split() == [f"till/{young}"]
-    assert cli("inbox", "list", "--until", "4h", "-o", "id").out == ""
-    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    assert cli("inbox", "list", "--since", later, "-o", "id").out == ""
-    assert len(cli("inbox", "list", "--until", later, "-o", "id").out.split()) == 2
 
 
 def test_retry_and_park(cli: Cli, books: Books) -> None:

@@ -17,14 +17,13 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings
-from outbox.acts.changes import MessageStatus
 from outbox.cli import groups
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.consumer.consumer import Consumer
 from outbox.database import migration
 from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.operator.health import stats
-from outbox.operator.look import lists_sql
+from outbox.operator.look import message_sql
 from outbox.testing import drain
 from tests.cli.conftest import Cli
 
@@ -275,23 +274,6 @@ def test_list(cli: Cli, world: World) -> None:
     assert len(status) == 11
 
 
-@pytest.mark.parametrize("status", list(MessageStatus))
-def test_list_by_status(cli: Cli, world: World, status: MessageStatus) -> None:
-    """Each status finds its messages and no others."""
-    found = ids(cli("messages", "list", "--status", status, "-o", "json").json)
-    if status == "dispatched":
-        assert len(found) == 6
-    else:
-        assert found == [str(getattr(world, status))]
-
-
-def test_list_by_topic_and_key(cli: Cli, world: World) -> None:
-    """Topic and key narrow it down, together or alone."""
-    assert len(ids(cli("messages", "list", "--topic", "payments", "-o", "json").json)) == 3
-    assert ids(cli("messages", "list", "--key", "b", "-o", "json").json) == [str(world.failed)]
-    assert ids(cli("messages", "list", "--key", "b", "--topic", "payments", "-o", "json").json) == []
-
-
 def test_list_since(cli: Cli, world: World, engine: Engine) -> None:
     """Durations and times bound the age, by the database's clock."""
     assert len(ids(cli("messages", "list", "--since", "1h", "-o", "json").json)) == 11
@@ -328,7 +310,7 @@ def test_list_pages(cli: Cli, world: World) -> None:
 
 def test_list_gives_up_and_says_where(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds nothing in its window says where to go on, and finds it there."""
-    monkeypatch.setattr(lists_sql, "WINDOW", 3)
+    monkeypatch.setattr(message_sql, "WINDOW", 3)
     monkeypatch.setattr(groups, "SEARCHED", 3)
     arguments: list[str] = []
     for _ in range(5):

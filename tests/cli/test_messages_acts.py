@@ -10,12 +10,11 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from outbox import Message, testing
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.books import Books
 from tests.cli.conftest import Cli, run_cli
 from tests.kit import wait_until
@@ -28,19 +27,6 @@ def sends(books: Books, *ids: object) -> list[int]:
     """Return how often messages were sent."""
     query = "SELECT count(*) FROM outbox.message WHERE half_id = :id"
     return [books.rows(query, id=each)[0][0] for each in ids]
-
-
-def test_resend_one(cli: Cli, books: Books) -> None:
-    """One is sent again at once, under its id; without a reason, too."""
-    (one,) = books.send({"do": "nothing"})
-    books.work()
-    result = cli("messages", "resend", str(one), "--yes", "--actor", "ann", "-o", "json")
-    assert result.code == 0, result.err
-    assert (result.json["action"], result.json["message_id"], result.json["group"]) == ("resend", str(one), None)
-    assert "sent again" in result.err
-    assert sends(books, one) == [2]
-    ((actor, action, target, _),) = books.audited()
-    assert (actor, action, target) == ("ann", "resend", str(one))
 
 
 def test_resend_what_fits(cli: Cli, books: Books) -> None:
@@ -70,31 +56,6 @@ def test_resend_from_stdin_in_part(cli: Cli, books: Books, monkeypatch: pytest.M
     assert sends(books, *ids, late) == [2, 2, 0]
     assert "waits for dispatch" in result.err
     assert result.code == Code.PARTIAL
-
-
-def test_resend_refused(cli: Cli, books: Books) -> None:
-    """What isn't out yet: 4; what nobody knows: 3 or 4; no id at all: 2. One line each, nothing written."""
-    (late,) = books.send({})
-    refused = cli("messages", "resend", str(late), "--yes")
-    assert (refused.code, refused.out, refused.err.count("\n")) == (Code.CONFLICT, "", 1)
-    assert "waits for dispatch" in refused.err
-    assert cli("messages", "resend", str(uuid4()), "--yes").code == Code.NOT_FOUND
-    assert cli("messages", "resend", "42", "--yes").code == Code.USAGE
-    assert cli("messages", "resend", "--header", "x", "--yes").code == Code.USAGE
-    assert cli("messages", "resend", *BECAUSE).code == Code.USAGE
-    assert books.audited() == []
-
-
-def test_recall(cli: Cli, books: Books) -> None:
-    """Scheduled messages are taken back, one or all that fit."""
-    ids = books.send({}, {}, {}, delay=3600)
-    books.work()
-    assert cli("messages", "recall", str(ids[0]), "--reason", "wrong text", "--actor", "ann", "--yes").code == 0
-    assert cli("messages", "recall", "--topic", "orders", *BECAUSE).code == 0
-    assert len(cli("messages", "list", "--status", "recalled", "-o", "id").out.split()) == 3
-    assert ("ann", "recall", str(ids[0]), "wrong text") in books.audited()
-    assert cli("messages", "recall", str(ids[0]), "--yes").code == Code.USAGE
-    assert cli("messages", "recall", str(ids[0]), "--reason", "again", "--yes").code == Code.CONFLICT
 
 
 def compensated(books: Books, undone: list[Any]) -> None:

@@ -15,9 +15,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from outbox import Outbox
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.conftest import Cli
 from tests.kit import ROOT, wait_until
+from tests.kit.warm import warm_python
 
 SHOP = """
 import os
@@ -74,7 +75,7 @@ def test_roles_that_are_none(cli: Cli, here: Path) -> None:
 def test_unmigrated(cli: Cli, here: Path, empty_url: str) -> None:
     """A worker doesn't start without its tables: 78, with the command to run."""
     done = subprocess.run(
-        [sys.executable, "-m", "outbox.cli", "run", "--app", "cli_shop:outbox"],
+        [warm_python(), "-m", "outbox.cli", "run", "--app", "cli_shop:outbox"],
         env={**os.environ, "OUTBOX_DATABASE_URL": empty_url, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -86,7 +87,7 @@ def test_unmigrated(cli: Cli, here: Path, empty_url: str) -> None:
 def consume_until_sigterm(url: str, *arguments: str) -> str:
     """Run a worker until a message is consumed, and end it: with 0 and nothing on stdout; return its log."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox.cli", "run", "--app", *arguments],
+        [warm_python(), "-m", "outbox.cli", "run", "--app", *arguments],
         env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -133,7 +134,7 @@ def test_a_service_that_speaks_sql_only_needs_no_application(url: str, tmp_path:
 def worker_process(arguments: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """`outbox run`, without what the environment says."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-    command = [sys.executable, "-m", "outbox.cli", "run", *arguments]
+    command = [warm_python(), "-m", "outbox.cli", "run", *arguments]
     process = subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, text=True, **options)
     try:
         yield process

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from outbox import Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.message.model import uuid7
 from tests.cli.conftest import Cli
 from tests.flow.support import World

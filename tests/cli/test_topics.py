@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from tests.cli.conftest import run_cli
 
 APPLICATION = """

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Outbox
 from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import DECLARATIONS
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.errors import NotFound
 from tests.cli.conftest import Cli
 

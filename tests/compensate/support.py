@@ -16,8 +16,8 @@ from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
 from outbox.database.engines import EngineRunner, NewRunner
 from outbox.message.model import Counts
-from tests.consumer.support import Bench, record
 from tests.kit import Tables, declare
+from tests.kit.bench import Bench, record
 
 BOOKS = """
 CREATE TABLE IF NOT EXISTS account (balance int);

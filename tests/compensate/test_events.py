@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outbox.telemetry import events
-from outbox.telemetry.event import TelemetryEvent
+from outbox.telemetry.hooks import TelemetryEvent
 from outbox.telemetry.otel import instrument
 from tests.compensate.support import Town
 from tests.compensate.test_failing import give_back_and_fail

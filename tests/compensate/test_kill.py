@@ -18,8 +18,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.errors import ActRefused
 from tests.compensate.killed import serve
 from tests.compensate.support import Town, give_back, refuse, settle
-from tests.consumer.support import Bench
 from tests.kit import stride, wait_until
+from tests.kit.bench import Bench
 
 pytestmark = pytest.mark.slow
 

@@ -125,7 +125,7 @@ def test_rollback_while_a_group_starts(town: Town, monkeypatch: pytest.MonkeyPat
             happen()
             inner(*args)
 
-        monkeypatch.setattr("tests.consumer.support.quarantine_group", quarantine_group)
+        monkeypatch.setattr("tests.kit.bench.quarantine_group", quarantine_group)
     else:
         looked: list[bool] = []
 
@@ -144,7 +144,7 @@ def test_second_worker_of_the_group(town: Town) -> None:
     half_id = town.transfer()
     assert town.roll_back(half_id) == "done"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.consumer.support.quarantine_group", lambda *args: None)
+        patch.setattr("tests.kit.bench.quarantine_group", lambda *args: None)
         town.declare()
     assert town.status(half_id) == {}
     settle(town, town.declare())

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.messages import ACTS, Act
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from tests.console.web import GROUP, Http, Shop
 
@@ -48,47 +47,6 @@ def test_a_message_is_sent_again(shop: Shop, acting: Http, caplog: pytest.LogCap
     assert facts == ["console.done", "otto", "r-1", f"/api/v1/messages/{message_id}/resend", 200]
 
 
-def test_a_scheduled_message_is_recalled(shop: Shop, acting: Http) -> None:
-    """Recall works once, and not for what is out."""
-    late, out = shop.order(1, send={"delay": 3600}), shop.order(2)
-    shop.drain()
-    assert acting.post(f"/messages/{late}/recall", WHY).status_code == 200
-    assert acting.get(f"/messages/{late}").json()["status"] == "recalled"
-    for message_id in (late, out):
-        assert problem(acting.post(f"/messages/{message_id}/recall", WHY)) == (409, "state-conflict")
-
-
-def test_halves_are_checked_reset_and_decided(shop: Shop, acting: Http) -> None:
-    """Check and reset leave a half undecided; commit and rollback decide it, once."""
-    half, other = shop.half(1), shop.half(2)
-    assert acting.post(f"/messages/{half}/check").status_code == 200
-    assert acting.post(f"/messages/{half}/reset", WHY).status_code == 200
-    for message_id, name, status in ((half, "commit", "committed"), (other, "rollback", "rolled_back")):
-        assert acting.post(f"/messages/{message_id}/{name}", WHY).status_code == 200
-        view = acting.get(f"/messages/{message_id}").json()
-        assert (view["status"], view["op"]["decided_by"]) == (status, "operator")
-    for action in ("commit", "rollback", "check"):
-        assert acting.post(f"/messages/{half}/{action}", WHY).status_code == 409
-
-
-def test_dead_letters_are_retried_parked_discarded_and_restored(shop: Shop, acting: Http) -> None:
-    """The acts on an inbox, one after the other."""
-    (message_id,) = shop.parked(1)
-    path = f"/inbox/{GROUP}/{message_id}"
-
-    def status(answer: httpx.Response) -> tuple[str, bool]:
-        assert answer.status_code == 200, answer.text
-        (row,) = acting.get(f"/messages/{message_id}").json()["inbox"]
-        return row["status"], row["discarded_at"] is not None
-
-    assert status(acting.post(f"{path}/discard", WHY)) == ("parked", True)
-    assert problem(acting.post(f"{path}/retry", WHY)) == (409, "state-conflict")
-    assert status(acting.post(f"{path}/restore", WHY)) == ("parked", False)
-    assert status(acting.post(f"{path}/retry", WHY)) == ("failed", False)
-    assert status(acting.post(f"{path}/park", WHY)) == ("parked", False)
-    assert [row["action"] for row in audited(acting, message_id)] == ["discard", "restore", "retry", "park"]
-
-
 def test_what_has_changed_is_not_acted_on(shop: Shop, acting: Http) -> None:
     """If-Match: the version that was seen, and no other; a second one of two who saw the same is told."""
     (message_id,) = shop.parked(1)
@@ -115,13 +73,6 @@ def test_of_many_who_do_the_same_one_does_it(shop: Shop, acting: Http) -> None:
     assert statuses[0] == 200
     assert set(statuses[1:]) <= {409, 412}
     assert len(audited(acting, message_id)) == 1
-
-
-@pytest.mark.parametrize("act", [each for each in ACTS.values() if not each.as_job], ids=lambda act: act.name)
-def test_nobody_knows_the_message(acting: Http, act: Act) -> None:
-    """An act on what isn't there is not found, as long as the request itself is one."""
-    where = f"/inbox/{GROUP}/{uuid.uuid4()}" if act.noun == "inbox" else f"/messages/{uuid.uuid4()}"
-    assert problem(acting.post(f"{where}/{act.name}", WHY)) == (404, "not-found")
 
 
 @pytest.mark.parametrize(

@@ -31,26 +31,6 @@ def test_everything_is_shown_to_a_viewer(looking: Http, path: str) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_messages_by_each_filter(looking: Http, museum: Shop) -> None:
-    """Each filter of the messages finds what it should; the same by a body."""
-    some = {
-        "topic": (TOPIC, None),
-        "key": ("order-3", 1),
-        "status": ("scheduled", 1),
-        "producer_group": ("shop", None),
-        "body": ("trouble=the bank is closed", 1),
-        "tag": ("none", 0),
-        "since": ("2001-01-01T00:00:00Z", None),
-        "until": ("2001-01-01T00:00:00Z", 0),
-    }
-    everything = len(items(looking, "/messages", page_size=500))
-    for name, (value, count) in some.items():
-        found = items(looking, "/messages", **{name: value, "page_size": 500})
-        assert len(found) == (everything if count is None else count), name
-        query = {name: [value] if name == "status" else value, "page_size": 500}
-        assert looking.post("/messages/query", query).json()["items"] == found
-
-
 def test_pages_meet_without_gap_or_overlap(looking: Http) -> None:
     """The pages of a list are the list, whatever their size; ids are texts."""
     everything = [row["id"] for row in items(looking, "/messages", page_size=500)]
@@ -115,13 +95,6 @@ def test_the_inbox_and_its_dead_letters(looking: Http) -> None:
     assert (group["topic"], group["group"], group["count"]["value"]) == (TOPIC, GROUP, 3)
     assert len(items(looking, "/dead", fingerprint=group["fingerprint"])) == 3
     assert items(looking, "/dead", discarded=True) == []
-
-
-def test_halves_and_scheduled_messages(looking: Http) -> None:
-    """Undecided halves, and messages that wait for their time."""
-    assert [row["key"] for row in items(looking, "/halves", topic=TOPIC)] == ["order-41", "order-42"]
-    assert items(looking, "/halves", min_age=1e6) == []
-    assert [row["key"] for row in items(looking, "/scheduled")] == ["order-31"]
 
 
 def test_topics_have_backlog_and_lag(looking: Http) -> None:

@@ -19,7 +19,7 @@ from outbox.message import compression
 from outbox.message.content import ENCODING_HEADER
 from outbox.operator.databases import CALLER, Database
 from outbox.operator.look import lists
-from outbox.operator.look.lists_sql import LARGEST_BODY
+from outbox.operator.look.message_sql import LARGEST_BODY
 from tests.console.web import API, Http, Shop, bearer
 from tests.kit.databases import clones
 from tests.operator.looking import half, id_of, put

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from outbox.console import Basic, hash_password
-from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 from tests.console.test_auth import basic
 from tests.console.web import Asker, Http, Shop, console_of, token_of
 

@@ -29,11 +29,11 @@ from outbox.cli import app as commands
 from outbox.console import Bearer, Principal, hash_token
 from outbox.console.context import REVEAL, VIEW
 from outbox.embedded import ServerLike
-from outbox.message.masking import Redactor
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import MessageFilter, PageRequest
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.run import reconcile
-from outbox.testing import bulk, check, dead_letters, drain
+from outbox.testing import bulk, check, drain
 from outbox.text import process_name
 from tests.cli.conftest import run_cli
 from tests.console.web import Asker, Http, console_of, token_of
@@ -135,7 +135,7 @@ def till(server: ServerLike, template: str, ask: Asker) -> Iterator[Till]:
             till.messages.append(outbox.prepare(session, TOPIC, BODY))
         drain(outbox)
         check(outbox)
-        dead_letters(outbox)
+        drain(outbox)
         undone = [till.send("undone", tag=tag) for tag in ("fine", "raise")]
         drain(outbox)
         admin = ask(console_of(outbox), "admin")

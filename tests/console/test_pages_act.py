@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act
+from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import dispatch_lock
-from outbox.testing import bulk, check
+from outbox.testing import bulk
 from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Shop
 from tests.kit import wait_until
@@ -115,38 +116,6 @@ def test_every_act_of_the_table_has_its_question(visitor: Visitor, shop: Shop, a
     assert (act.consequence in asked.text) != ("This can\N{RIGHT SINGLE QUOTATION MARK}t be done:" in asked.text)
 
 
-def test_who_may_not_is_refused_on_a_page(visitor: Visitor, shop: Shop) -> None:
-    """Neither the question nor the act: 403, with the permission that is missing."""
-    (message,) = shop.parked(6)
-    for role, action, permission in (("viewer", "retry", "dead:retry"), ("operator", "compensate", "tx:compensate")):
-        other = visitor.as_role(role)
-        for page in (
-            other.go(f"messages/{message}/do/{action}?group={GROUP}"),
-            Page(other.http.ask("POST", f"/messages/{message}/do/{action}", data={"group": GROUP, "reason": WHY})),
-        ):
-            assert page.status == 403
-            assert permission in page.text
-    assert status(shop, message) == "parked"
-
-
-def test_halves_are_checked_reset_and_decided(visitor: Visitor, shop: Shop) -> None:
-    """One that nobody can answer for: asked again, set back, committed by hand; the other rolled_back."""
-    shop.outbox.checker(TOPIC, max_checks=1)(lambda orphan: None)
-    committed, rolled_back = shop.half(7), shop.half(8)
-    check(shop.outbox)
-    assert sum("parked" in row for row in visitor.go("halves?status=parked").rows) >= 2
-    for label, action in (("Check now", "check"), ("Reset checks", "reset")):
-        page = visitor.send(ask(visitor, committed, label).form(f"/do/{action}"), reason=WHY)
-        assert len(on_record(visitor, committed, action)) == 1, page.text
-    asked = ask(visitor, committed, "Commit…")
-    assert "You decide in place of the checker" in asked.text
-    assert "committed" in visitor.send(asked.form("/do/commit"), reason=WHY).text.lower()
-    visitor.send(ask(visitor, rolled_back, "Roll back…").form("/do/rollback"), reason=WHY)
-    page = visitor.go(f"messages/{rolled_back}")
-    assert "rolled back by the operator" in page.text.lower()
-    assert not page.has_link("Commit…")
-
-
 def test_a_fence_is_overruled_only_knowingly(visitor: Visitor, shop: Shop) -> None:
     """Committing a half whose change was never made needs a box to be ticked that says so."""
     half = shop.half(9)
@@ -168,15 +137,6 @@ def test_a_scheduled_message_is_recalled(visitor: Visitor, shop: Shop) -> None:
     assert not any(str(message)[-8:] in row for row in visitor.go("scheduled").rows)
     (row,) = [row for row in visitor.go("scheduled?recalled=yes").rows if str(message)[-8:] in row]
     assert "ada" in row
-
-
-def test_a_message_is_resent(visitor: Visitor, shop: Shop) -> None:
-    """The same message has a second entry in its queue."""
-    message = shop.order(11)
-    shop.drain()
-    page = visitor.send(ask(visitor, message, "Resend…").form("/do/resend"))
-    assert "Resent: the message goes out once more with its id." in page.text
-    assert "Dispatched again (send 2)" in page.text
 
 
 def test_a_body_is_revealed_by_who_may_on_record(visitor: Visitor, shop: Shop) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Settings
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 Start = Callable[..., Bench]
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park, Skip
 from outbox.consumer.sql import MOST_ATTEMPTS
 from outbox.operator.model import FailedAttempt
 from outbox.prune.prune_pass import prune_consumer_once
-from tests.consumer.support import Bench, record
+from tests.kit import at_once
+from tests.kit.bench import Bench, Ward, fail, record
 
 COUNT = "SELECT count(*) FROM outbox.attempt_history"
 STATEMENTS = "SELECT attempt, status, error_kind FROM outbox.attempt_history ORDER BY failed_at"
@@ -74,12 +73,7 @@ def test_success_writes_no_history(bench: Bench) -> None:
 def test_one_of_a_batch_fails_once(bench: Bench) -> None:
     """A batch that is undone is no attempt of anybody's: the one that failed is found alone, and recorded then."""
 
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 3:
-            raise RuntimeError("ill")
-
-    consumer = bench.declare(handler, batch=10)
+    consumer = bench.declare(Ward(3), batch=10)
     ids = bench.send(*range(6))
     bench.consume(consumer)
     assert [len(attempts(bench, message_id)) for message_id in ids] == [0, 0, 0, 1, 0, 0]
@@ -105,10 +99,7 @@ def test_history_is_bounded(bench: Bench) -> None:
 def test_attempts_go_on_after_a_retry(bench: Bench) -> None:
     """An operator's retry of a parked message counts its attempts from 1 again; the history has both rounds."""
 
-    def handler(message: Message, session: Session) -> None:
-        raise RuntimeError("ill")
-
-    consumer = bench.declare(handler, retry_delays=(3600.0,))
+    consumer = bench.declare(fail, retry_delays=(3600.0,))
     (message_id,) = bench.send(1)
     bench.consume(consumer)
     bench.retry(consumer)
@@ -121,44 +112,30 @@ def test_attempts_go_on_after_a_retry(bench: Bench) -> None:
 def test_recorded_with_the_failure_or_not_at_all(bench: Bench) -> None:
     """Where the failure can't be recorded, neither is the attempt: both are written in one transaction."""
 
-    def handler(message: Message, session: Session) -> None:
-        raise RuntimeError("ill")
-
-    consumer = bench.declare(handler)
+    consumer = bench.declare(fail)
     bench.send(1)
-    with bench.consumer.begin() as connection:
-        connection.execute(
-            text("ALTER TABLE outbox.consumer_message ADD CONSTRAINT no_failure CHECK (status <> 'failed') NOT VALID")
-        )
+    bench.run("ALTER TABLE outbox.consumer_message ADD CONSTRAINT no_failure CHECK (status <> 'failed') NOT VALID")
     with pytest.raises(Exception, match="no_failure"):
         bench.consume(consumer)
     assert bench.rows(COUNT) == [0]
-    with bench.consumer.begin() as connection:
-        connection.execute(text("ALTER TABLE outbox.consumer_message DROP CONSTRAINT no_failure"))
+    bench.run("ALTER TABLE outbox.consumer_message DROP CONSTRAINT no_failure")
 
 
 def test_two_workers_fail_at_one_message(bench: Bench) -> None:
     """Two workers that record a failure of the same message at the same time are both in the history."""
 
-    def handler(message: Message, session: Session) -> None:
-        raise RuntimeError("ill")
-
-    consumer = bench.declare(handler, retry_delays=(0.0,) * 10)
+    consumer = bench.declare(fail, retry_delays=(0.0,) * 10)
     (message_id,) = bench.send(1)
     bench.consume(consumer)
 
     def retry() -> None:
-        other = bench.declare(handler, retry_delays=(0.0,) * 10, early=True)
-        with bench.consumer.connect() as connection, bench.producer.connect() as source:
+        other = bench.declare(fail, retry_delays=(0.0,) * 10, early=True)
+        with bench.another() as there:
             for _ in range(3):
-                other.retry_once(connection, source)
+                other.retry_once(*there)
 
     bench.age_retries()
-    threads = [Thread(target=retry) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(retry, retry)
     made = bench.inbox()[message_id].attempts
     assert {each.attempt for each in attempts(bench, message_id)} == set(range(1, made + 1))
 
@@ -166,10 +143,7 @@ def test_two_workers_fail_at_one_message(bench: Bench) -> None:
 def test_old_attempts_are_pruned(bench: Bench) -> None:
     """Attempts go after the retention of records, whatever became of their messages."""
 
-    def handler(message: Message, session: Session) -> None:
-        raise RuntimeError("ill")
-
-    consumer = bench.declare(handler)
+    consumer = bench.declare(fail)
     bench.send(*range(3))
     bench.consume(consumer)
     bench.run("UPDATE outbox.attempt_history SET failed_at = failed_at - interval '91 days' WHERE attempt = 1")

@@ -12,23 +12,9 @@ from outbox import Message, Park, Skip
 from outbox.consumer.key_order import SEQUENCE_KIND
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
-from tests.consumer.support import Bench, record
 from tests.consumer.test_reread import operator, reset
 from tests.kit import Tables
-
-
-class Ward:
-    """A handler that fails for the bodies in ``ill``, and writes the others into the ledger."""
-
-    def __init__(self, *ill: Any) -> None:
-        self.ill = set(ill)
-        self.calls: list[Any] = []
-
-    def __call__(self, message: Message, session: Session) -> None:
-        self.calls.append(message.body)
-        record(message, session)
-        if message.body in self.ill:
-            raise RuntimeError("ill")
+from tests.kit.bench import Bench, Ward, record
 
 
 def send(bench: Bench, *bodies: str) -> None:
@@ -214,8 +200,8 @@ def test_a_retry_settles_the_head_while_the_next_is_read(any_bench: Bench) -> No
 
     def meanwhile(message: Message, session: Session) -> None:
         record(message, session)
-        with any_bench.consumer.connect() as here, any_bench.producer.connect() as there:
-            assert other.retry_once(here, here if any_bench.producer is any_bench.consumer else there).done == 1
+        with any_bench.another() as there:
+            assert other.retry_once(*there).done == 1
 
     # One batch: its first message's handler has the retry run while the second one is known to wait.
     slow = any_bench.declare(meanwhile, ordered="key", batch=2)

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from tests.consumer.support import LEDGER, Bench
+from tests.kit.bench import LEDGER, Bench
 
 KEYS = 1_000
 ROUNDS = 6

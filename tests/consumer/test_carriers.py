@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, NewType, Protocol
@@ -10,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NewType, Protocol
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.consumer.consumer import Consumer
 from outbox.errors import InvalidHandler
-from tests.consumer.support import LEDGER, Bench, record
 from tests.consumer.test_ended import ENDS
+from tests.kit.bench import LEDGER, Bench, record
 
 if TYPE_CHECKING:
     from decimal import Decimal as Unread
@@ -88,28 +86,6 @@ KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-def consume(bench: Bench, consumer: Consumer, *, retry: bool = False) -> None:
-    """Consume all there is, and retry what has failed, on a connection of the kind that the handler needs."""
-
-    def passes(connection: Connection) -> None:
-        bench.consume_on(consumer, connection, connection)
-        if retry:
-            bench.age_retries()
-            consumer.retry_once(connection, connection)
-
-    if not consumer.subscription.is_async:
-        return passes(bench.connection)
-
-    async def on_loop() -> None:
-        engine = create_async_engine(bench.consumer.url)
-        async with engine.connect() as connection:
-            await connection.run_sync(passes)
-        await engine.dispose()
-
-    asyncio.run(on_loop())
-    return None
-
-
 # --- the declaration decides -----------------------------------------------------------------------------------------
 
 
@@ -120,7 +96,7 @@ def test_each_kind_takes_effect_once(bench: Bench, kind: str, batch: int) -> Non
     handler, options = KINDS[kind]
     consumer = bench.declare(handler, batch=batch, **options)
     bench.send(1, 2, 3, 4)
-    consume(bench, consumer)
+    bench.consume(consumer)
     assert bench.ledger() == ["1", "2", "3", "4"]
     assert bench.statuses() == [("consumed", 1)] * 4
 
@@ -317,12 +293,10 @@ def test_a_cursor_that_ends_the_transaction(bench: Bench, end: str, batch: int, 
 
     consumer = bench.declare(handler, batch=batch, pipeline=kind == "pipeline")
     ids = bench.send(1, 2, 3)
-    engine = create_engine(bench.consumer.url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        bench.consume_on(consumer, connection, connection)
+    with bench.another(isolation_level="AUTOCOMMIT") as there:
+        bench.consume_on(consumer, *there)
         bench.age_retries()
-        consumer.retry_once(connection, connection)
-    engine.dispose()
+        consumer.retry_once(*there)
     inbox, ledger = bench.inbox(), bench.ledger()
     assert inbox[ids[1]].status == "parked"
     assert "ended the transaction" in str(inbox[ids[1]].error)
@@ -358,12 +332,10 @@ def test_a_connection_cannot_be_committed(bench: Bench, through: str, batch: int
 
     consumer = bench.declare(of_connection if through == "a connection" else of_session, batch=batch)
     ids = bench.send(1, 2, 3)
-    engine = create_engine(bench.consumer.url, isolation_level=mode)
-    with engine.connect() as connection:
-        bench.consume_on(consumer, connection, connection)
+    with bench.another(isolation_level=mode) as there:
+        bench.consume_on(consumer, *there)
         bench.age_retries()
-        consumer.retry_once(connection, connection)
-    engine.dispose()
+        consumer.retry_once(*there)
     assert bench.ledger() == ["1", "3"]
     row = bench.inbox()[ids[1]]
     assert (row.status, row.attempts) == ("failed", 2)
@@ -425,7 +397,8 @@ def test_the_same_of_async_handlers(
     """A commit of a connection undoes all, and so does one of the driver's."""
     consumer = bench.declare(handler, **options)
     (id_,) = bench.send(1)
-    consume(bench, consumer, retry=True)
+    bench.consume(consumer)
+    bench.retry(consumer)
     assert bench.ledger() == kept
     assert bench.inbox()[id_].status == status
 
@@ -449,7 +422,8 @@ def test_an_answer_and_an_error_undo_each_kind(bench: Bench, kind: str) -> None:
 
     consumer = bench.declare(async_once if kind.startswith("async") else once, batch=4, **options)
     bench.send(1, 2, 3)
-    consume(bench, consumer, retry=True)
+    bench.consume(consumer)
+    bench.retry(consumer)
     assert bench.ledger() == ["1", "3", "2"]
     assert bench.statuses() == [("consumed", 1), ("consumed", 2), ("consumed", 1)]
 

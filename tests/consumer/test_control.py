@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,10 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.control.gate import READ_EVERY, Gate
 from outbox.errors import ActRefused, InvalidHandler, InvalidMessage, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
-from outbox.telemetry.hooks import add_hook
-from tests.consumer.support import Bench, record
-from tests.kit import consume_all
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
+from tests.kit import at_once, consume_all
+from tests.kit.bench import Bench, Ward, but, record
 
 BREAKER = Breaker(failures=3, window=60, trial_after=30)
 
@@ -71,29 +69,15 @@ def declare(bench: Bench, clock: Clock) -> Callable[..., Consumer]:
     return partial(gated, bench, clock)
 
 
-class Dependency:
-    """What a handler needs; while it is down, each call fails."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.calls = 0
-
-    def __call__(self, message: Message, session: Session) -> None:
-        """Handle a message."""
-        self.calls += 1
-        if self.down:
-            raise ConnectionError("the provider is down")
-        record(message, session)
-
-
 def control(bench: Bench) -> Any:
     """Return what holds the group back."""
     return bench.app.operator.control_of("g", "t")
 
 
-def trial_due(bench: Bench) -> None:
-    """Let the time before the next trial be over."""
+def trial_due(bench: Bench, clock: Clock) -> None:
+    """Let the time before the next trial be over, and workers look."""
     bench.run("UPDATE outbox.group_control SET trial_at = clock_timestamp() - interval '1 ms'")
+    clock.look()
 
 
 # --- pause -----------------------------------------------------------------------------------------------------------
@@ -101,18 +85,12 @@ def trial_due(bench: Bench) -> None:
 
 def test_a_paused_group_handles_nothing(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Neither new messages nor retries; another group goes on. Resumed, it does all of it in order."""
-    fails = {"1"}
-
-    def handle(message: Message, session: Session) -> None:
-        if str(message.body) in fails:
-            raise RuntimeError
-        record(message, session)
-
-    consumer, other = declare(handle), declare(group="other")
+    ward = Ward(1)
+    consumer, other = declare(ward), declare(group="other")
     bench.send(1)
     bench.consume(consumer)
     assert "paused" in bench.app.operator.pause_group("g", by="ann", why="the provider moves")
-    fails.clear()
+    ward.ill.clear()
     bench.send(2, 3)
     clock.look()
     assert not bench.consume(consumer)
@@ -139,13 +117,11 @@ def test_a_pause_ends_a_pass_after_the_running_transaction(
 ) -> None:
     """What runs goes on to its end, and nothing more begins, though the pass had hundreds before it."""
 
-    def handle(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 3:
-            bench.app.operator.pause_group("g", by="me", why="enough")
-            clock.look()
+    def pause(message: Message, session: Session) -> None:
+        bench.app.operator.pause_group("g", by="me", why="enough")
+        clock.look()
 
-    consumer = declare(handle)
+    consumer = declare(but(3, pause))
     bench.send(*range(1, 200))
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2", "3"]
@@ -193,8 +169,7 @@ def test_of_two_operators_one_pauses(bench: Bench, declare: Callable[..., Consum
         except ActRefused as refused:
             return str(refused)
 
-    with ThreadPoolExecutor() as pool:
-        answers = sorted(pool.map(pause, ("ann", "ben")), key=len)
+    answers = sorted(at_once(lambda: pause("ann"), lambda: pause("ben")), key=len)
     assert "is paused: workers" in answers[0]
     assert "paused already" in answers[1]
     assert bench.rows("SELECT count(*) FROM outbox.audit") == [1]
@@ -224,8 +199,7 @@ def test_a_rate_is_kept_over_all_threads(bench: Bench, declare: Callable[..., Co
 
 def test_a_rate_holds_for_retries(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """A retry is one of the messages of that second; a pass that finds none to retry takes nothing."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, rate="1/h")
     assert not bench.retry(consumer)
     assert bench.rows("SELECT count(*) FROM outbox.rate_grant") == [0]
@@ -309,7 +283,7 @@ def test_a_breaker_opens(
     bench: Bench, declare: Callable[..., Consumer], clock: Clock, events: list[TelemetryEvent]
 ) -> None:
     """Once so many attempts have failed, nothing more is tried, by no worker, whatever waits or is due."""
-    dependency = Dependency()
+    dependency = Ward()
     consumer, other = declare(dependency, breaker=BREAKER), declare(dependency, breaker=BREAKER)
     bench.send(*range(20))
     dependency.down = True
@@ -317,7 +291,7 @@ def test_a_breaker_opens(
     clock.look()
     bench.consume(other)
     bench.retry(consumer)
-    assert dependency.calls == 3
+    assert len(dependency.calls) == 3
     assert bench.statuses() == [("failed", 1)] * 3
     assert events == [BreakerOpened(group="g", topic="t", failures=3, reason="ConnectionError: the provider is down")]
     found = control(bench)
@@ -343,22 +317,20 @@ def test_a_success_between_keeps_it_closed(bench: Bench, declare: Callable[..., 
 
 def test_a_success_of_another_thread_keeps_it_closed(bench: Bench, declare: Callable[..., Consumer]) -> None:
     """One whose network is broken doesn't stop the others: what they have handled is there to be seen."""
-    broken = Dependency()
-    broken.down = True
+    broken = Ward(down=True)
     one, other = declare(broken, breaker=BREAKER), declare(breaker=BREAKER)
     for _ in range(4):
         bench.send(1, 2)
         bench.consume(one)
         bench.send(3)
         bench.consume(other)
-    assert broken.calls == 8
+    assert len(broken.calls) == 8
     assert control(bench).state == "running"
 
 
 def test_failures_before_the_window_do_not_count(bench: Bench, declare: Callable[..., Consumer]) -> None:
     """Nor does what a handler skips."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(1, 2)
     bench.consume(consumer)
@@ -378,26 +350,25 @@ def test_one_trial_at_a_time_decides(
     bench: Bench, declare: Callable[..., Consumer], clock: Clock, events: list[TelemetryEvent]
 ) -> None:
     """When it is due, one message is tried by one of two workers. It fails: the next one, later; it succeeds: go on."""
-    dependency = Dependency()
+    dependency = Ward()
     consumers = [declare(dependency, breaker=BREAKER) for _ in range(2)]
     bench.send(*range(20))
     dependency.down = True
     bench.consume(consumers[0])
-    trial_due(bench)
+    trial_due(bench, clock)
     assert control(bench).state == "half_open"
     for consumer in consumers:
         clock.look()
         bench.consume(consumer)
-    assert dependency.calls == 4
+    assert len(dependency.calls) == 4
     assert control(bench).state == "open"
 
     dependency.down = False
     clock.look()
     assert not bench.consume(consumers[1])
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     bench.consume(consumers[1])
-    assert dependency.calls == 4 + 16
+    assert len(dependency.calls) == 4 + 16
     assert control(bench).state == "running"
     kinds = [type(event) for event in events]
     assert kinds == [BreakerOpened, BreakerTried, BreakerTried, BreakerClosed]
@@ -411,13 +382,11 @@ def test_one_trial_at_a_time_decides(
 
 def test_a_retry_can_be_the_trial(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Where nothing waits but what has failed; and a pass without anything to retry leaves the trial to others."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(1, 2, 3)
     bench.consume(consumer)
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert not bench.retry(consumer, due=False)
     assert not bench.consume(consumer)
     assert control(bench).state == "half_open"
@@ -428,13 +397,11 @@ def test_a_retry_can_be_the_trial(bench: Bench, declare: Callable[..., Consumer]
 
 def test_a_retry_that_fails_as_the_trial(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """One attempt of one message, and nothing more until the next trial."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(1, 2, 3)
     bench.consume(consumer)
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert bench.retry(consumer).failed == 1
     clock.look()
     assert not bench.retry(consumer)
@@ -443,8 +410,7 @@ def test_a_retry_that_fails_as_the_trial(bench: Bench, declare: Callable[..., Co
 
 def test_resume_tries_at_once(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """An operator who has mended the dependency needn't wait for the next trial."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, breaker=BREAKER)
     bench.send(*range(5))
     bench.consume(consumer)
@@ -458,17 +424,17 @@ def test_a_trial_that_takes_long_has_no_rival(
     bench: Bench, declare: Callable[..., Consumer], clock: Clock, engine: Engine
 ) -> None:
     """While its transaction runs, longer than the time between two trials, no second one begins."""
-    dependency = Dependency()
+    dependency = Ward()
     rival = declare(dependency, breaker=BREAKER)
     seen: list[int] = []
 
     def handle(message: Message, session: Session) -> None:
         if dependency.down:
             dependency(message, session)
-        trial_due(bench)
+        trial_due(bench, clock)
         clock.now += 60
-        with engine.connect() as connection:
-            seen.append(consume_all(rival, connection, connection).done)
+        with bench.another() as there:
+            seen.append(consume_all(rival, *there).done)
         record(message, session)
 
     consumer = declare(handle, breaker=BREAKER)
@@ -476,15 +442,14 @@ def test_a_trial_that_takes_long_has_no_rival(
     dependency.down = True
     bench.consume(consumer)
     dependency.down = False
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     consumer.consume_once(bench.connection, bench.source)
     assert seen[0] == 0
 
 
 def test_a_trial_that_dies_closes_nothing(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Its connection is cut in the handler: the breaker stays open, and another worker tries when it is time."""
-    dependency = Dependency()
+    dependency = Ward()
     cut = "SELECT pg_terminate_backend(pg_backend_pid())"
 
     def handle(message: Message, session: Session) -> None:
@@ -496,16 +461,14 @@ def test_a_trial_that_dies_closes_nothing(bench: Bench, declare: Callable[..., C
     bench.send(*range(6))
     dependency.down = True
     bench.consume(consumer)
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     dependency.down = False
-    with bench.consumer.connect() as connection, pytest.raises(DBAPIError):
-        consume_all(consumer, connection, connection)
+    with bench.another() as there, pytest.raises(DBAPIError):
+        consume_all(consumer, *there)
     assert control(bench).state == "open"
     assert bench.ledger() == []
     assert not bench.consume(other)
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     bench.consume(other)
     assert bench.ledger() == ["3", "4", "5"]
     assert control(bench).state == "running"
@@ -515,7 +478,7 @@ def test_a_commit_that_fails_closes_nothing(bench: Bench, declare: Callable[...,
     """The success and the end of the breaker are one transaction."""
     bench.run("CREATE TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     bench.run("INSERT INTO late VALUES (1)")
-    dependency = Dependency()
+    dependency = Ward()
 
     def handle(message: Message, session: Session) -> None:
         if dependency.down:
@@ -527,8 +490,7 @@ def test_a_commit_that_fails_closes_nothing(bench: Bench, declare: Callable[...,
     dependency.down = True
     bench.consume(consumer)
     dependency.down = False
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     bench.consume(consumer)
     assert control(bench).state == "open"
     assert [attempts for _, attempts in bench.statuses()] == [1] * 4
@@ -538,27 +500,24 @@ def test_of_many_threads_one_opens_it(
     bench: Bench, declare: Callable[..., Consumer], engine: Engine, events: list[TelemetryEvent]
 ) -> None:
     """Four threads fail at once: it opens once, and is told once; no thread burns more than it had in hand."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumers = [declare(dependency, breaker=BREAKER) for _ in range(4)]
     bench.send(*range(200), key=None)
 
     def work(consumer: Consumer) -> None:
-        with engine.connect() as connection:
-            consume_all(consumer, connection, connection)
+        with bench.another() as there:
+            consume_all(consumer, *there)
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(work, consumers))
+    at_once(*(partial(work, consumer) for consumer in consumers))
     assert [type(event) for event in events] == [BreakerOpened]
     assert control(bench).openings == 1
     # Failures that commit at the same time don't see each other; then each has one more in hand at most.
-    assert dependency.calls <= 3 + 2 * 4
+    assert len(dependency.calls) <= 3 + 2 * 4
 
 
 def test_a_trial_that_is_skipped_closes_it(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """The handler has answered: what it needs is there."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
 
     def handle(message: Message, session: Session) -> Skip:
         if dependency.down:
@@ -569,24 +528,21 @@ def test_a_trial_that_is_skipped_closes_it(bench: Bench, declare: Callable[..., 
     bench.send(*range(5))
     bench.consume(consumer)
     dependency.down = False
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert bench.consume(consumer).done == 2
     assert control(bench).state == "running"
 
 
 def test_an_ordered_group_is_tried_by_its_head(bench: Bench, declare: Callable[..., Consumer], clock: Clock) -> None:
     """Its order stays: the message at which it stopped is the one that is tried."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     consumer = declare(dependency, breaker=Breaker(1, 60, 30), ordered=True)
     bench.send(1, 2, 3)
     bench.consume(consumer)
     dependency.down = False
     bench.age_retries()
     assert not bench.consume(consumer)
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert bench.consume(consumer).done == 3
     assert bench.ledger() == ["1", "2", "3"]
     assert control(bench).state == "running"
@@ -594,8 +550,7 @@ def test_an_ordered_group_is_tried_by_its_head(bench: Bench, declare: Callable[.
 
 def test_a_group_without_a_breaker_goes_by_none(bench: Bench, declare: Callable[..., Consumer]) -> None:
     """Where a release doesn't declare it any more, what it left in the table holds nobody, and is mended."""
-    dependency = Dependency()
-    dependency.down = True
+    dependency = Ward(down=True)
     bench.send(*range(5))
     bench.consume(declare(dependency, breaker=BREAKER))
     dependency.down = False

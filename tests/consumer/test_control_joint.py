@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,47 +9,22 @@ from sqlalchemy.orm import Session
 
 from outbox import Breaker, Message
 from outbox.consumer.consumer import Consumer
-from tests.consumer.support import Bench, record
 from tests.consumer.test_by_key import by_key, send, states
-from tests.consumer.test_control import BREAKER, Clock, Dependency, age_grants, control, gated, trial_due
+from tests.consumer.test_control import BREAKER, Clock, age_grants, control, gated, trial_due
 from tests.consumer.test_expired import FUTURE, PAST, expire, retry_all
 from tests.consumer.test_reread import WHY, reset
+from tests.kit.bench import Bench, Ward, but
 
 #: It opens at the first failure.
 SOON = Breaker(failures=1, window=60, trial_after=30)
 KINDS = pytest.mark.parametrize("outside", [False, True], ids=["transactional", "outside"])
 
 
-class Provider:
-    """A handler of either kind, that fails while what it needs is down, and for the bodies in ``ill``."""
-
-    def __init__(self, *ill: Any) -> None:
-        self.down = False
-        self.ill = set(ill)
-        self.calls: list[Any] = []
-        self.done: list[Any] = []
-        self.afterwards: Callable[[Any], None] = lambda body: None
-
-    def __call__(self, message: Message, *_: Session) -> None:
-        """Handle a message."""
-        self.calls.append(message.body)
-        if self.down or message.body in self.ill:
-            raise ConnectionError("the provider is down")
-        self.done.append(message.body)
-        self.afterwards(message.body)
-
-
-def declared(bench: Bench, clock: Clock, provider: Provider, *, outside: bool, **options: Any) -> Consumer:
+def declared(bench: Bench, clock: Clock, handler: Ward, *, outside: bool, **options: Any) -> Consumer:
     """Return a consumer of one of both kinds, in whose topic all keys share a queue."""
     bench.app.declare_topic("t", 1)
     one_at_a_time: dict[str, Any] = {"transactional": False, "concurrency": 1} if outside else {}
-    return gated(bench, clock, provider, **one_at_a_time, **options)
-
-
-def trial(bench: Bench, clock: Clock) -> None:
-    """Have workers find that a trial is due."""
-    trial_due(bench)
-    clock.look()
+    return gated(bench, clock, handler, **one_at_a_time, **options)
 
 
 def settle_all(bench: Bench, consumer: Consumer) -> None:
@@ -65,7 +39,7 @@ def settle_all(bench: Bench, consumer: Consumer) -> None:
 @KINDS
 def test_a_trial_is_the_first_message_of_its_key(bench: Bench, *, outside: bool) -> None:
     """What waits for a message of its key is passed, and is no trial; a trial that fails leaves all as it was."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside, ordered="key", breaker=SOON)
     send(bench, "a1", "a2", "b1", "b2", "c1", "a3")
     provider.down = True
@@ -75,13 +49,13 @@ def test_a_trial_is_the_first_message_of_its_key(bench: Bench, *, outside: bool)
     bench.consume(consumer)
     assert provider.calls == ["a1"]
 
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     assert provider.calls == ["a1", "b1"]
     assert control(bench).state == "open"
 
     provider.down = False
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     assert control(bench).state == "running"
     assert provider.done == ["c1"]
@@ -94,12 +68,12 @@ def test_a_trial_is_the_first_message_of_its_key(bench: Bench, *, outside: bool)
 @KINDS
 def test_the_retry_of_a_head_is_a_trial(bench: Bench, *, outside: bool) -> None:
     """Where all keys are held: one head is tried. It fails: nothing follows it; it succeeds: its key goes on."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside, ordered="key", breaker=SOON)
     send(bench, "a1", "a2", "a3")
     provider.down = True
     bench.consume(consumer)
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     bench.retry(consumer)
     assert provider.calls == ["a1", "a1"]
@@ -107,7 +81,7 @@ def test_the_retry_of_a_head_is_a_trial(bench: Bench, *, outside: bool) -> None:
     clock.look()
     assert not bench.retry(consumer)
     provider.down = False
-    trial(bench, clock)
+    trial_due(bench, clock)
     settle_all(bench, consumer)
     assert control(bench).state == "running"
     assert provider.done == ["a1", "a2", "a3"]
@@ -117,7 +91,7 @@ def test_the_retry_of_a_head_is_a_trial(bench: Bench, *, outside: bool) -> None:
 @KINDS
 def test_a_rate_counts_what_is_handled(bench: Bench, batch: int, *, outside: bool) -> None:
     """What waits for another message of its key, or has expired, uses up nothing of it; the order of a key holds."""
-    clock, provider = Clock(), Provider("a1")
+    clock, provider = Clock(), Ward("a1")
     options: dict[str, Any] = {} if outside else {"batch": batch}
     consumer = declared(bench, clock, provider, outside=outside, ordered="key", rate="1/h", **options)
     send(bench, "a1", "a2", "b1")
@@ -143,7 +117,7 @@ def test_a_rate_counts_what_is_handled(bench: Bench, batch: int, *, outside: boo
 @KINDS
 def test_a_pause_keeps_what_waits(bench: Bench, *, outside: bool) -> None:
     """Paused while the first message of a key is retried, those that waited for it stay behind it, and follow later."""
-    clock, provider = Clock(), Provider("a1")
+    clock, provider = Clock(), Ward("a1")
     consumer = declared(bench, clock, provider, outside=outside, ordered="key")
     send(bench, "a1", "a2", "a3")
     bench.consume(consumer)
@@ -172,13 +146,11 @@ def test_a_pause_ends_a_pass_between_batches(bench: Bench) -> None:
     clock = Clock()
     bench.app.declare_topic("t", 1)
 
-    def handle(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == "b1":
-            bench.app.operator.pause_group("g", by="me", why="enough")
-            clock.look()
+    def pause(message: Message, session: Session) -> None:
+        bench.app.operator.pause_group("g", by="me", why="enough")
+        clock.look()
 
-    consumer = gated(bench, clock, handle, ordered="key", batch=2)
+    consumer = gated(bench, clock, but("b1", pause), ordered="key", batch=2)
     send(bench, "a1", "b1", "a2", "b2")
     bench.consume(consumer)
     assert bench.ledger() == ["a1", "b1"]
@@ -194,14 +166,14 @@ def test_a_pause_ends_a_pass_between_batches(bench: Bench) -> None:
 @KINDS
 def test_what_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
     """It closes nothing, nor puts off the trial: the next message that is handled is the one that decides."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside, ordered=False, breaker=BREAKER)
     send(bench, "a1", "a2", "a3")
     provider.down = True
     bench.consume(consumer)
     assert control(bench).state == "open"
     bench.send("x1", "x2", key="x", expires_at=PAST)
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     assert (states(bench)["x1"], states(bench)["x2"]) == ("expired", "expired")
     assert control(bench).state in {"open", "half_open"}
@@ -213,7 +185,7 @@ def test_what_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
     assert provider.calls[3:] == ["b1"]
     assert control(bench).state == "open"
     provider.down = False
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     assert provider.done == ["b2"]
     assert control(bench).state == "running"
@@ -222,7 +194,7 @@ def test_what_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
 @KINDS
 def test_a_retry_that_expires_is_no_trial(bench: Bench, *, outside: bool) -> None:
     """Of three that have failed two expire: the third one is tried, and closes it."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside, ordered=False, breaker=BREAKER)
     bench.send("a1", "a2", "a3", expires_at=FUTURE)
     provider.down = True
@@ -230,7 +202,7 @@ def test_a_retry_that_expires_is_no_trial(bench: Bench, *, outside: bool) -> Non
     expire(bench, "a1")
     expire(bench, "a2")
     provider.down = False
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.run(
         "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '1 s'"
         " WHERE message_id <> (SELECT max(message_id::text)::uuid FROM outbox.consumer_message)"
@@ -238,7 +210,7 @@ def test_a_retry_that_expires_is_no_trial(bench: Bench, *, outside: bool) -> Non
     retry_all(bench, consumer)
     assert [states(bench)[body] for body in ("a1", "a2", "a3")] == ["expired", "expired", "failed"]
     assert control(bench).state in {"open", "half_open"}
-    trial(bench, clock)
+    trial_due(bench, clock)
     settle_all(bench, consumer)
     assert provider.done == ["a3"]
     assert control(bench).state == "running"
@@ -248,7 +220,7 @@ def test_a_retry_that_expires_is_no_trial(bench: Bench, *, outside: bool) -> Non
 @pytest.mark.parametrize("batch", [1, 10])
 def test_a_success_is_seen_behind_what_is_not_handled(bench: Bench, batch: int, between: str) -> None:
     """What expires or waits after a success doesn't hide it: not all has failed, so the breaker stays closed."""
-    clock, provider = Clock(), Provider("a1", "c1", "d1")
+    clock, provider = Clock(), Ward("a1", "c1", "d1")
     consumer = declared(bench, clock, provider, outside=False, ordered="key", breaker=BREAKER, batch=batch)
     send(bench, "a1")
     bench.consume(consumer)
@@ -271,7 +243,7 @@ def test_a_success_is_seen_behind_what_is_not_handled(bench: Bench, batch: int, 
 @KINDS
 def test_a_reset_leaves_a_breaker_open(bench: Bench, ordered: Any, *, outside: bool) -> None:
     """All of it is to be handled again, and one message is tried first."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside, ordered=ordered, breaker=SOON)
     send(bench, "a1", "a2")
     bench.consume(consumer)
@@ -289,14 +261,14 @@ def test_a_reset_leaves_a_breaker_open(bench: Bench, ordered: Any, *, outside: b
     assert control(bench).state == "open"
 
     provider.down = True
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.consume(consumer)
     # Where nothing waits for another, it may be the one that had failed, whose retry is of the new passage.
     assert provider.calls[calls:] in ([["a1"]] if ordered else [["a1"], ["b1"]])
     assert control(bench).state == "open"
     provider.down, provider.ill = False, set()
     provider.done.clear()
-    trial(bench, clock)
+    trial_due(bench, clock)
     bench.age_retries()
     bench.consume(consumer)
     settle_all(bench, consumer)
@@ -311,7 +283,7 @@ def test_a_reset_leaves_a_breaker_open(bench: Bench, ordered: Any, *, outside: b
 @KINDS
 def test_a_reset_leaves_a_group_paused(bench: Bench, *, outside: bool) -> None:
     """It is moved, and reads again when it is resumed, at the rate that an operator gave it."""
-    clock, provider = Clock(), Provider()
+    clock, provider = Clock(), Ward()
     consumer = declared(bench, clock, provider, outside=outside)
     send(bench, "a1", "a2")
     bench.consume(consumer)
@@ -331,8 +303,7 @@ def test_a_reset_leaves_a_group_paused(bench: Bench, *, outside: bool) -> None:
 
 def test_a_group_that_comes_back_is_free(bench: Bench) -> None:
     """Deleted with all that held it back: paused, slowed down, its breaker open."""
-    clock, dependency = Clock(), Dependency()
-    dependency.down = True
+    clock, dependency = Clock(), Ward(down=True)
     options: dict[str, Any] = {"rate": "1000000/s", "breaker": BREAKER}
     bench.send(1, 2, 3)
     bench.consume(gated(bench, clock, dependency, **options))

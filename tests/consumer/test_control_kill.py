@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Settings
-from tests.consumer.support import Bench, make_ledger
 from tests.consumer.test_kill import CREW, Spawn, kill, spawn, unfinished
 from tests.kit import wait_until
+from tests.kit.bench import Bench, make_ledger
 
 __all__ = ["spawn"]
 

@@ -12,25 +12,11 @@ from outbox import Breaker, Message
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.leased_queue import LeasedQueue
 from outbox.message.model import Counts
-from tests.consumer.support import Bench
 from tests.consumer.test_control import Clock, age_grants, control, gated, trial_due
+from tests.kit.bench import Bench, Ward
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "concurrency": 4, "ordered": False}
 BREAKER = Breaker(failures=3, window=60, trial_after=30)
-
-
-class Dependency:
-    """What a handler calls; while it is down, each call fails."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.bodies: list[Any] = []
-
-    def __call__(self, message: Message) -> None:
-        """Handle a message."""
-        self.bodies.append(message.body)
-        if self.down:
-            raise ConnectionError("the provider is down")
 
 
 def declare(bench: Bench, handler: Any, clock: Clock, **options: Any) -> Consumer:
@@ -40,15 +26,15 @@ def declare(bench: Bench, handler: Any, clock: Clock, **options: Any) -> Consume
 
 def test_a_paused_group_begins_nothing(bench: Bench) -> None:
     """What runs when it is paused goes on to its end, and what came of it is written."""
-    clock, dependency = Clock(), Dependency()
+    clock, dependency = Clock(), Ward()
 
-    def handle(message: Message) -> None:
-        dependency(message)
-        if message.body == 0:
+    def pause(body: Any) -> None:
+        if body == 0:
             bench.app.operator.pause_group("g", by="me", why="the provider moves")
             clock.look()
 
-    consumer = declare(bench, handle, clock, concurrency=1)
+    dependency.afterwards = pause
+    consumer = declare(bench, dependency, clock, concurrency=1)
     bench.send(*range(5), key="k")
     assert bench.consume(consumer).done == 1
     assert not bench.retry(consumer)
@@ -59,65 +45,62 @@ def test_a_paused_group_begins_nothing(bench: Bench) -> None:
     bench.app.operator.resume_group("g", by="me")
     clock.look()
     assert bench.consume(consumer).done == 4
-    assert dependency.bodies == list(range(5))
+    assert dependency.calls == list(range(5))
 
 
 def test_a_rate_holds_for_calls_that_begin(bench: Bench) -> None:
     """One an hour is one, however many may run at once, and a retry is one of them."""
-    clock, dependency = Clock(), Dependency()
+    clock, dependency = Clock(), Ward()
     consumer = declare(bench, dependency, clock, rate="1/h")
     bench.send(*range(4))
     dependency.down = True
     bench.consume(consumer)
     dependency.down = False
-    assert len(dependency.bodies) == 1
+    assert len(dependency.calls) == 1
     assert not bench.retry(consumer)
     for hour in range(2, 4):
         clock.now += 3600
         age_grants(bench, 1)
         assert (bench.retry if hour == 2 else bench.consume)(consumer).done == 1
-        assert len(dependency.bodies) == hour
+        assert len(dependency.calls) == hour
 
 
 def test_a_breaker_opens_and_one_call_closes_it(bench: Bench) -> None:
     """What is in flight when it opens is recorded; then one call at a time decides, and its success closes it."""
-    clock, dependency = Clock(), Dependency()
+    clock, dependency = Clock(), Ward()
     consumer = declare(bench, dependency, clock, breaker=BREAKER)
     bench.send(*range(30))
     dependency.down = True
     bench.consume(consumer)
     # Those that had begun when the third failure was written.
-    burnt = len(dependency.bodies)
+    burnt = len(dependency.calls)
     assert 3 <= burnt <= 3 + 2 * 4
     assert [status for status, _ in bench.statuses()] == ["failed"] * burnt
     assert control(bench).state == "open"
     clock.look()
     assert not bench.consume(consumer)
 
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     bench.consume(consumer)
-    assert len(dependency.bodies) == burnt + 1
+    assert len(dependency.calls) == burnt + 1
     assert control(bench).state == "open"
 
     dependency.down = False
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert bench.consume(consumer).done == 30 - burnt - 1
     assert control(bench).state == "running"
 
 
 def test_a_retry_decides_too(bench: Bench) -> None:
     """Where nothing waits but what has failed."""
-    clock, dependency = Clock(), Dependency()
+    clock, dependency = Clock(), Ward()
     consumer = declare(bench, dependency, clock, breaker=BREAKER)
     bench.send(1, 2, 3)
     dependency.down = True
     bench.consume(consumer)
     assert not bench.retry(consumer)
     dependency.down = False
-    trial_due(bench)
-    clock.look()
+    trial_due(bench, clock)
     assert bench.retry(consumer).done >= 1
     assert control(bench).state == "running"
 

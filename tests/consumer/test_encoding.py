@@ -13,7 +13,7 @@ from outbox import Message, Park, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidMessage
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 #: Encodings of a database, and of its client where that is another one.
 ENCODINGS = ["LATIN1", "LATIN1 UTF8", "WIN1252", "WIN1252 UTF8", "UTF8 LATIN1", "EUC_JP UTF8", "SQL_ASCII UTF8"]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.message.model import Counts
-from tests.consumer.support import Bench, record
+from tests.kit import at_once, consume_all
+from tests.kit.bench import Bench, Ward, but, record
 
 
 class Abort(BaseException):
@@ -26,12 +25,7 @@ class Abort(BaseException):
 def test_an_exit_is_a_failure_of_its_message(bench: Bench, raised: type[BaseException], batch: int) -> None:
     """An exit or a cancellation that a handler raises by itself fails its message; the others are consumed."""
 
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 2:
-            raise raised
-
-    consumer = bench.declare(handler, batch=batch)
+    consumer = bench.declare(Ward(2, error=raised), batch=batch)
     ids = bench.send(1, 2, 3)
     assert bench.consume(consumer).failed == 1
     assert bench.ledger() == ["1", "3"]
@@ -43,18 +37,13 @@ def test_an_exit_is_a_failure_of_its_message(bench: Bench, raised: type[BaseExce
 
 def test_the_end_of_the_process_is_nobody_s_failure(bench: Bench) -> None:
     """Ctrl-C reaches the main thread wherever it is: the pass ends, and its message costs no attempt."""
-    left = [KeyboardInterrupt]
-
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 2 and left:
-            raise left.pop()
-
-    consumer = bench.declare(handler)
+    ward = Ward(2, error=KeyboardInterrupt)
+    consumer = bench.declare(ward)
     bench.send(1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         bench.consume(consumer)
     assert bench.statuses() == [("consumed", 1)]
+    ward.ill.clear()
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2", "3"]
     assert bench.statuses() == [("consumed", 1)] * 3
@@ -63,19 +52,13 @@ def test_the_end_of_the_process_is_nobody_s_failure(bench: Bench) -> None:
 def test_an_interrupt_in_another_thread_is_a_failure(bench: Bench) -> None:
     """Nobody sends Ctrl-C to a thread: there it is the handler's own exception."""
 
-    def handler(message: Message, session: Session) -> None:
-        raise KeyboardInterrupt
-
-    consumer = bench.declare(handler)
+    consumer = bench.declare(Ward(1, error=KeyboardInterrupt))
     bench.send(1)
-    counts: list[Counts] = []
-    thread = threading.Thread(target=lambda: counts.append(bench.consume(consumer)))
-    thread.start()
-    thread.join(60)
-    assert counts[0].failed == 1
+    (counts,) = at_once(lambda: bench.consume(consumer))
+    assert counts.failed == 1
 
 
-def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
+async def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
     """The cancellation of the task that consumes passes through the handler, whose message costs no attempt."""
     inside = asyncio.Event()
 
@@ -86,18 +69,11 @@ def test_a_task_that_is_cancelled_ends_the_pass(bench: Bench) -> None:
 
     consumer = bench.declare(handler)
     bench.send(1)
-
-    async def consume() -> None:
-        engine = create_async_engine(bench.consumer.url)
-        async with engine.connect() as connection:
-            task = asyncio.ensure_future(connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync)))
-            await asyncio.wait_for(inside.wait(), 60)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        await engine.dispose()
-
-    asyncio.run(consume())
+    task = asyncio.ensure_future(bench.in_loop(lambda connection: consume_all(consumer, connection, connection)))
+    await asyncio.wait_for(inside.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert bench.statuses() == []
     assert bench.ledger() == []
 
@@ -159,16 +135,14 @@ def test_a_handler_cannot_end_the_transaction(bench: Bench, end: str, batch: int
 
     consumer = bench.declare(handler, batch=batch)
     ids = bench.send(1, 2, 3)
-    engine = create_engine(bench.consumer.url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        bench.consume_on(consumer, connection, connection)
+    with bench.another(isolation_level="AUTOCOMMIT") as there:
+        bench.consume_on(consumer, *there)
         row = bench.inbox()[ids[1]]
         assert (row.status, row.attempts, bench.ledger()) == ("failed", 1, ["1", "3"])
         assert "the transaction is the worker's" in str(row.error)
         assert "test_a_handler_cannot_end_the_transaction" in str(row.error)
         bench.age_retries()
-        consumer.retry_once(connection, connection)
-    engine.dispose()
+        consumer.retry_once(*there)
     assert bench.ledger() == ["1", "3", "2"]
 
 
@@ -181,19 +155,12 @@ def test_a_handler_that_ends_the_transaction(bench: Bench, end: str, batch: int,
     """
     act, kept = ENDS[end]
 
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 2:
-            act(session)
-
-    consumer = bench.declare(handler, batch=batch)
+    consumer = bench.declare(but(2, lambda _, session: act(session)), batch=batch)
     ids = bench.send(1, 2, 3)
-    engine = create_engine(bench.consumer.url, isolation_level=mode)
-    with engine.connect() as connection:
-        bench.consume_on(consumer, connection, connection)
+    with bench.another(isolation_level=mode) as there:
+        bench.consume_on(consumer, *there)
         bench.age_retries()
-        consumer.retry_once(connection, connection)
-    engine.dispose()
+        consumer.retry_once(*there)
     inbox, ledger = bench.inbox(), bench.ledger()
     assert (inbox[ids[1]].status, inbox[ids[1]].attempts) == ("parked", 1)
     assert "ended the transaction" in str(inbox[ids[1]].error)
@@ -221,11 +188,9 @@ def test_a_retry_that_ends_the_transaction(bench: Bench, end: str, mode: Any) ->
     consumer = bench.declare(handler)
     (id_,) = bench.send(1)
     bench.consume(consumer)
-    engine = create_engine(bench.consumer.url, isolation_level=mode)
-    with engine.connect() as connection:
+    with bench.another(isolation_level=mode) as there:
         for _ in range(3):
             bench.age_retries()
-            consumer.retry_once(connection, connection)
-    engine.dispose()
+            consumer.retry_once(*there)
     assert (bench.inbox()[id_].status, bench.inbox()[id_].attempts) == ("parked", 2)
     assert bench.ledger() == ["1"] * kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -12,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from tests.consumer.support import Bench, record
-from tests.kit import wait_until
+from tests.kit import at_once, wait_until
+from tests.kit.bench import Bench, Ward, record
 
 QUARANTINE = """INSERT INTO outbox.consumer_message
                 (consumer_group, message_id, topic, queue, position, status, attempts)
@@ -61,8 +62,8 @@ def test_the_connection_is_cut_in_the_handler(any_bench: Bench, batch: int) -> N
 
     consumer = any_bench.declare(handler, batch=batch)
     any_bench.send(1, 2, 3)
-    with any_bench.consumer.connect() as doomed, any_bench.producer.connect() as source, pytest.raises(DBAPIError):
-        any_bench.consume_on(consumer, doomed, doomed if any_bench.producer is any_bench.consumer else source)
+    with any_bench.another() as doomed, pytest.raises(DBAPIError):
+        any_bench.consume_on(consumer, *doomed)
     assert any_bench.ledger() == (["1"] if batch == 1 else [])
     any_bench.consume(consumer)
     assert any_bench.ledger() == ["1", "2", "3"]
@@ -85,8 +86,8 @@ def test_a_swallowed_cut_is_no_success(any_bench: Bench) -> None:
     consumer = any_bench.declare(handler)
     any_bench.send(1)
     lost = pytest.raises(Exception)  # whatever SQLAlchemy says of a lost connection
-    with any_bench.consumer.connect() as doomed, any_bench.producer.connect() as source, lost:
-        any_bench.consume_on(consumer, doomed, doomed if any_bench.producer is any_bench.consumer else source)
+    with any_bench.another() as doomed, lost:
+        any_bench.consume_on(consumer, *doomed)
     assert any_bench.ledger() == []
     any_bench.consume(consumer)
     assert any_bench.ledger() == ["1"]
@@ -131,10 +132,8 @@ def test_two_consumers_on_one_queue(any_bench: Bench) -> None:
 
     one, two = any_bench.declare(slow), any_bench.declare()
     any_bench.send(1, 2)
-    with ThreadPoolExecutor(1) as pool, any_bench.consumer.connect() as connection, any_bench.producer.connect() as src:
-        running = pool.submit(
-            one.consume_once, connection, connection if any_bench.producer is any_bench.consumer else src
-        )
+    with ThreadPoolExecutor(1) as pool, any_bench.another() as there:
+        running = pool.submit(one.consume_once, *there)
         assert inside.wait(60)
         assert not two.consume_once(any_bench.connection, any_bench.source)
         any_bench.send(3)
@@ -155,15 +154,12 @@ def test_many_consumers_race(any_bench: Bench) -> None:
     start = threading.Barrier(4)
 
     def consume(number: int) -> None:
-        with any_bench.consumer.connect() as connection, any_bench.producer.connect() as source:
+        with any_bench.another() as there:
             start.wait()
-            same = any_bench.producer is any_bench.consumer
             for _ in range(30):
-                consumers[number].consume_once(connection, connection if same else source)
+                consumers[number].consume_once(*there)
 
-    with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(consume, number) for number in range(4)]:
-            future.result()
+    at_once(*(partial(consume, number) for number in range(4)))
     any_bench.consume(consumers[0])
     assert sorted(map(int, any_bench.ledger())) == list(range(200))
     assert set(any_bench.statuses()) == {("consumed", 1)}
@@ -223,8 +219,8 @@ def test_a_read_ahead_that_another_worker_has_overtaken(any_bench: Bench) -> Non
 
     def overtaken() -> bool:
         if any_bench.ledger() == ["1"]:
-            with any_bench.consumer.connect() as connection, any_bench.producer.connect() as source:
-                any_bench.consume_on(fast, connection, source)
+            with any_bench.another() as there:
+                any_bench.consume_on(fast, *there)
             any_bench.run("DELETE FROM outbox.consumer_message")  # as prune does, much later
         return False
 
@@ -235,27 +231,22 @@ def test_a_read_ahead_that_another_worker_has_overtaken(any_bench: Bench) -> Non
 
 def test_a_failure_that_another_worker_has_overtaken(any_bench: Bench) -> None:
     """Between the rollback of an attempt and its record other workers go on to the third attempt: it still counts."""
-    failed: list[UUID] = []
-
-    def fail(message: Message, session: Session) -> None:
-        failed.append(message.id)
-        raise RuntimeError("not today")
-
-    slow, fast = any_bench.declare(fail), any_bench.declare(fail)
+    ward = Ward(1)
+    slow, fast = any_bench.declare(ward), any_bench.declare(ward)
     any_bench.send(1)
     engine = create_engine(any_bench.consumer.url)
 
     @event.listens_for(engine, "begin")
     def overtake(_: Connection) -> None:
-        if len(failed) == 1:
-            with any_bench.consumer.connect() as connection, any_bench.producer.connect() as source:
-                any_bench.consume_on(fast, connection, source)
+        if len(ward.calls) == 1:
+            with any_bench.another() as there:
+                any_bench.consume_on(fast, *there)
                 for _retry in range(2):
                     any_bench.age_retries()
-                    fast.retry_once(connection, source)
+                    fast.retry_once(*there)
 
     with engine.connect() as connection:
         slow.consume_once(connection, any_bench.source if any_bench.source is not any_bench.connection else connection)
     engine.dispose()
-    assert len(failed) == 4
+    assert len(ward.calls) == 4
     assert any_bench.statuses() == [("failed", 3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from outbox.consumer.consumer import Consumer
 from outbox.errors import InvalidMessage
 from outbox.prune.prune_pass import prune_consumer_once
 from outbox.telemetry.events import MessageExpired, MessagesHandled
-from outbox.telemetry.hooks import add_hook
-from tests.consumer.support import Bench, record
-from tests.consumer.test_by_key import Ward, by_key, id_of, states
-from tests.consumer.test_outside_by_key import Ward as OutsideWard
+from outbox.telemetry.hooks import TelemetryEvent
+from tests.consumer.test_by_key import by_key, id_of, states
 from tests.consumer.test_reread import EARLIER, reset
+from tests.kit.bench import Bench, Ward, record
 
 PAST = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 FUTURE = dt.datetime(2099, 1, 1, tzinfo=dt.UTC)
@@ -43,32 +41,27 @@ def expire(bench: Bench, body: str) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
 @pytest.mark.parametrize("takes_batch", [False, True])
-def test_never_handled(any_bench: Bench, batch: int, takes_batch: bool) -> None:
+def test_never_handled(any_bench: Bench, batch: int, takes_batch: bool, heard: list[TelemetryEvent]) -> None:
     """Among others, in one transaction with them; with the time and without an attempt."""
     bench = any_bench
-    told: list[object] = []
-    stop = add_hook(told.append)
 
     def handle_all(messages: list[Message], session: Session) -> None:
         for message in messages:
             record(message, session)
 
-    try:
-        consumer = bench.declare(handle_all if takes_batch else record, batch=batch, takes_batch=takes_batch)
-        ids = [
-            *bench.send("old", expires_at=PAST),
-            *bench.send("young", expires_at=FUTURE),
-            *bench.send("for ever"),
-            *bench.send("old too", expires_at=PAST),
-        ]
-        counts = bench.consume(consumer)
-    finally:
-        stop()
+    consumer = bench.declare(handle_all if takes_batch else record, batch=batch, takes_batch=takes_batch)
+    ids = [
+        *bench.send("old", expires_at=PAST),
+        *bench.send("young", expires_at=FUTURE),
+        *bench.send("for ever"),
+        *bench.send("old too", expires_at=PAST),
+    ]
+    counts = bench.consume(consumer)
     assert (counts.taken, counts.done, counts.failed, counts.parked) == (4, 2, 0, 0)
     assert bench.ledger() == ["young", "for ever"]
     assert bench.statuses() == [("expired", 0), ("consumed", 1), ("consumed", 1), ("expired", 0)]
-    assert [event.message_id for event in told if isinstance(event, MessageExpired)] == [ids[0], ids[3]]
-    assert [id_ for event in told if isinstance(event, MessagesHandled) for id_ in event.message_ids] == ids[1:3]
+    assert [event.message_id for event in heard if isinstance(event, MessageExpired)] == [ids[0], ids[3]]
+    assert [id_ for event in heard if isinstance(event, MessagesHandled) for id_ in event.message_ids] == ids[1:3]
     assert not bench.consume(consumer)
 
 
@@ -76,17 +69,13 @@ def test_never_handled(any_bench: Bench, batch: int, takes_batch: bool) -> None:
 def test_expires_while_it_waits_for_its_retry(bench: Bench, ordered: bool) -> None:
     """A failed message isn't tried again when its time is over; its queue goes on."""
 
-    def fail(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == "old":
-            raise RuntimeError("not today")
-
-    consumer = bench.declare(fail, ordered=ordered)
+    ward = Ward("old")
+    consumer = bench.declare(ward, ordered=ordered)
     bench.send("old", "next", expires_at=FUTURE)
     bench.consume(consumer)
     expire(bench, "old")
     bench.retry(consumer)
-    consumer = bench.declare(fail, ordered=ordered)  # what it has read ahead knows another time
+    consumer = bench.declare(ward, ordered=ordered)  # what it has read ahead knows another time
     bench.consume(consumer)
     assert bench.statuses() == [("expired", 1), ("consumed", 1)]
     assert bench.ledger() == ["next"]
@@ -95,12 +84,7 @@ def test_expires_while_it_waits_for_its_retry(bench: Bench, ordered: bool) -> No
 def test_what_expires_undoes_no_other(bench: Bench) -> None:
     """A batch that fails is made again one by one, and what has expired of it expires once."""
 
-    def fail(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == "bad":
-            raise RuntimeError("not today")
-
-    consumer = bench.declare(fail, batch=10)
+    consumer = bench.declare(Ward("bad"), batch=10)
     for body, options in (("a", {}), ("old", {"expires_at": PAST}), ("bad", {}), ("b", {})):
         bench.send(body, **options)
     bench.consume(consumer)
@@ -135,43 +119,29 @@ def test_read_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_outside_of_transactions(any_bench: Bench, ordered: bool) -> None:
+def test_outside_of_transactions(any_bench: Bench, ordered: bool, heard: list[TelemetryEvent]) -> None:
     """What has expired isn't called there either: neither at first nor when it is to be retried."""
     bench = any_bench
-    called: list[Any] = []
-    told: list[object] = []
-
-    def call(message: Message) -> None:
-        called.append(message.body)
-        if message.body == "fails":
-            raise RuntimeError("not today")
-
-    consumer = bench.declare(call, ordered=ordered, transactional=False, concurrency=3)
+    ward = Ward("fails")
+    consumer = bench.declare(ward, ordered=ordered, transactional=False, concurrency=3)
     ids = [
         *bench.send("old", "old too", expires_at=PAST),
         *bench.send("fails", expires_at=FUTURE),
         *bench.send("for ever"),
     ]
-    stop = add_hook(told.append)
-    try:
-        bench.consume(consumer)
-        expire(bench, "fails")
-        bench.retry(consumer)
-        bench.consume(consumer)
-    finally:
-        stop()
-    assert called == ["fails", "for ever"]
+    bench.consume(consumer)
+    expire(bench, "fails")
+    bench.retry(consumer)
+    bench.consume(consumer)
+    assert ward.calls == ["fails", "for ever"]
     assert bench.statuses() == [("expired", 0), ("expired", 0), ("expired", 1), ("consumed", 1)]
-    assert [event.message_id for event in told if isinstance(event, MessageExpired)] == ids[:3]
+    assert [event.message_id for event in heard if isinstance(event, MessageExpired)] == ids[:3]
     assert not bench.consume(consumer)
 
 
-def ward_of(bench: Bench, kind: str, *ill: str) -> tuple[Ward | OutsideWard, Callable[[], list[str]]]:
-    """Return a handler that fails for some bodies, and a function that returns what it has done."""
-    if kind == "outside":
-        outside = OutsideWard(*ill)
-        return outside, lambda: outside.done
-    return Ward(*ill), bench.ledger
+def done(bench: Bench, ward: Ward, kind: str) -> list[Any]:
+    """Return what took effect: in transactions what is in the ledger, outside of them each call."""
+    return ward.done if kind == "outside" else bench.ledger()
 
 
 def retry_all(bench: Bench, consumer: Consumer) -> None:
@@ -185,20 +155,20 @@ def test_holds_no_key(any_bench: Bench, kind: str) -> None:
     """Those behind it follow in order: it is too old when it is read, when it is retried, or when its turn comes."""
     bench = any_bench
     bench.app.declare_topic("t", 1)
-    ward, done = ward_of(bench, kind, "b1", "c1")
+    ward = Ward("b1", "c1")
     consumer = bench.declare(ward, ordered="key", **BY_KEY[kind])
     bench.send("a1", key="a", expires_at=PAST)
     for body in ("a2", "b1", "c1", "b2", "c2", "a3", "c3"):
         bench.send(body, key=body[0], **({"expires_at": FUTURE} if body in {"b1", "c2"} else {}))
     bench.consume(consumer)
-    assert done() == ["a2", "a3"]
+    assert done(bench, ward, kind) == ["a2", "a3"]
     for body in ("b1", "c2"):
         expire(bench, body)
     ward.ill.clear()
     bench.retry(consumer)
     if kind == "outside":  # where a pass begins only what was due before it
         retry_all(bench, consumer)
-    assert by_key(done()) == {"a": ["a2", "a3"], "b": ["b2"], "c": ["c1", "c3"]}
+    assert by_key(done(bench, ward, kind)) == {"a": ["a2", "a3"], "b": ["b2"], "c": ["c1", "c3"]}
     left = {body: status for body, status in states(bench).items() if status != "consumed"}
     assert left == dict.fromkeys(("a1", "b1", "c2"), "expired")
     assert bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE order_key IS NOT NULL") == [0]
@@ -208,7 +178,7 @@ def test_holds_no_key(any_bench: Bench, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["one by one", "outside"])
 def test_holds_no_key_when_it_is_exhausted(bench: Bench, policy: str, kind: str) -> None:
     """The head of a key that is parked, or blocks it, expires when it is tried again: the others follow in order."""
-    ward, done = ward_of(bench, kind, "a1")
+    ward = Ward("a1")
     consumer = bench.declare(ward, ordered="key", on_exhausted=policy, retry_delays=(), **BY_KEY[kind])
     bench.send("a1", "a2", "a3", key="a", expires_at=FUTURE)
     bench.consume(consumer)
@@ -221,7 +191,7 @@ def test_holds_no_key_when_it_is_exhausted(bench: Bench, policy: str, kind: str)
         bench.sink.operator.retry(id_of(bench, "a1"), group="g", by="me", why="test")
     retry_all(bench, consumer)
     assert states(bench) == {"a1": "expired", "a2": "consumed", "a3": "consumed"}
-    assert done() == ["a2", "a3"]
+    assert done(bench, ward, kind) == ["a2", "a3"]
 
 
 def test_parked_and_retried(bench: Bench) -> None:

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
-from sqlalchemy.orm import Session
 
-from outbox import Message
 from outbox.consumer import growth
 from outbox.consumer.consumer import QueueConsumer, State
 from outbox.consumer.growth import Growth, Reach
 from outbox.database.execute import read_source
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, Ward
 
 
 def inversions(ledger: list[str]) -> int:
@@ -42,16 +40,6 @@ class Load:
                 key = f"k{self.random.randrange(40)}"
                 self.bench.app.send(connection, "t", f"{key}:{self.sent[key]}", key=key)
                 self.sent[key] += 1
-
-
-class Recorder:
-    """A handler that remembers the bodies."""
-
-    def __init__(self) -> None:
-        self.bodies: list[str] = []
-
-    def __call__(self, message: Message, _: Session) -> None:
-        self.bodies.append(message.body)
 
 
 @pytest.mark.parametrize("ordered", [False, True, "key"])
@@ -95,14 +83,8 @@ def test_a_worker_that_has_not_heard_of_a_growth(bench: Bench) -> None:
 def test_a_key_that_is_held_over_a_growth(bench: Bench) -> None:
     """Messages of a key that wait follow in their order, also where the later ones came by another queue."""
     bench.app.declare_topic("t", 1)
-    ill = {"k:0"}
-
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body in ill:
-            raise RuntimeError("ill")
-
-    consumer = bench.declare(handler, ordered="key")
+    ward = Ward("k:0")
+    consumer = bench.declare(ward, ordered="key")
     bench.send("k:0", "k:1")
     bench.consume(consumer)
     for queues in (5, 11):
@@ -110,7 +92,7 @@ def test_a_key_that_is_held_over_a_growth(bench: Bench) -> None:
         bench.send(f"k:{queues}")
         bench.consume(consumer)
     assert bench.ledger() == []
-    ill.clear()
+    ward.ill.clear()
     bench.retry(consumer)
     assert bench.ledger() == ["k:0", "k:1", "k:5", "k:11"]
 
@@ -181,17 +163,17 @@ def test_a_group_that_is_moved_back_over_a_growth(bench: Bench) -> None:
     bench.send("k:0", "k:1")
     bench.app.declare_topic("t", 2)
     bench.send(*(f"x{number}:0" for number in range(20)), key=None)
-    consumer = bench.declare(handler := Recorder())
+    consumer = bench.declare(handler := Ward())
     bench.consume(consumer)
     bench.run("DELETE FROM outbox.consumer_message")
     bench.run("DELETE FROM outbox.consumer_offset WHERE position > 0")
-    handler.bodies.clear()
+    handler.done.clear()
     worker = consumer._queues[0]
     while worker.step(bench.connection, bench.source)[0] is State.WORKED:
         pass
-    assert handler.bodies == ["k:0", "k:1"]
+    assert handler.done == ["k:0", "k:1"]
     bench.consume(consumer)
-    assert len(handler.bodies) == 22
+    assert len(handler.done) == 22
 
 
 @pytest.mark.parametrize(

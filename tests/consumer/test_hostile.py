@@ -14,14 +14,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Park, Retry, Settings, Skip
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.subscription import failure_of
 from outbox.message.model import Status
 from outbox.telemetry.hooks import add_observer
-from tests.consumer.support import Bench
+from tests.kit import at_once, consume_all
+from tests.kit.bench import Bench
 from tests.kit.hostile import HOSTILE, LEAVING, NO_ANSWERS, VALUES
 
 #: How handlers are called: with which options, and whether they are async.
@@ -45,22 +45,9 @@ def raised_of(message: Any) -> BaseException | None:
     return made[body]() if body in made else None
 
 
-def consume(bench: Bench, consumer: Consumer, *, is_async: bool) -> None:
-    """Consume what is there, in a thread that isn't the main one: that is Ctrl-C's; async handlers on a loop."""
-    thread = threading.Thread(target=lambda: asyncio.run(_on_loop(bench, consumer)))
-    if not is_async or not consumer.subscription.transactional:
-        thread = threading.Thread(target=bench.consume, args=(consumer,))
-    thread.start()
-    thread.join()
-
-
-async def _on_loop(bench: Bench, consumer: Consumer) -> None:
-    engine = create_async_engine(bench.consumer.url)
-    try:
-        async with engine.connect() as connection:
-            await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-    finally:
-        await engine.dispose()
+def consume(bench: Bench, consumer: Consumer) -> None:
+    """Consume what is there, in a thread that isn't the main one: that is Ctrl-C's."""
+    at_once(lambda: bench.consume(consumer))
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["alone", "observed"])
@@ -85,7 +72,7 @@ def test_whatever_is_raised(bench: Bench, engine_name: str, seen: bool, caplog: 
     ids = dict(zip(bench_sent(bench, names), names, strict=True))
     end = add_observer(lambda activity: nullcontext()) if seen else lambda: None
     try:
-        consume(bench, consumer, is_async=is_async)
+        consume(bench, consumer)
     finally:
         end()
     inbox = bench.inbox()
@@ -120,7 +107,7 @@ def test_whatever_is_returned(bench: Bench, engine_name: str) -> None:
     ids = dict(zip(bench_sent(bench, [*mistakes, "well"]), [*mistakes, "well"], strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        consume(bench, consumer, is_async=is_async)
+        consume(bench, consumer)
     found = {ids[id_]: row for id_, row in bench.inbox().items()}
     assert {name: (row.status, row.attempts) for name, row in found.items()} == {
         name: ("consumed", 1) if name == "well" else ("failed", 1) for name in [*mistakes, "well"]
@@ -155,7 +142,7 @@ def test_an_end_that_is_not_said(bench: Bench, monkeypatch: pytest.MonkeyPatch, 
     assert "nothing tells how" in str(next(iter(bench.inbox().values())).error)
 
 
-def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> None:
+async def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> None:
     """A task that is cancelled from outside is no attempt, and its message isn't consumed."""
     reached: list[Any] = []
 
@@ -165,16 +152,13 @@ def test_the_pass_is_what_a_cancel_ends(bench: Bench, settings: Settings) -> Non
 
     consumer = bench.declare(handle)
     bench.send("a")
-
-    async def cancelled() -> None:
-        task = asyncio.create_task(_on_loop(bench, consumer))
-        while not reached:
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(cancelled())
+    passes = bench.in_loop(lambda connection: consume_all(consumer, connection, connection))
+    task = asyncio.create_task(passes)
+    while not reached:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
     assert bench.statuses() == []
 
 

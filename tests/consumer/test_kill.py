@@ -16,8 +16,8 @@ from sqlalchemy import Engine, text
 from outbox import Settings
 from outbox.operator.operator import Operator
 from tests.consumer import workers
-from tests.consumer.support import Bench, make_ledger
 from tests.kit import tries, wait_until
+from tests.kit.bench import Bench, make_ledger
 
 ACCOUNTS = 10
 KILLS, KIND_KILLS, KEY_KILLS = tries(20), tries(6), tries(6)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message
 from outbox.database.session import JoinedSession
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, but, record
 
 
 def by_sql(statement: str) -> Callable[[Session], object]:
@@ -59,12 +59,10 @@ LEFT: dict[str, Callable[[Session], object]] = {
 def test_what_a_handler_leaves_behind_harms_nobody(bench: Bench, left: str, batch: int) -> None:
     """Its effect is kept, and the messages after it are handled once, on the same connection."""
 
-    def handler(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 2:
-            LEFT[left](session)
+    def leave(_: Message, session: Session) -> None:
+        LEFT[left](session)
 
-    consumer = bench.declare(handler, batch=batch)
+    consumer = bench.declare(but(2, leave), batch=batch)
     bench.send(1, 2, 3)
     bench.consume(consumer)
     bench.send(4)
@@ -105,13 +103,7 @@ def test_an_async_session_is_of_no_use_after_its_message(bench: Bench) -> None:
     consumer = bench.declare(handler)
     bench.send(1, 2, 3)
 
-    async def consume() -> None:
-        engine = create_async_engine(bench.consumer.url)
-        async with engine.connect() as connection:
-            await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-        await engine.dispose()
-
-    asyncio.run(consume())
+    bench.consume(consumer)
     assert bench.ledger() == ["1", "3"]
     assert bench.statuses() == [("consumed", 1), ("failed", 1), ("consumed", 1)]
 
@@ -240,8 +232,7 @@ def _consume(bench: Bench, handler: Callable[..., Any], bodies: list[Any], **opt
     if consumer.subscription.is_async:
         asyncio.run(on_loop())
         return
-    engine = create_engine(bench.consumer.url)
-    event.listen(engine, "connect", _at_connect)
+    event.listen(engine := create_engine(bench.consumer.url), "connect", _at_connect)
     with engine.connect() as connection:
         passes(connection)
     engine.dispose()

@@ -8,20 +8,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from sqlalchemy import Connection
 
 from outbox import Message
 from outbox.compensate.compensation import Postponed
 from outbox.compensate.quarantine import QuarantineOrder, quarantine
 from outbox.message.model import Counts, uuid7
 from outbox.telemetry.events import CrashFound, LeaseLost
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
-from tests.consumer.support import Bench, record
 from tests.consumer.test_reread import EARLIER, PASSAGES, reset
 from tests.kit import wait_until
+from tests.kit.bench import Bench, fail, record
 
 OUTSIDE: dict[str, Any] = {"transactional": False}
 
@@ -42,17 +44,17 @@ class Gate:
 class Running:
     """A pass that runs in a thread, on a connection of its own."""
 
-    def __init__(self, bench: Bench, consumer: Any) -> None:
+    def __init__(self, bench: Bench, one_pass: Callable[[Connection, Connection], Counts]) -> None:
         self.counts = Counts()
         self.error: Exception | None = None
-        self._bench, self._consumer = bench, consumer
+        self._bench, self._pass = bench, one_pass
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         with self._bench.consumer.connect() as connection:
             try:
-                self.counts = self._consumer.consume_once(connection, connection)
+                self.counts = self._pass(connection, connection)
             except Exception as error:
                 self.error = error
 
@@ -84,7 +86,7 @@ def offsets(bench: Bench) -> list[int]:
 def test_a_leased_queue_is_left_alone(bench: Bench, gate: Gate) -> None:
     """Neither a transactional worker nor another one outside of transactions takes a queue that is leased."""
     (id_,) = bench.send("a")
-    running = Running(bench, bench.declare(gate, **OUTSIDE))
+    running = Running(bench, bench.declare(gate, **OUTSIDE).consume_once)
     wait_until(lambda: gate.begun, "the handler runs")
     with bench.consumer.connect() as other:
         assert bench.consume_on(bench.declare(), other, other) == Counts()
@@ -123,11 +125,11 @@ def test_an_outside_worker_waits_for_a_transaction(bench: Bench) -> None:
 
 def test_retries_of_a_leased_queue_are_its_workers(bench: Bench, gate: Gate) -> None:
     """A transactional worker leaves a failed message alone while another one has leased its queue."""
-    retrying = bench.declare(fail_in_session)
+    retrying = bench.declare(fail)
     bench.send("a")
     bench.consume(retrying)
     bench.send("b")
-    running = Running(bench, bench.declare(gate, **OUTSIDE))
+    running = Running(bench, bench.declare(gate, **OUTSIDE).consume_once)
     wait_until(lambda: gate.begun, "the handler runs")
     bench.age_retries()
     with bench.consumer.connect() as other:
@@ -138,18 +140,13 @@ def test_retries_of_a_leased_queue_are_its_workers(bench: Bench, gate: Gate) -> 
         assert retrying.retry_once(other, other).failed == 1
 
 
-def fail_in_session(message: Message, session: Any) -> None:
-    """Fail."""
-    raise ValueError("no")
-
-
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_results_of_an_older_term_are_refused(bench: Bench, gate: Gate, is_transactional: bool) -> None:
+def test_results_of_an_older_term_are_refused(
+    bench: Bench, gate: Gate, heard: list[TelemetryEvent], is_transactional: bool
+) -> None:
     """A worker that comes back too late writes nothing: its messages were taken over, and handled twice at worst."""
-    events: list[Any] = []
-    remove = add_hook(events.append)
     bench.send("a", "b")
-    running = Running(bench, bench.declare(gate, concurrency=2, ordered=False, **OUTSIDE))
+    running = Running(bench, bench.declare(gate, concurrency=2, ordered=False, **OUTSIDE).consume_once)
     wait_until(lambda: len(gate.begun) == 2, "the handlers run")
     lapse(bench)
     again: list[Any] = []
@@ -160,8 +157,7 @@ def test_results_of_an_older_term_are_refused(bench: Bench, gate: Gate, is_trans
     rows = bench.rows("SELECT message_id, changed_at FROM outbox.consumer_message ORDER BY 1")
     gate.open.set()
     assert running.join() == Counts()
-    remove()
-    (lost,) = [event for event in events if isinstance(event, LeaseLost)]
+    (lost,) = [event for event in heard if isinstance(event, LeaseLost)]
     assert lost.calls + lost.results == 2
     assert bench.rows("SELECT message_id, changed_at FROM outbox.consumer_message ORDER BY 1") == rows
     assert (bench.ledger() if is_transactional else again) == ["a", "b"]
@@ -172,7 +168,7 @@ def test_results_outlive_a_lost_connection(bench: Bench, gate: Gate) -> None:
     """What runs when the connection is lost is written by the next pass; nothing is handled twice."""
     bench.send("a", "b")
     consumer = bench.declare(gate, concurrency=2, ordered=False, **OUTSIDE)
-    running = Running(bench, consumer)
+    running = Running(bench, consumer.consume_once)
     wait_until(lambda: len(gate.begun) == 2, "the handlers run")
     bench.connection.close()
     bench.source.close()
@@ -192,7 +188,7 @@ def test_leases_are_renewed(bench: Bench, gate: Gate, monkeypatch: pytest.Monkey
     """While a handler runs its lease is renewed, by a row of the same term."""
     monkeypatch.setattr("outbox.consumer.outside.leased_queue._RENEW_LEFT", 30.0)
     bench.send("a")
-    running = Running(bench, bench.declare(gate, **OUTSIDE))
+    running = Running(bench, bench.declare(gate, **OUTSIDE).consume_once)
     renewals = "SELECT coalesce(max(renewal), 0) FROM outbox.consumer_lease"
     wait_until(lambda: bench.value(renewals) > 2, "the lease is renewed")
     assert bench.rows("SELECT DISTINCT term FROM outbox.consumer_lease") == [1]
@@ -203,44 +199,29 @@ def test_leases_are_renewed(bench: Bench, gate: Gate, monkeypatch: pytest.Monkey
 # --- compensation ----------------------------------------------------------------------------------------
 
 
-def test_quarantine_waits_for_what_runs(bench: Bench, gate: Gate) -> None:
+def order_of(bench: Bench, id_: UUID) -> QuarantineOrder:
+    """Return the order to compensate a message."""
+    sends = bench.rows("SELECT queue, position FROM outbox.message WHERE half_id = :id", id=id_)
+    return QuarantineOrder(id_, "t", uuid7(), "me", "test", None, tuple(sends))
+
+
+@pytest.mark.parametrize("attempt", [1, 2], ids=["at first", "a retry"])
+def test_quarantine_waits_for_what_runs(bench: Bench, gate: Gate, attempt: int) -> None:
     """A message that may have been begun isn't compensated before it has ended; then it is known to be consumed."""
     (id_,) = bench.send("a")
-    queue, position = bench.rows("SELECT queue, position FROM outbox.message")[0]
-    order = QuarantineOrder(id_, "t", uuid7(), "me", "test", None, ((queue, position),))
-    running = Running(bench, bench.declare(gate, **OUTSIDE))
+    if attempt == 2:
+        bench.consume(bench.declare(fail))
+        bench.age_retries()
+    consumer = bench.declare(gate, **OUTSIDE)
+    running = Running(bench, consumer.consume_once if attempt == 1 else consumer.retry_once)
     wait_until(lambda: gate.begun, "the handler runs")
     with bench.consumer.connect() as other:
         with pytest.raises(Postponed, match="may be at work on the message"):
-            quarantine(other, "outbox", order, acknowledged=False)
+            quarantine(other, "outbox", order_of(bench, id_), acknowledged=False)
         gate.open.set()
         running.join()
-        assert quarantine(other, "outbox", order, acknowledged=False).consumed == ["g"]
-
-
-def test_quarantine_waits_for_a_retry(bench: Bench, gate: Gate) -> None:
-    """The same of a failed message that is tried again."""
-    (id_,) = bench.send("a")
-    queue, position = bench.rows("SELECT queue, position FROM outbox.message")[0]
-    order = QuarantineOrder(id_, "t", uuid7(), "me", "test", None, ((queue, position),))
-    bench.consume(bench.declare(fail_in_session))
-    bench.age_retries()
-    consumer = bench.declare(gate, **OUTSIDE)
-
-    def retry() -> None:
-        with bench.consumer.connect() as connection:
-            consumer.retry_once(connection, connection)
-
-    retrying = threading.Thread(target=retry)
-    retrying.start()
-    wait_until(lambda: gate.begun, "the handler runs")
-    with bench.consumer.connect() as other:
-        with pytest.raises(Postponed, match="may be at work on the message"):
-            quarantine(other, "outbox", order, acknowledged=False)
-        gate.open.set()
-        retrying.join()
-        assert quarantine(other, "outbox", order, acknowledged=False).consumed == ["g"]
-    assert bench.statuses() == [("consumed", 2)]
+        assert quarantine(other, "outbox", order_of(bench, id_), acknowledged=False).consumed == ["g"]
+    assert bench.statuses() == [("consumed", attempt)]
 
 
 def test_a_quarantine_that_came_first_is_kept(bench: Bench, gate: Gate) -> None:
@@ -248,10 +229,8 @@ def test_a_quarantine_that_came_first_is_kept(bench: Bench, gate: Gate) -> None:
     gate.open.set()
     consumer = bench.declare(gate, concurrency=2, **OUTSIDE)
     first, second = bench.send("a", "b")
-    queue, position = bench.rows("SELECT queue, position FROM outbox.message WHERE half_id = :id", id=first)[0]
-    order = QuarantineOrder(first, "t", uuid7(), "me", "test", None, ((queue, position),))
     with bench.consumer.connect() as other:
-        assert quarantine(other, "outbox", order, acknowledged=False).quarantined == ["g"]
+        assert quarantine(other, "outbox", order_of(bench, first), acknowledged=False).quarantined == ["g"]
     bench.consume(consumer)
     assert gate.begun == ["b"]
     inbox = bench.inbox()
@@ -280,15 +259,13 @@ def test_all_of_it_once_more(any_bench: Bench) -> None:
     assert offsets(any_bench) == [4]
 
 
-def test_reset_while_handlers_run(bench: Bench, gate: Gate) -> None:
+def test_reset_while_handlers_run(bench: Bench, gate: Gate, heard: list[TelemetryEvent]) -> None:
     """It waits for no handler: what they come to is refused, and handled again by the new passage, several at once."""
-    events: list[Any] = []
-    remove = add_hook(events.append)
     options = {"ordered": False, "concurrency": 3, **OUTSIDE}
     bench.send(1, 2)
     bench.consume(bench.declare(lambda _: None, **options))
     bench.send(3, 4, 5)
-    running = Running(bench, bench.declare(gate, **options))
+    running = Running(bench, bench.declare(gate, **options).consume_once)
     wait_until(lambda: len(gate.begun) == 3, "the handlers run")
     reset(bench)
     together = threading.Barrier(3)
@@ -303,8 +280,7 @@ def test_reset_while_handlers_run(bench: Bench, gate: Gate) -> None:
         assert bench.consume_on(again, other, other).done == 6
     gate.open.set()
     running.join()
-    remove()
-    assert [event.calls + event.results for event in events if isinstance(event, LeaseLost)] == [3]
+    assert [event.calls + event.results for event in heard if isinstance(event, LeaseLost)] == [3]
     assert [tuple(row) for row in bench.rows(PASSAGES)] == [(1, 6)]
     assert offsets(bench) == [6]
 
@@ -374,16 +350,13 @@ def test_a_message_that_kills_its_worker_is_parked(bench: Bench, spawn: Spawn) -
     assert {row.status for row in inbox.values()} == {"consumed"}
 
 
-def test_doubt_is_told(bench: Bench, gate: Gate) -> None:
+def test_doubt_is_told(bench: Bench, gate: Gate, heard: list[TelemetryEvent]) -> None:
     """Whoever takes over a queue in which messages had no end tells it."""
-    events: list[Any] = []
-    remove = add_hook(events.append)
     bench.send("a")
-    running = Running(bench, bench.declare(gate, **OUTSIDE))
+    running = Running(bench, bench.declare(gate, **OUTSIDE).consume_once)
     wait_until(lambda: gate.begun, "the handler runs")
     lapse(bench)
     bench.consume(bench.declare(lambda _: None, **OUTSIDE))
     gate.open.set()
     running.join()
-    remove()
-    assert [event.starts for event in events if isinstance(event, CrashFound)] == [1]
+    assert [event.starts for event in heard if isinstance(event, CrashFound)] == [1]

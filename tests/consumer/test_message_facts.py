@@ -6,7 +6,7 @@ from typing import Any
 
 from outbox import Message, Retry
 from outbox.text import process_name
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, record
 
 
 def test_group_and_lag(bench: Bench) -> None:

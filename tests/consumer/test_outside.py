@@ -12,8 +12,8 @@ import pytest
 
 from outbox import Message, Park, Retry, Settings, Skip
 from outbox.errors import InvalidHandler
-from tests.consumer.support import Bench
 from tests.kit import wait_until
+from tests.kit.bench import Bench
 
 OUTSIDE: dict[str, Any] = {"transactional": False}
 

@@ -9,25 +9,12 @@ from typing import Any
 import pytest
 
 from outbox import Message
-from tests.consumer.support import Bench
 from tests.consumer.test_by_key import by_key, send, states
 from tests.consumer.test_growth import Load, inversions
 from tests.consumer.test_reread import reset
+from tests.kit.bench import Bench, Ward
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "concurrency": 10, "ordered": "key"}
-
-
-class Ward:
-    """A handler that fails for the bodies in ``ill``, and remembers the others; for many threads."""
-
-    def __init__(self, *ill: Any) -> None:
-        self.ill = set(ill)
-        self.done: list[Any] = []
-
-    def __call__(self, message: Message) -> None:
-        if message.body in self.ill:
-            raise RuntimeError("ill")
-        self.done.append(message.body)
 
 
 def test_a_failed_message_holds_back_its_key_alone(any_bench: Bench) -> None:

@@ -31,12 +31,13 @@ from outbox.consumer.subscription import Entry, Subscription
 from outbox.database.engines import start_loop
 from outbox.database.execute import driver_of
 from outbox.telemetry.events import LeaseLost
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.consumer import outside_workers
 from tests.consumer.outside_workers import CONCURRENCY, Effects
-from tests.consumer.support import Bench
+from tests.consumer.test_leases import lapse
 from tests.doctor.relay import relay
-from tests.kit import consume_all, declare, wait_until
+from tests.kit import at_once, consume_all, declare, wait_until
+from tests.kit.bench import Bench, Ward
 from tests.kit.programs import program
 
 OUTSIDE: dict[str, Any] = {"transactional": False, "ordered": False}
@@ -149,28 +150,20 @@ async def wait_for_ever(_: Message) -> None:
     await asyncio.Event().wait()
 
 
-def test_tasks_of_a_queue_that_was_taken_over_are_cancelled(bench: Bench, tasks: Tasks) -> None:
+def test_tasks_of_a_queue_that_was_taken_over_are_cancelled(
+    bench: Bench, tasks: Tasks, heard: list[TelemetryEvent]
+) -> None:
     """When the worker comes back, another one has handled its messages."""
-    events: list[Any] = []
-    remove = add_hook(events.append)
     bench.send("a", "b")
-    consumer = bench.declare(tasks, concurrency=2, **OUTSIDE)
-    other = bench.declare(lambda message: handled.append(message.body), **OUTSIDE)
-    handled: list[Any] = []
+    consumer, other = bench.declare(tasks, concurrency=2, **OUTSIDE), bench.declare(ward := Ward(), **OUTSIDE)
     cut_off(bench, consumer, tasks, 2)
     lapse(bench)
     consume(bench, other)
     consume(bench, consumer)
-    remove()
-    assert (sorted(handled), sorted(tasks.begun)) == (["a", "b"], ["a", "b"])
+    assert (sorted(ward.done), sorted(tasks.begun)) == (["a", "b"], ["a", "b"])
     wait_until(lambda: len(tasks.cancelled) == 2, "the tasks are cancelled")
-    assert [(event.calls, event.results) for event in events if isinstance(event, LeaseLost)] == [(2, 0)]
+    assert [(event.calls, event.results) for event in heard if isinstance(event, LeaseLost)] == [(2, 0)]
     assert bench.statuses() == [("consumed", 1)] * 2
-
-
-def lapse(bench: Bench) -> None:
-    """Let all leases that stand be over."""
-    bench.run("UPDATE outbox.consumer_lease SET until = clock_timestamp() - interval '1 s' WHERE worker IS NOT NULL")
 
 
 def test_a_worker_that_stood_still_for_too_long_writes_nothing(bench: Bench, tmp_path: Path) -> None:
@@ -296,10 +289,6 @@ def test_behind_a_transaction_pooler(bench: Bench, pooler: URL, settings: Settin
             while bench.value("SELECT count(*) FROM outbox.consumer_message") < 10:
                 consumer.consume_once(connection, connection)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    at_once(work, work)
     assert sorted(handled) == list(range(10))
     assert set(bench.statuses()) == {("consumed", 1)}

@@ -14,9 +14,9 @@ import pytest
 
 from outbox import Breaker, Message, Outbox, Park, Retry, Skip, testing
 from outbox.telemetry.events import BatchUndone
-from outbox.telemetry.hooks import add_hook
-from tests.consumer.support import LEDGER, Bench
-from tests.consumer.test_carriers import WRITE, by_async_cursor, by_cursor, consume
+from outbox.telemetry.hooks import TelemetryEvent
+from tests.consumer.test_carriers import WRITE, by_async_cursor, by_cursor
+from tests.kit.bench import LEDGER, Bench
 
 Act = Callable[[Message, Any], Any]
 
@@ -46,7 +46,7 @@ def test_the_statements_of_a_batch_travel_together(bench: Bench, kind: str) -> N
 
     consumer = bench.declare(handler if kind == "sync" else async_handler, batch=3, pipeline=True)
     bench.send(1, 2, 3)
-    consume(bench, consumer)
+    bench.consume(consumer)
     assert seen == [(True, None)] * 3
     assert bench.ledger() == ["1", "2", "3"]
 
@@ -68,7 +68,7 @@ def test_an_error_in_a_pipeline_blames_its_message(bench: Bench, batch: int, kin
 
     consumer = bench.declare(handler if kind == "sync" else async_handler, batch=batch, pipeline=True)
     ids = bench.send(1, 2, 3, 4)
-    consume(bench, consumer)
+    bench.consume(consumer)
     assert bench.ledger() == ["1", "3", "4"]
     assert bench.statuses() == [("consumed", 1), ("failed", 1), ("consumed", 1), ("consumed", 1)]
     assert "division by zero" in str(bench.inbox()[ids[1]].error)
@@ -131,23 +131,15 @@ def test_answers_in_a_pipeline(bench: Bench, answer: Any, status: str) -> None:
     assert bench.ledger() == (["1", "2", "3"] if answer is None else ["1", "3"])
 
 
-def test_what_is_undone_is_told(bench: Bench) -> None:
+def test_what_is_undone_is_told(bench: Bench, heard: list[TelemetryEvent]) -> None:
     """A batch that is done again one by one is an event, also where it is a batch of one."""
-    undone: list[BatchUndone] = []
-
-    def hear(event: object) -> None:
-        if isinstance(event, BatchUndone):
-            undone.append(event)
 
     def handler(message: Message, cursor: psycopg.Cursor) -> None:
         cursor.execute("SELECT 1 / %s", (0,))
 
-    off = add_hook(hear)
-    try:
-        bench.send(1)
-        bench.consume(bench.declare(handler, pipeline=True))
-    finally:
-        off()
+    bench.send(1)
+    bench.consume(bench.declare(handler, pipeline=True))
+    undone = [event for event in heard if isinstance(event, BatchUndone)]
     assert [(event.size, "division by zero" in event.reason) for event in undone] == [(1, True)]
     assert bench.statuses() == [("failed", 1)]
 

@@ -16,12 +16,14 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Orphan, Outbox, Resolution, Settings, Topic, testing
 from outbox.errors import DuplicateMessage, InvalidMessage
+from outbox.message.ids import derived_id
 from outbox.message.model import uuid7
+from outbox.message.notice import DELIVERED
 from outbox.operator.operator import Operator
 from outbox.telemetry import hooks
 from outbox.telemetry.events import DuplicateIgnored
 from outbox.testing import drain
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, fail, record
 
 HEADERS = text("SELECT topic, headers - 'outbox-sender' FROM outbox.half_message ORDER BY id")
 
@@ -83,9 +85,6 @@ def test_a_batch_of_handlers_each_has_its_own_cause(bench: Bench) -> None:
 def test_after_the_handler_nothing_is_handled(bench: Bench) -> None:
     """Neither after one that returns nor after one that fails."""
 
-    def fail(message: Message, session: Session) -> None:
-        raise ValueError("no")
-
     bench.send({})
     bench.consume(bench.declare(lambda *_: None))
     bench.consume(bench.declare(fail, group="failing"))
@@ -111,7 +110,7 @@ async def _async_chain(url: str, settings: Settings) -> tuple[UUID, list[Message
 
     async with AsyncSession(engine) as session, session.begin():
         first = app.send(session, "first", {})
-    await testing.adrain(app)
+    await testing.on_loop(testing.drain, app)
     await engine.dispose()
     return first, seen
 
@@ -162,10 +161,15 @@ def test_checkers_compensations_and_callbacks_carry_the_chain(engine: Engine, se
     testing.check(app)
     drain(app)
     testing.confirm(app)
+    drain(app)
     app.operator.compensate(ids["by-compensation"], by="me", why="test")
     drain(app)
     testing.bulk(app)
     sent = headers(engine)
+    # The callback handles the notice, which the message that it is about has caused.
+    notice = derived_id(ids["by-callback"], DELIVERED, "g", "delivered")
+    assert sent[DELIVERED].items() >= chain_of(first, ids["by-callback"]).items()
+    ids["by-callback"] = notice
     assert {topic: sent[topic] for topic in ids} == {topic: chain_of(first, cause) for topic, cause in ids.items()}
 
 

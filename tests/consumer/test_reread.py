@@ -18,9 +18,8 @@ from outbox.operator import databases
 from outbox.operator.operator import Operator
 from outbox.prune.prune_pass import prune_consumer_once
 from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Window
-from tests.consumer.support import Bench, record
-from tests.consumer.test_resent import Broken
 from tests.kit import wait_until
+from tests.kit.bench import Bench, Ward, record
 
 WHY = "the handler was wrong"
 EARLIER = "SELECT message_id, passage, status FROM outbox.reread_message ORDER BY message_id, passage"
@@ -103,7 +102,7 @@ def test_to_a_time(any_bench: Bench) -> None:
 
 def test_what_is_not_handled_again(bench: Bench) -> None:
     """What is quarantined or discarded stays so; what failed or was parked is tried with all attempts."""
-    handler = Broken(2, 3, 4)
+    handler = Ward(2, 3, 4)
     consumer = bench.declare(handler, retry_delays=(0.0,))
     _, failed, parked, discarded, quarantined = bench.send(1, 2, 3, 4, 5)
     bench.consume(consumer)
@@ -112,7 +111,7 @@ def test_what_is_not_handled_again(bench: Bench) -> None:
     bench.sink.operator.discard(discarded, group="g", by="ada", why="a test")
     quarantine = "UPDATE outbox.consumer_message SET status = 'quarantined' WHERE message_id = :id"
     bench.run(quarantine, id=quarantined)
-    handler.broken.clear()
+    handler.ill.clear()
     reset(bench)
     bench.consume(consumer)
     assert bench.ledger() == ["1", "5", "1", "2", "3"]
@@ -125,11 +124,11 @@ def test_what_is_not_handled_again(bench: Bench) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_fails_when_it_is_read_again(any_bench: Bench, ordered: bool) -> None:
     """It is retried, in place or later, and parked as any other; that it took effect before is still known."""
-    handler = Broken()
+    handler = Ward()
     consumer = any_bench.declare(handler, retry_delays=(0.0,), ordered=ordered)
     (half_id,) = any_bench.send(1)
     any_bench.consume(consumer)
-    handler.broken.add(1)
+    handler.ill.add(1)
     reset(any_bench)
     any_bench.consume(consumer)
     if not ordered:
@@ -141,12 +140,12 @@ def test_fails_when_it_is_read_again(any_bench: Bench, ordered: bool) -> None:
 
 def test_a_retry_counts_for_the_new_passage(bench: Bench) -> None:
     """What a retry has just handled isn't handled again when the group comes to it."""
-    handler = Broken(2)
+    handler = Ward(2)
     consumer = bench.declare(handler, retry_delays=(0.0,))
     bench.send(1, 2)
     bench.consume(consumer)
     reset(bench)
-    handler.broken.clear()
+    handler.ill.clear()
     bench.retry(consumer)
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2", "1"]
@@ -314,12 +313,12 @@ def test_reconciled(any_bench: Bench) -> None:
 def test_reconciled_with_effects(bench: Bench) -> None:
     """What took effect, and is parked since it was read again, is parked: the inbox contradicts nothing."""
     bench.send(1)
-    handler = Broken()
+    handler = Ward()
     consumer = bench.declare(handler, retry_delays=())
     bench.consume(consumer)
     pair = Pair("t", "g", effect=Effect("ledger"))
     assert compared(bench, pair) == {Outcome.CONSUMED: 1}
-    handler.broken.add(1)
+    handler.ill.add(1)
     reset(bench)
     bench.consume(consumer)
     assert compared(bench, pair) == {Outcome.PARKED: 1}
@@ -327,10 +326,10 @@ def test_reconciled_with_effects(bench: Bench) -> None:
 
 def test_pruned_with_time(bench: Bench) -> None:
     """What an earlier passage said goes after a while, but for what may yet be compensated: it took effect."""
-    consumer = bench.declare(handler := Broken(), retry_delays=())
+    consumer = bench.declare(handler := Ward(), retry_delays=())
     consumed, parked = bench.send(1, 2)
     bench.consume(consumer)
-    handler.broken.add(2)
+    handler.ill.add(2)
     reset(bench)
     bench.consume(consumer)
     with bench.consumer.connect() as connection:

@@ -7,35 +7,21 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
-from outbox import Message
 from outbox.consumer.consumer import Consumer
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, Ward
 
 LOCK = text("SELECT FROM outbox.consumer_message WHERE message_id = :id FOR UPDATE")
 
 
-class Broken:
-    """A handler that fails for the bodies in ``broken``, and records the others."""
-
-    def __init__(self, *broken: Any) -> None:
-        self.broken = set(broken)
-
-    def __call__(self, message: Message, session: Session) -> None:
-        if message.body in self.broken:
-            raise RuntimeError("broken")
-        record(message, session)
-
-
-def parked(bench: Bench, **options: Any) -> tuple[Broken, Consumer, UUID]:
+def parked(bench: Bench, **options: Any) -> tuple[Ward, Consumer, UUID]:
     """Return a handler that was mended after the second of three messages was parked; the consumer; that message."""
-    handler = Broken(2)
+    handler = Ward(2)
     consumer = bench.declare(handler, retry_delays=(), **options)
     _, half_id, _ = bench.send(1, 2, 3)
     bench.consume(consumer)
     assert bench.inbox()[half_id].status == "parked"
-    handler.broken.clear()
+    handler.ill.clear()
     return handler, consumer, half_id
 
 
@@ -57,14 +43,14 @@ def test_a_parked_message_is_tried_again(any_bench: Bench, ordered: bool, batch:
 def test_each_send_is_another_try(any_bench: Bench) -> None:
     """Parked again, and sent again: it is tried once for each send, whichever queue that is in."""
     handler, consumer, half_id = parked(any_bench)
-    handler.broken.add(2)
+    handler.ill.add(2)
     for queues in (8, 64):
         any_bench.app.declare_topic("t", queues)
         any_bench.resend(half_id)
         any_bench.consume(consumer)
         assert any_bench.statuses()[1] == ("failed", 0)
         assert any_bench.retry(consumer, due=False).parked == 1
-    handler.broken.clear()
+    handler.ill.clear()
     any_bench.resend(half_id)
     any_bench.consume(consumer)
     assert any_bench.retry(consumer, due=False).done == 1
@@ -72,11 +58,11 @@ def test_each_send_is_another_try(any_bench: Bench) -> None:
 
 def test_a_failed_message_is_tried_at_once(any_bench: Bench) -> None:
     """It doesn't wait for its time, and has the attempts that it had left."""
-    handler = Broken(1)
+    handler = Ward(1)
     consumer = any_bench.declare(handler, retry_delays=(3600, 3600))
     (half_id,) = any_bench.send(1)
     any_bench.consume(consumer)
-    handler.broken.clear()
+    handler.ill.clear()
     assert not any_bench.retry(consumer, due=False)
     any_bench.resend(half_id)
     any_bench.consume(consumer)

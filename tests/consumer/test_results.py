@@ -9,35 +9,20 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Message, Park, Retry, Skip
 from outbox.errors import AlreadyCommitted
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, but, fail, record
 
 WAIT = "SELECT extract(epoch FROM next_attempt_at - changed_at)::float8 FROM outbox.consumer_message"
 
 
-def but(body: Any, act: Callable[[Message, Session], Any]) -> Callable[[Message, Session], Any]:
-    """Return a handler that records every message, and does something more with the one of this body."""
-
-    def handler(message: Message, session: Session) -> Any:
-        record(message, session)
-        return act(message, session) if message.body == body else None
-
-    return handler
-
-
-def fail(message: Message, session: Session) -> None:
-    """Raise."""
-    raise RuntimeError("not today")
-
-
 ANSWERS: dict[str, tuple[Callable[[Message, Session], Any], tuple[str, int], str]] = {
-    "raise": (fail, ("failed", 1), "RuntimeError: not today"),
+    "raise": (fail, ("failed", 1), "RuntimeError: ill"),
     "retry": (lambda m, s: Retry(reason="later"), ("failed", 1), "later"),
     "park": (lambda m, s: Park("never"), ("parked", 1), "never"),
     "skip": (lambda m, s: Skip("who cares"), ("consumed", 1), "who cares"),
@@ -313,20 +298,8 @@ def test_async_handlers(bench: Bench) -> None:
     consumer = bench.declare(handler, batch=3)
     ids = bench.send(1, 2, 3, 4)
 
-    async def consume() -> None:
-        engine = create_async_engine(bench.consumer.url)
-        async with engine.connect() as connection, engine.connect() as source:
-            await connection.run_sync(lambda sync: bench.consume_on(consumer, sync, sync))
-            bench.age_retries()
-
-            def retry(sync: Connection) -> Any:
-                assert source.sync_connection is not None
-                return consumer.retry_once(sync, source.sync_connection)
-
-            assert (await connection.run_sync(retry)).failed == 1
-        await engine.dispose()
-
-    asyncio.run(consume())
+    bench.consume(consumer)
+    assert bench.retry(consumer).failed == 1
     assert bench.ledger() == ["1", "4"]
     statuses = [bench.inbox()[id_] for id_ in ids]
     assert [(row.status, row.attempts) for row in statuses] == [

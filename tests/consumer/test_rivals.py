@@ -15,7 +15,7 @@ from outbox.consumer import sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.database.execute import Statement, execute
 from outbox.message.model import Counts
-from tests.consumer.support import Bench
+from tests.kit.bench import Bench
 
 
 def steps(bench: Bench, consumer: Consumer, connection: Connection, count: int, *, looks: bool = True) -> None:
@@ -35,8 +35,8 @@ def test_what_was_read_ahead_is_not_handled_when_another_worker_has_gone_past_it
     # It starts, and consumes one; two are left of what it has read ahead.
     steps(bench, first, bench.connection, 2)
     assert bench.ledger() == ["a"]
-    with bench.consumer.connect() as other:
-        bench.consume_on(second, other, other)
+    with bench.another() as other:
+        bench.consume_on(second, *other)
     assert bench.ledger() == ["a", "b", "c"]
     bench.run("DELETE FROM outbox.consumer_message")
     steps(bench, first, bench.connection, 3, looks=looks)

@@ -9,8 +9,8 @@ import pytest
 
 from outbox.errors import ActRefused, InvalidRequest, NotFound
 from outbox.prune.prune_pass import prune_producer_once
-from tests.consumer.support import Bench
 from tests.consumer.test_reread import operator
+from tests.kit.bench import Bench
 
 WHO = {"by": "ada", "why": "nobody sends it"}
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Message, Orphan, Outbox, Outgoing, Topic, testing
 from outbox.errors import InvalidHandler, InvalidMessage
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, record
 
 
 class OrderOne(BaseModel):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from sqlalchemy.orm import Session
 
-from outbox import Message
 from outbox.acts.changes import MessageStatus
 from outbox.database.execute import execute
 from outbox.delivery import sql as delivery_sql
@@ -15,7 +13,7 @@ from outbox.errors import ActRefused
 from outbox.message.model import Status
 from outbox.operator.health.stats import stats
 from outbox.operator.model import InboxFilter, MessageFate, MessageFilter, PageRequest
-from tests.consumer.support import Bench
+from tests.kit.bench import Bench, Ward
 
 ALL = PageRequest(100)
 
@@ -24,11 +22,7 @@ ALL = PageRequest(100)
 def waiting(bench: Bench) -> list[UUID]:
     """Return three messages of one key: the first has failed, the others wait."""
 
-    def handle(message: Message, _: Session) -> None:
-        if message.body == 1:
-            raise RuntimeError("ill")
-
-    consumer = bench.declare(handle, ordered="key")
+    consumer = bench.declare(Ward(1), ordered="key")
     ids = bench.send(1, 2, 3)
     bench.consume(consumer)
     return ids

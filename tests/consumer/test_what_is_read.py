@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session
 
-from outbox import Message
 from outbox.consumer import consumer as consumer_module
 from outbox.consumer import sql as consumer_sql
 from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.errors import MessagesPruned
 from outbox.prune.prune_pass import prune_producer_once
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, Ward
 
 OFFSETS = "SELECT queue, max(position) FROM outbox.consumer_offset GROUP BY queue ORDER BY queue"
 
@@ -207,14 +205,9 @@ def test_read_ahead_when_another_worker_moves_on(bench: Bench) -> None:
 
 def test_a_stop_between_two_transactions(bench: Bench) -> None:
     """A worker that is told to stop ends its pass after the transaction it is in, and charges no attempt."""
-    seen: list[int] = []
-
-    def handler(message: Message, session: Session) -> None:
-        seen.append(message.body)
-        record(message, session)
-
-    consumer = bench.declare(handler)
-    consumer._stopping = lambda: len(seen) >= 2
+    ward = Ward()
+    consumer = bench.declare(ward)
+    consumer._stopping = lambda: len(ward.done) >= 2
     bench.send(1, 2, 3)
     bench.consume(consumer)
     assert bench.ledger() == ["1", "2"]

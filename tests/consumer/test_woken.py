@@ -16,7 +16,7 @@ from outbox.consumer import consumer as consumer_module
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.database.execute import Row, Statement, execute, read_source
 from outbox.message.limits import Breaker
-from tests.consumer.support import Bench, record
+from tests.kit.bench import Bench, Ward, record
 
 #: Makes a group's inbox row of a message, as a compensation does.
 QUARANTINE = """
@@ -237,12 +237,7 @@ def test_one_that_comes_between_the_reads(bench: Bench, monkeypatch: pytest.Monk
 def test_a_key_that_is_held(bench: Bench, trips: Trips) -> None:
     """Of a group that is ordered by key, what is held back is asked when the keys are known."""
 
-    def handle(message: Message, session: Session) -> None:
-        if message.body == "ill":
-            raise RuntimeError("ill")
-        record(message, session)
-
-    consumer = settled(bench, handler=handle, ordered="key")
+    consumer = settled(bench, handler=Ward("ill"), ordered="key")
     bench.send("ill", key="a")
     assert told(bench, consumer).failed == 1
     trips.looks = 0
@@ -257,12 +252,7 @@ def test_a_key_that_is_held(bench: Bench, trips: Trips) -> None:
 def test_a_failure_of_a_batch_is_found_one_by_one(bench: Bench) -> None:
     """In the same pass, which isn't over when a transaction was undone."""
 
-    def handle(message: Message, session: Session) -> None:
-        record(message, session)
-        if message.body == 2:
-            raise RuntimeError("ill")
-
-    consumer = settled(bench, handler=handle, batch=3)
+    consumer = settled(bench, handler=Ward(2), batch=3)
     bench.send(1, 2, 3)
     assert told(bench, consumer).taken == 3
     assert bench.ledger()[1:] == ["1", "3"]

@@ -22,7 +22,7 @@ from outbox import Breaker, Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_once, newest_sends, resend
 from outbox.message.model import Counts
-from tests.consumer.support import LEDGER
+from tests.kit.bench import LEDGER
 
 LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_starts=1_000)
 CRASHING = Settings(retry_delays=(0.0,) * 5, max_starts=3)

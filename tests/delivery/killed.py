@@ -8,7 +8,6 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import create_engine
 
 from outbox import Outbox, Settings
-from outbox.database.engines import EngineRunner
 from outbox.delivery.confirm_pass import confirm_once
 from tests.compensate.killed import armed
 from tests.compensate.killed import serve as serve_passes
@@ -29,7 +28,6 @@ def _confirm(pipe: Pipe, url: str, consumers: list[str], after: int) -> None:
             Settings(confirm_grace=0.0),
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
-            new_runner=lambda is_async: EngineRunner(engine),
         )
         stops.arm(0)
     pipe.send(("ended", stops.where))

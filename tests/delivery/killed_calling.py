@@ -1,4 +1,4 @@
-"""A process that calls the application for what is parked, and stops after a round trip, to be killed there."""
+"""A process that parks, and tells the application, and stops after a round trip, to be killed there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from outbox import DeadLetter, Outbox
-from outbox.dead_letter.announce_pass import announce_messages_once
+from outbox.consumer.consumer import Consumer
+from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.compensate.killed import armed
 from tests.compensate.killed import serve as serve_passes
+from tests.delivery.support import refuse
 
 
 def note(letter: DeadLetter, session: Session) -> None:
@@ -22,17 +24,22 @@ def note(letter: DeadLetter, session: Session) -> None:
     )
 
 
-def _announce(pipe: Pipe, url: str, consumers: list[str], after: int) -> None:
+def _park_and_tell(pipe: Pipe, url: str, consumers: list[str], after: int) -> None:
     producer, consumer = create_engine(url), create_engine(consumers[0])
-    app = Outbox(consumer)
-    app.consumer("t", group="g", source=producer)(lambda message, session: None)
+    app = Outbox(consumer, group="bank")
+    app.consumer("t", group="g", source=producer, retry_delays=())(refuse)
     app.on_parked("t")(note)
+    parking, telling = (Consumer(each, app.settings) for each in app.subscriptions.values())
     stops = armed(pipe, consumer, producer)
     with consumer.connect() as connection, producer.connect() as source:
         stops.arm(after)
-        announce_messages_once(connection, source, app.settings, app.parked_callbacks["t"], app.subscriptions["t", "g"])
+        parking.consume_once(connection, source)
+        parking.consume_once(connection, source)
+        dispatch_once(connection, app.settings)
+        telling.consume_once(connection, connection)
+        telling.consume_once(connection, connection)
         stops.arm(0)
     pipe.send(("ended", stops.where))
 
 
-serve = partial(serve_passes, work=_announce)
+serve = partial(serve_passes, work=_park_and_tell)

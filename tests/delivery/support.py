@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message, Outbox, Settings
-from outbox.database.engines import EngineRunner
+from outbox.consumer.consumer import Consumer
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.message.model import Counts
 from tests.compensate.support import CLEAN, LEDGER
-from tests.consumer.support import Bench
-from tests.kit import Tables
+from tests.kit import Tables, consume_all
+from tests.kit.bench import Bench
 
 TOLD = "CREATE TABLE IF NOT EXISTS told (n serial PRIMARY KEY, message_id uuid, consumer_group text, status text)"
 
@@ -54,23 +54,41 @@ class Post(Bench):
         return app
 
     def confirm(self, app: Outbox | None = None, settings: Settings | None = None, **options: Any) -> Counts:
-        """Make one pass, as a worker does."""
+        """Make one pass, as a worker does, and have callbacks called; return the counts of the pass."""
         with self.producer.connect() as connection:
-            return self.confirm_on(connection, app, settings, **options)
+            counts = self.confirm_on(connection, app, settings, **options)
+        self.call(app)
+        return counts
+
+    def confirm_without_calls(self, app: Outbox) -> Counts:
+        """Make one pass, and have no callback called."""
+        with self.producer.connect() as connection:
+            return self.confirm_on(connection, app)
+
+    def call(self, app: Outbox | None = None) -> None:
+        """Have bank A's callbacks called of what it was told, also of what they have failed at."""
+        self.dispatch()
+        age = "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '2 s' WHERE status = 'failed'"
+        with self.producer.connect() as connection:
+            for subscription in (app or self.knowing).subscriptions.values():
+                if subscription.about is not None:
+                    consumer = Consumer(subscription, self.settings)
+                    consumer.start(connection, connection)
+                    consume_all(consumer, connection, connection)
+                    self.at_a.run(f"{age} AND topic = :topic", topic=subscription.topic)
+                    consumer.retry_once(connection, connection)
 
     def confirm_on(
         self, connection: Connection, app: Outbox | None = None, settings: Settings | None = None, **options: Any
     ) -> Counts:
         """Make one pass on a connection."""
         app = app or self.knowing
-        make = options.pop("new_runner", lambda is_async: EngineRunner(self.producer))
         return confirm_once(
             connection,
             settings or self.settings,
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
             compensations=app.compensations,
-            new_runner=make,
             **options,
         )
 
@@ -115,6 +133,6 @@ class Post(Bench):
         """Count how often a message was sent."""
         return int(self.at_a.value("SELECT count(*) FROM outbox.message WHERE half_id = :id", id=half_id))
 
-    def told(self) -> list[tuple[UUID, str, str]]:
+    def told(self) -> list[tuple[UUID, str | None, str]]:
         """Return what bank A was told, in order."""
         return [tuple(row) for row in self.at_a.rows("SELECT message_id, consumer_group, status FROM told ORDER BY n")]

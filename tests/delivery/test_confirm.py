@@ -19,8 +19,8 @@ from outbox.delivery.inbox_status import DatabaseInbox, InboxStatus
 from outbox.errors import InvalidHandler
 from outbox.operator.operator import Operator
 from outbox.prune.segments import prune_rows
-from tests.consumer.support import record
 from tests.delivery.support import Post, refuse, tell
+from tests.kit.bench import record
 
 
 def test_consumed_is_known_and_not_asked_about_again(post: Post) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Delivery, Outbox
 from outbox.delivery.confirm_pass import ConfirmReport
+from outbox.message.notice import DELIVERED, notice_group
 from outbox.operator.health.overview import Overview
 from outbox.operator.health.rules import Diagnosis, Severity
 from outbox.telemetry.hooks import add_hook
 from outbox.telemetry.prometheus import Meter
-from tests.delivery.support import Post, tell
+from tests.delivery.support import Post
 from tests.doctor.support import examine
 from tests.operator.health import DUTIES, overview_of, report, sql
 
@@ -84,40 +86,34 @@ def test_a_group_that_can_not_be_asked(post: Post) -> None:
 
 
 def test_a_callback_that_fails(post: Post) -> None:
-    """It is found with the message and the error; and what was called is counted, and measured."""
-    fails = True
-
-    def callback(delivery: Delivery, session: Session) -> None:
-        if fails:
-            raise ValueError("no such account")
-        tell(delivery, session)
-
-    app, told, meter = post.know(), ConfirmReport(), Meter(CollectorRegistry())
-    app.on_delivered("t")(callback)
+    """It is a handler that fails: what is parked of its group is found, and counted, like that of any other."""
+    app, meter = post.know(), Meter(CollectorRegistry())
+    group = notice_group(app.group, "t")
+    app.on_delivered("t")(refuse_fate)
     (half_id,) = post.send(1)
     post.consume(post.declare())
     unhook = add_hook(meter)
     try:
-        for _ in range(2):
-            post.confirm(app, report=told)
-        worker(post, told.facts())
-        (problem,) = found(post)
-        assert problem.details["message_id"] == str(half_id)
-        assert problem.sentence.endswith("for 2 passes in a row: ValueError: no such account")
-        fails = False
-        post.confirm(app, report=told)
+        with post.producer.connect() as connection:
+            confirmed = ConfirmReport()
+            post.confirm_on(connection, app, report=confirmed)
+        subscription = app.subscriptions[DELIVERED, group]
+        app.subscriptions[DELIVERED, group] = replace(subscription, retry_delays=())
+        post.call(app)
     finally:
         unhook()
-    facts = told.facts()
-    assert (facts["passes"], facts["called_back"], facts["callbacks_failed"]) == (3, 1, 2)
-    assert facts["delivery.callback_failing"] == []
+    (problem,) = (each for each in overview_of(bank=post.producer).findings if each.code == "message.parked")
+    assert problem.details["group"] == group
+    labels = {"topic": DELIVERED, "group": group, "outcome": "parked"}
+    assert meter.registry.get_sample_value("outbox_handled_total", labels) == 1
+    facts = confirmed.facts()
+    assert (facts["passes"], facts["confirmed"]) == (1, 1)
+    assert post.settled(half_id)
 
-    def measured(name: str, **labels: str) -> float | None:
-        return meter.registry.get_sample_value(name, {"topic": "t", "group": "g", **labels})
 
-    assert measured("outbox_delivery_callbacks_total", outcome="failed") == 2
-    assert measured("outbox_delivery_callbacks_total", outcome="done") == 1
-    assert measured("outbox_deliveries_total", status="consumed") == facts["confirmed"] == 2
+def refuse_fate(delivery: Delivery, session: Session) -> None:
+    """Fail, as bank A does for an account that isn't there."""
+    raise ValueError("no such account")
 
 
 def test_nobody_confirms(post: Post) -> None:

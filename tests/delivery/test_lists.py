@@ -14,7 +14,7 @@ from outbox import Message
 from outbox.acts.changes import MessageStatus
 from outbox.cli import main
 from outbox.console import AllowAll, create_console_router
-from outbox.operator.model import MessageFate, MessageFilter, PageRequest, Selector
+from outbox.operator.model import BulkItemFilter, MessageFate, MessageFilter, PageRequest, Selector
 from tests.delivery.support import Post, refuse
 from tests.kit import dispatch_all
 
@@ -159,5 +159,5 @@ def test_a_bulk_job_of_them(post: Post, fates: dict[str, UUID]) -> None:
     operator, selector = post.app.operator, Selector(messages=MessageFilter(status=(MessageFate.RESEND_EXHAUSTED,)))
     preview = operator.preview("resend", selector)
     job = operator.start("resend", selector, by="me", why="test", token=preview.token)
-    items = operator.bulk_items(job.id, PageRequest()).items
+    items = operator.bulk_items(job.id, BulkItemFilter(), PageRequest()).items
     assert [each.message_id for each in items] == [fates["resend_exhausted"]]

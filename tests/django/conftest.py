@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 
 from outbox.embedded import ServerLike
 from tests.kit import ROOT
+from tests.kit.warm import warm_python
 
 SHOP = ROOT / "examples" / "django_shop"
 INSIDE = Path(__file__).parent / "inside"
@@ -34,9 +35,12 @@ class Project:
         return {**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": path, "OUTBOX_IDLE_WAIT": "0.05"}
 
     def run(self, *command: str, **environment: str) -> str:
-        """Run Python with a command; return what it wrote, or fail with that."""
+        """Run Python with a command; return what it wrote, or fail with that.
+
+        pytest finds out what it is to rewrite before it is imported, so a Python for it has imported nothing.
+        """
         ran = subprocess.run(
-            [sys.executable, *command],
+            [sys.executable if "pytest" in command else warm_python(), *command],
             cwd=SHOP,
             env=self.environment | environment,
             capture_output=True,
@@ -63,7 +67,7 @@ class Project:
     @contextmanager
     def worker(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run a worker; it is killed at the end if it is still there."""
-        command = [sys.executable, "manage.py", "outbox_run"]
+        command = [warm_python(), "manage.py", "outbox_run"]
         environment = self.environment | environment
         with subprocess.Popen(command, cwd=SHOP, env=environment, stderr=subprocess.DEVNULL) as process:
             try:

@@ -8,7 +8,7 @@ import signal
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
-from outbox.django.configuration import read
+from outbox.django.databases import read
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings
 from tests.django.conftest import Project

@@ -20,6 +20,7 @@ import psycopg
 
 from outbox.errors import DISTRIBUTION
 from tests.kit import wait_until
+from tests.kit.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 #: A block of code; or Python in a comment, which sets up what the page's examples need and its readers have.
@@ -31,6 +32,8 @@ _BLOCK = re.compile(
 )
 #: Commands that go on until they are stopped.
 _SERVICES = ("outbox run", "outbox console --", "python -m outbox.embedded", "python manage.py outbox_run")
+#: What is in the folder of programs of a virtual environment.
+_PROGRAMS = {"python": "", "outbox": "-m outbox.cli", "pytest": "-m pytest", "django-admin": "-m django"}
 # Keeps the names of a page's Python blocks, and answers each block with a line. A setup may `export` shell variables.
 _INTERPRETER = """
 import json, linecache, sys, traceback
@@ -126,7 +129,7 @@ class Reader:
     def _execute(self, block: Block) -> None:
         if self._python is None:
             self._python = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", _INTERPRETER], cwd=self.folder, env=self.environment,
+                [warm_python(), "-W", "error", "-c", _INTERPRETER], cwd=self.folder, env=self.environment,
                 stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
             )  # fmt: skip
         answer = self._ask(json.dumps([block.where, block.text]))
@@ -224,9 +227,10 @@ class Reader:
 def reader(folder: Path, url: str) -> Iterator[Reader]:
     """A reader with an empty folder and a database; whatever was started is gone afterwards."""
     (folder / "bin").mkdir(parents=True)
-    outbox = folder / "bin" / "outbox"
-    outbox.write_text(f'#!/bin/sh\nexec {sys.executable} -m outbox.cli "$@"\n')
-    outbox.chmod(0o755)
+    for name, arguments in _PROGRAMS.items():
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {warm_python()} {arguments} "$@"\n')
+        program.chmod(0o755)
     one = Reader(folder, url)
     try:
         yield one

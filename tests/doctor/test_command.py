@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.operator.health.examine import INSPECTIONS
 from tests.cli.conftest import Result, run_cli
 from tests.doctor.support import ONE_SIDED, dispatch_all, sql
+from tests.kit.warm import warm_python
 
 SHOP = """
 import os
@@ -214,7 +215,7 @@ def test_names_steer_no_terminal(engine: Engine, outbox: Outbox) -> None:
 def test_process(engine: Engine) -> None:
     """As a process of its own: one object on stdout, nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, "-m", "outbox.cli", "doctor", "-o", "json"],
+        [warm_python(), "-m", "outbox.cli", "doctor", "-o", "json"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -193,4 +193,6 @@ def deliver(banks: Banks) -> None:
         consumer.start(connection, source)
         while consumer.consume_once(connection, source):
             pass
-    testing.confirm(bank_a_at(banks))
+    bank = bank_a_at(banks)
+    testing.confirm(bank)
+    testing.drain(bank)

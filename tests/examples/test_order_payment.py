@@ -34,7 +34,7 @@ from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.model import MessageFate, MessageFilter, PageRequest
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.run import reconcile
-from tests.kit import rebound
+from tests.kit import rebound, sample
 from tests.kit.runs import take_turn
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +69,9 @@ class Services:
         testing.drain(self.asking, self.settling, failed=failed)
 
     def confirm(self) -> None:
-        """Ask what became of the messages, and carry out the compensations that are ordered."""
+        """Ask what became of the messages, have callbacks called, and carry out the compensations that are ordered."""
         testing.confirm(self.asking)
+        testing.drain(self.asking)
         testing.bulk(self.asking)
 
     def block(self, blocked: bool = True) -> None:
@@ -338,7 +339,7 @@ def test_the_purchases_of_a_seed_are_the_same(new_engine: Callable[..., Engine])
     assert open_books(accounts, orders, purchases) == sum(each.price for each in purchases)
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", sample(["local", pytest.param("spark", marks=pytest.mark.slow)], 1))
 def test_every_state_is_seen_and_each_payment_ends(server: ServerLike, engine: str) -> None:
     """As a command: the scheduler at work each minute, the states over time, and the sums equal to the cent."""
     command = [sys.executable, "-m", "examples.order_payment", "--orders", "40", "--engine", engine, "--minute", "0.5"]

@@ -126,6 +126,7 @@ def test_what_is_credited_after_all_is_not_refunded(scene: Scene) -> None:
     testing.bulk(prompt)
     assert scene.states() == ["debited"]
     testing.confirm(prompt)
+    testing.drain(prompt)
     assert scene.states() == ["credited"]
     assert scene.audit(executed=1).faults == ()
 
@@ -139,7 +140,9 @@ def test_a_credit_of_what_was_refunded_is_told(scene: Scene, caplog: pytest.LogC
     with scene.banks.b.begin() as b:
         b.execute(text("UPDATE outbox.consumer_message SET status = 'failed', next_attempt_at = now()"))
     _retry(scene.banks)
-    testing.confirm(bank_a_at(scene.banks))
+    bank = bank_a_at(scene.banks)
+    testing.confirm(bank)
+    testing.drain(bank)
     assert "transfer 7 is credited at bank B, and refunded at bank A" in caplog.text
     found = scene.audit(executed=1).faults
     assert "1 transfer credited by bank B's ledger, and not by their state: 7" in found

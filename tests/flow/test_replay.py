@@ -234,7 +234,7 @@ def test_called_functions_draw_no_id(engine: Engine, settings: Settings, undrawn
     undrawn()
     drain(app, failed=True)
     testing.confirm(app)
-    testing.dead_letters(app)
+    drain(app)
     assert (sent[:6], len(set(sent)), len(sent)) == (sent[6:], 6, 12)
     assert (outside[::2], len(set(outside)), len(outside)) == (outside[1::2], 2, 4)
     assert len(set(called)) == len(called) == 4

@@ -22,8 +22,8 @@ from outbox.flow.saga import read_flows
 from outbox.message.model import DeliveryStatus, uuid7
 from outbox.prune.prune_pass import prune_producer_once
 from outbox.telemetry import hooks
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import SagaOverdue, StepDoneAfterAll, UndoRefused, UndoUndeliverable
+from outbox.telemetry.hooks import TelemetryEvent
 from outbox.testing import drain
 from tests.flow.support import STEPS, World, age_end
 from tests.kit import wait_until
@@ -439,6 +439,7 @@ def test_two_sagas_share_a_participant(engine: Engine, settings: Settings) -> No
         ids = [saga.start(session, 1) for saga in sagas]
     drain(outbox)
     testing.confirm(outbox)
+    drain(outbox)
     with Session(engine) as session:
         flows = [saga.flow(session, flow_id) for saga, flow_id in zip(sagas, ids, strict=True)]
     assert [flow and flow.reason for flow in flows] == ["one is parked in group adder: no more"] * 2

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Worker
-from outbox.database.grants import require_privileges
 from outbox.errors import PrivilegeMissing
 from outbox.operator.health.examine import HealthReport, Inspected
+from outbox.operator.health.grants import require_privileges
 from outbox.operator.health.rules import Severity
 from tests.cli.conftest import run_cli
 from tests.doctor.support import examine, inspected, mend_by_sql, the

@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from outbox.consumer.sql import messages_after
 from outbox.consumer.subscription import EVERYTHING
 from outbox.database.execute import Statement, execute
-from outbox.database.grants import policy_of
 from outbox.database.sql import plan_by_index
 from outbox.errors import InvalidMessage
+from outbox.operator.health.grants import policy_of
 from tests.grants.town import Town, bulk, consume, look, release, send
 
 SEEN = text("SELECT topic FROM outbox.message UNION SELECT topic FROM outbox.half_message")

@@ -26,8 +26,6 @@ from outbox.consumer.outside.consumer import consumer_of
 from outbox.database import execute as execute_module
 from outbox.database.duty import PARTS, Part
 from outbox.database.engines import EngineRunner
-from outbox.database.grants import statements
-from outbox.dead_letter.announce_pass import ParkedCallback, announce_halves_once, announce_messages_once
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
 from outbox.errors import AlreadyCommitted
@@ -37,6 +35,7 @@ from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk.run import bulk_once
 from outbox.operator.databases import Databases
+from outbox.operator.health.grants import statements
 from outbox.operator.health.stats import as_sample, stats
 from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
@@ -253,6 +252,7 @@ def check(town: Town) -> None:
     answers = itertools.cycle([Resolution.COMMIT, Resolution.UNKNOWN, Resolution.ROLLBACK])
     app.checker("known", max_checks=5)(lambda orphan: next(answers))
     app.checker("unknown", max_checks=1)(lambda orphan: Resolution.UNKNOWN)
+    app.on_parked("unknown")(lambda letter, session: None)
     for topic in ("known", "known", "known", "unknown"):
         town.prepare(topic)
     for _ in range(3):
@@ -323,28 +323,10 @@ def confirm(town: Town) -> None:
             groups=app.groups_to_confirm(),
             callbacks=app.delivery_callbacks,
             compensations=app.compensations,
-            new_runner=lambda is_async: EngineRunner(town.at["producer"]),
         )
     assert town.producer.value("SELECT count(*) FROM outbox.bulk_job WHERE requested_by = 'policy'") == 1
+    assert town.producer.value("SELECT count(*) FROM outbox.half_message WHERE topic = 'outbox.delivered'") >= 1
     assert min(counts.failed, counts.parked) >= 1
-
-
-def dead_halves(town: Town) -> None:
-    """Call the application for a parked half."""
-    town.prepare("stuck")
-    town.producer.run("UPDATE outbox.half_check SET parked_at = now(), reason = 'why' WHERE topic = 'stuck'")
-    with town.at["producer"].connect() as connection:
-        callback = ParkedCallback("stuck", lambda letter, session: None)
-        assert announce_halves_once(connection, town.settings, callback).done >= 1
-
-
-def dead_messages(town: Town) -> None:
-    """Call the application for a parked message."""
-    town.parked()
-    subscription = town.subscribed(fail, retry_delays=()).subscription
-    with town.connections() as (own, source):
-        callback = ParkedCallback("t", lambda letter, session: None)
-        assert announce_messages_once(own, source, town.settings, callback, subscription).done >= 1
 
 
 def dying(town: Town) -> UUID:
@@ -639,8 +621,6 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("compensate", "consumer"): compensate,
     ("consume", "producer"): consume,
     ("consume", "consumer"): consume,
-    ("dead letters", "producer"): dead_halves,
-    ("dead letters", "consumer"): dead_messages,
     ("prune", "consumer"): prune_inbox,
     ("runs", "producer"): ask_for_a_run,
     ("runs", "consumer"): begin_a_run,

@@ -22,7 +22,8 @@ from outbox.flow.tcc import BranchState
 from outbox.message.model import DeliveryStatus, Resolution, Status
 from outbox.operator.health.rules import IN_ORDER
 from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate
-from outbox.reconcile.job import Outcome, ProducerState
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.tables import ProducerState
 
 ROOT = Path(__file__).parents[2]
 DECLARATIONS: tuple[type[enum.StrEnum], ...] = (
@@ -44,14 +45,14 @@ BY_HAND = {
     "acts/messages.py: consumed expired failed quarantined waiting": "words of a refusal",
     "acts/messages.py: failed parked": "from which an operator retries",
     "operator/look/inbox_sql.py: failed parked": "what an index counts",
-    "operator/look/lists_sql.py: compensated consumed": "fates that aren't those of one group",
-    "operator/look/lists_sql.py: consumed left_out": "what all groups have, or don't want",
-    "operator/look/lists_sql.py: recalled scheduled": "what one table has",
+    "operator/look/message_sql.py: compensated consumed": "fates that aren't those of one group",
+    "operator/look/message_sql.py: consumed left_out": "what all groups have, or don't want",
+    "operator/look/message_sql.py: recalled scheduled": "what one table has",
     "operator/look/message.py: consumed discarded expired left_out quarantined": "in which order they are shown",
     "acts/whole_acts.py: done refused": "what an operator answers",
     "acts/changes.py: committed scheduled": "the declaration itself",
     "acts/changes.py: rolled_back undecided": "the declaration itself",
-    "reconcile/job.py: recalled rolled_back": "the declaration itself",
+    "reconcile/tables/declare.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",
 }
 _LIST = re.compile(r"(?:IN|<@|&&)\s*\(?\s*((?:'\w+'\s*,\s*)+'\w+'|'\{[\w,]+\}')")
@@ -118,7 +119,6 @@ def test_tables_accept_what_is_declared() -> None:
         "saga_command.kind": {*CommandKind},
         "saga_command.answer": {*CommandAnswer},
         "tcc_branch.state": {*BranchState},
-        "delivery.callback": {*CALLBACK_OF.values()},
     }
     accepted = {
         f"{table.name}.{column}": set(re.findall(r"'(\w+)'", listed))
@@ -145,7 +145,7 @@ from outbox.message.model import Status
 sys.path.insert(0, {root!r})
 unknowing = set()
 from outbox.console.pages.view import _CHIPS
-from outbox.acts.messages import STATES
+from outbox.acts.changes import STATES
 from outbox.operator.look.message import _IN_INBOX
 for name, words in (("_CHIPS", _CHIPS), ("STATES", STATES), ("_IN_INBOX", _IN_INBOX)):
     unknowing |= {{name}} if [each for each in Status if each not in words] else set()

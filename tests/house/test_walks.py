@@ -13,11 +13,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.console import connections
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_once
-from outbox.reconcile.job import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.console.web import Http, Shop, console_of
 from tests.house.limits import difference_of_walk

@@ -281,9 +281,10 @@ def place_passed(world: World, engine: Engine) -> Any:
 
 def resend_missing(world: World, engine: Engine) -> Any:
     """Send again what the consumer lacks."""
-    from outbox.reconcile.job import Access, Job, Outcome, Pair, ProducerState
+    from outbox.reconcile.job import Access, Job, Outcome, Pair
     from outbox.reconcile.repair import Work, resend_missing
     from outbox.reconcile.rows import Finding
+    from outbox.reconcile.tables import ProducerState
 
     access, pair = Access(world.url, world.settings), Pair(TOPIC, GROUP)
     job = Job(access, access, (pair,), actor="night", apply=True)

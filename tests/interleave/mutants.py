@@ -14,15 +14,30 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from outbox import embedded
-from tests.interleave.mutant_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 _LONGEST = 300.0
 LINE = "{:72} {:44} {:>7}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A text of a module, and what stands in its place without the rule; ``by`` is who has to notice."""
+
+    rule: str
+    module: str
+    text: str
+    replacement: str
+    by: str
+
+
+#: The rules that are taken out.
+MUTANTS = tuple(Mutant(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"])
 
 
 @dataclass(frozen=True, slots=True)

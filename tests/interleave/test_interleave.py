@@ -10,8 +10,7 @@ from outbox.database import decision
 from outbox.dispatch import sql as dispatch_sql
 from outbox.embedded import ServerLike
 from tests.interleave.flows import FLOWS, meetings_of
-from tests.interleave.mutant_table import MUTANTS
-from tests.interleave.mutants import ROOT
+from tests.interleave.mutants import MUTANTS, ROOT
 from tests.interleave.stepping import SNAPSHOT, Footprint, footprint_of
 from tests.interleave.weaver import Weaver, weaver
 from tests.kit import tries

@@ -75,7 +75,7 @@ SELECT jsonb_build_object(
     'scheduled', (SELECT jsonb_object_agg(half_id, recalled_by) FROM outbox.scheduled_message),
     'inbox', (SELECT jsonb_object_agg(message_id, jsonb_build_object('status', status, 'attempts', attempts,
                      'error', last_error, 'by', quarantined_by)) FROM outbox.consumer_message WHERE topic = 't'),
-    'offset', (SELECT max(position) FROM outbox.consumer_offset),
+    'offset', (SELECT max(position) FROM outbox.consumer_offset WHERE topic <> 'outbox.delivered'),
     'compensation', (SELECT jsonb_agg(half_id) FROM outbox.compensation),
     'items', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'state', state, 'outcome', outcome))
                 FROM outbox.bulk_item),
@@ -87,11 +87,11 @@ SELECT jsonb_build_object(
                                                    'attempt', attempt) ORDER BY n) FROM effect),
     'refund', (SELECT jsonb_agg(message_id) FROM refund),
     'delivery', (SELECT jsonb_agg(jsonb_build_object('id', half_id, 'number', number, 'status', status,
-                        'settled', settled, 'callback', callback) ORDER BY half_id, number) FROM outbox.delivery),
+                        'settled', settled) ORDER BY half_id, number) FROM outbox.delivery),
     'told', (SELECT jsonb_agg(jsonb_build_object('id', message_id, 'status', status)) FROM told),
     'saga', (SELECT jsonb_object_agg(id, status) FROM outbox.saga),
     'command', (SELECT jsonb_agg(jsonb_build_object('id', id, 'topic', topic)) FROM outbox.half_message
-                 WHERE topic <> 't'),
+                 WHERE topic NOT IN ('t', 'outbox.delivered')),
     'booking', (SELECT jsonb_agg(jsonb_build_object('flow', flow_id, 'command', command_id)) FROM booking))
 """
 _AGE = """
@@ -291,7 +291,7 @@ class World:
 
     def rest(self, passes: int = 25) -> None:
         """Make all passes of a system, with nothing waiting for its time, until none of them does anything."""
-        consumers = [self.consumer(self.app), *self.consumers_of_saga(self.app)]
+        consumers = [self.consumer(self.app), *self.consumers_of_saga(self.app), *self.told()]
         asker = Asker(lambda _: EngineRunner(self.engine), 1)
         try:
             for _ in range(passes):
@@ -331,6 +331,10 @@ class World:
         """Return those that a worker has for the saga and its participant."""
         return [Consumer(app.subscriptions[each], self.settings) for each in OF_SAGA if each in app.subscriptions]
 
+    def told(self) -> list[Consumer]:
+        """Return those that call what the producer has for the fates of messages."""
+        return [Consumer(each, self.settings) for each in self.app.subscriptions.values() if each.about is not None]
+
     def confirm(self) -> int:
         """Learn what became of messages, as the producer's worker does; return of how many something new."""
         return confirm_on(self, self.app, self._connection).taken
@@ -347,7 +351,6 @@ def confirm_on(world: World, app: Outbox, connection: Connection) -> Counts:
         world.settings,
         groups=app.groups_to_confirm(),
         callbacks=app.delivery_callbacks,
-        new_runner=lambda _: EngineRunner(connection.engine),
     )
 
 

@@ -4,16 +4,18 @@
 process is in the test's own hands.
 """
 
-from tests.kit.effort import stride, tries
+from tests.kit.effort import sample, stride, tries
 from tests.kit.passes import consume_all, declare, dispatch_all, rebound, send_each
 from tests.kit.processes import ROOT, python, read_until
 from tests.kit.tables import Tables, empty, make_odd_schema, open_observer
+from tests.kit.threads import at_once
 from tests.kit.waiting import PATIENCE, wait_until
 
 __all__ = [
     "PATIENCE",
     "ROOT",
     "Tables",
+    "at_once",
     "consume_all",
     "declare",
     "dispatch_all",
@@ -23,6 +25,7 @@ __all__ = [
     "python",
     "read_until",
     "rebound",
+    "sample",
     "send_each",
     "stride",
     "tries",

@@ -1,19 +1,23 @@
 """Migrated databases for tests, used again where that makes no difference: to clone one takes longer than most tests.
 
-A database is made as new: connections are ended, the tables of the outbox get the template's rows, and what a test made
-in the schema ``public`` is dropped. If its catalog isn't that of the template then, the database itself is dropped.
+A database is made as new: connections are ended, or made as new with it; the tables of the outbox get the template's
+rows, and what a test made in the schema ``public`` is dropped. If its catalog isn't that of the template then, the
+database itself is dropped.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Engine, create_engine
+from psycopg._preparing import PrepareManager
+from psycopg.rows import tuple_row
+from sqlalchemy import Engine, QueuePool, create_engine
+from sqlalchemy.exc import DBAPIError
 
 from outbox.embedded import ServerLike
 
@@ -29,7 +33,8 @@ BEGIN
     LOOP
         PERFORM pg_terminate_backend(pid) FROM pg_stat_get_activity(NULL)
           WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database())
-            AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+            AND pid <> ALL (current_setting('tests.kept')::int[])
+            AND backend_type = 'client backend';
         EXIT WHEN NOT FOUND OR clock_timestamp() > until;
         PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
     END LOOP;
@@ -61,6 +66,8 @@ SELECT relname FROM pg_class
  WHERE relnamespace = 'outbox'::regnamespace AND relkind = 'r' AND position('version' IN relname) = 0
 """
 _SEQUENCES = "SELECT schemaname || '.' || sequencename, last_value, start_value FROM pg_sequences"
+#: So many connections of an engine are used again. It can have as many as SQLAlchemy's engines can.
+_MOST_KEPT = 2
 #: The template's catalog has the same object ids as that of each clone.
 _CATALOG = """
 SELECT md5(string_agg(entry, ',' ORDER BY entry)) FROM (
@@ -116,6 +123,15 @@ def clones(server: ServerLike, template: str, *names: str) -> Iterator[list[Engi
         yield engines
 
 
+def _listeners(engine: Engine) -> int:
+    dispatches: tuple[Any, ...] = engine.pool.dispatch, engine.dialect.dispatch
+    return sum(len(getattr(dispatch, name)) for dispatch in dispatches for name in dispatch._event_names)
+
+
+#: What listens to an engine that a test has done nothing to.
+_OWN_LISTENERS = _listeners(create_engine("postgresql+psycopg://"))
+
+
 class Databases:
     """Gives clones of a migrated template away, and takes them back."""
 
@@ -123,6 +139,8 @@ class Databases:
         self._server = server
         self._template = template
         self._free: list[str] = []
+        #: Databases with an engine whose connections are open.
+        self._warm: list[tuple[str, Engine]] = []
         with self._connect(template) as connection:
             self._catalog = connection.execute(_CATALOG).fetchone()
             tables = [row[0] for row in connection.execute(_TABLES)]
@@ -150,10 +168,26 @@ class Databases:
         self._server.create_database(name, template=self._template)
         return name
 
-    def give_back(self, name: str) -> None:
-        """Make a database as new, or drop it."""
+    def take_engine(self) -> tuple[str, Engine]:
+        """Return such a database with an engine on it, which may have connections that were used before.
+
+        A new connection learns all tables anew, which takes the server longer than most tests do.
+        """
+        if self._warm:
+            return self._warm.pop()
+        name = self.take()
+        return name, create_engine(self._server.url(name), pool_size=_MOST_KEPT, max_overflow=15 - _MOST_KEPT)
+
+    def give_back(self, name: str, engine: Engine | None = None) -> None:
+        """Make a database as new, or drop it; also the connections of its engine, where a test left them whole."""
+        if engine and self._is_as_new(engine):
+            self._warm.append((name, engine))
+            return
+        if engine:
+            engine.dispose()
         try:
-            clean = self._clean(name)
+            with self._connect(name) as connection:
+                clean = self._clean(connection)
         except psycopg.Error:  # as the test left it
             clean = False
         if clean:
@@ -161,12 +195,44 @@ class Databases:
         else:
             self._server.drop_database(name)
 
-    def _clean(self, name: str) -> bool:
-        with self._connect(name) as connection:
-            cursor = connection.execute(self._make_new)
-            while cursor.nextset():
-                pass
-            return cursor.fetchone() == self._catalog
+    def close(self) -> None:
+        """Close all connections."""
+        for _, engine in self._warm:
+            engine.dispose()
+
+    def _is_as_new(self, engine: Engine) -> bool:
+        pool = engine.pool
+        assert isinstance(pool, QueuePool)
+        if not pool.checkedin() or pool.checkedout() or _listeners(engine) != _OWN_LISTENERS:
+            return False
+        try:
+            with ExitStack() as stack:
+                pooled = [stack.enter_context(closing(engine.raw_connection())) for _ in range(pool.checkedin())]
+                return self._are_as_new([each.driver_connection for each in pooled])
+        except (psycopg.Error, DBAPIError):  # such as of one that was cut
+            return False
+
+    def _are_as_new(self, drivers: list[Any]) -> bool:
+        if any((driver.prepare_threshold, driver.row_factory) != (5, tuple_row) for driver in drivers):
+            return False
+        for driver in drivers:
+            driver.autocommit = True
+            driver.execute("DISCARD ALL")
+        clean = self._clean(*drivers)
+        for driver in drivers:
+            driver.execute("RESET ALL")
+            driver.autocommit = False
+            driver._prepared = PrepareManager()  # the other one would deallocate what is gone
+        return clean
+
+    def _clean(self, connection: psycopg.Connection[Any], *others: psycopg.Connection[Any]) -> bool:
+        """Make the database of some connections as new, and end all others; return whether its catalog is as it was."""
+        kept = [each.info.backend_pid for each in (connection, *others)]
+        connection.execute("SELECT set_config('tests.kept', %s::int[]::text, false)", [kept])
+        cursor = connection.execute(self._make_new)
+        while cursor.nextset():
+            pass
+        return cursor.fetchone() == self._catalog
 
     def _connect(self, name: str) -> psycopg.Connection[Any]:
         return psycopg.connect(self._server.url(name, driver="postgresql"), autocommit=True)

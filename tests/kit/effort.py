@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: How much is tried, in multiples of what a push tries.
 EFFORT = float(os.environ.get("OUTBOX_TEST_EFFORT", "1"))
@@ -19,3 +23,8 @@ def stride(number: int) -> int:
 def tries(number: int) -> int:
     """Return how many kills, examples, schedules or transfers to try, of the ``number`` at an effort of 1."""
     return max(1, round(number * EFFORT))
+
+
+def sample(values: Iterable[T], number: int) -> list[T]:
+    """Return so many of the values at an effort of 1, the first ones, and up to all of them at a higher one."""
+    return list(values)[: tries(number)]

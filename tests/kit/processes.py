@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
+
+from tests.kit.warm import warm_python
 
 #: The root of the project.
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def python(module: str, *arguments: str | Engine, **environment: str) -> Iterato
     """Run a module as a process; it is killed at the end if it is still there. An engine stands for its URL."""
     texts = [each.url.render_as_string(hide_password=False) if isinstance(each, Engine) else each for each in arguments]
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *texts],
+        [warm_python(), "-m", module, *texts],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdin=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from sqlalchemy import Engine, inspect, text
@@ -12,6 +11,7 @@ from sqlalchemy import Engine, inspect, text
 from outbox.database import migration
 from outbox.database.migration import chain
 from tests.kit import ROOT
+from tests.kit.warm import warm_python
 
 HEADS = {branch: chain.head(branch) for branch in chain.BRANCHES}
 
@@ -22,7 +22,7 @@ def alembic(url: str | None, *arguments: str, schema: str | None = None, fails: 
     named = {} if url is None else {"OUTBOX_DATABASE_URL": url}
     named |= {} if schema is None else {"OUTBOX_SCHEMA": schema}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "alembic", *arguments],
+        [warm_python(), "-W", "error", "-m", "alembic", *arguments],
         cwd=ROOT,
         env=own | named,
         capture_output=True,

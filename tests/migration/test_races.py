@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -13,6 +12,7 @@ from outbox.database import migration
 from outbox.database.migration import chain, runner
 from outbox.errors import SchemaBusy
 from tests.kit import wait_until
+from tests.kit.warm import warm_python
 
 UPGRADE = "import sys; from outbox.database import migration; print(migration.upgrade(sys.argv[1]))"
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -26,7 +26,7 @@ SELECT count(*) FROM pg_locks WHERE relation = 'outbox.topic'::regclass AND mode
 def start(url: str) -> subprocess.Popen[str]:
     """Start an upgrade in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", UPGRADE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [warm_python(), "-c", UPGRADE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

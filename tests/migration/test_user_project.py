@@ -18,6 +18,7 @@ from outbox.database.migration import chain
 from outbox.errors import InvalidSettings
 from tests.doctor.support import raw
 from tests.kit.revisions import next_release
+from tests.kit.warm import warm_python
 
 MODELS = """
 from sqlalchemy import Column, Integer, MetaData, Table, Text
@@ -56,7 +57,7 @@ class Project:
     def run(self, *commands: str, fails: bool = False) -> str:
         """Run commands of ``alembic``, one after another in one process; return all that they printed."""
         done = subprocess.run(
-            [sys.executable, "-c", ALEMBIC, *commands],
+            [warm_python(), "-c", ALEMBIC, *commands],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,

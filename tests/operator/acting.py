@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,17 @@ from outbox.embedded import ServerLike
 from outbox.message.model import Counts, uuid7
 from outbox.operator.bulk import run
 from outbox.operator.databases import Databases, open_database
-from outbox.operator.model import BulkItem, BulkJob, InboxFilter, MessageFilter, PageRequest, Preview, Selector
+from outbox.operator.look.paging import every
+from outbox.operator.model import (
+    BulkItem,
+    BulkItemFilter,
+    BulkItemState,
+    BulkJob,
+    InboxFilter,
+    MessageFilter,
+    Preview,
+    Selector,
+)
 from outbox.operator.operator import Operator
 from tests.kit import dispatch_all
 
@@ -152,12 +163,8 @@ class Desk:
 
     def items(self, row: BulkJob, state: str | None = None) -> list[BulkItem]:
         """Return the items of a bulk job."""
-        page = self.operator.bulk_items(row.id, PageRequest(500), state=state)
-        found = list(page.items)
-        while page.next_page_token:
-            page = self.operator.bulk_items(row.id, PageRequest(500, page.next_page_token), state=state)
-            found += page.items
-        return found
+        chosen = BulkItemFilter(None if state is None else BulkItemState(state))
+        return list(every(partial(self.operator.bulk_items, row.id, chosen)))
 
     def run(self, sql: str, **values: Any) -> None:
         """Run a statement in the first database."""

@@ -18,13 +18,13 @@ from typer.main import get_command
 
 import outbox
 from outbox.acts import whole_acts as rows
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, STATES, Act, act_named, acts_for
+from outbox.acts.changes import STATES, Act, Target
+from outbox.acts.messages import ACTS, act_named, acts_for
 from outbox.acts.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from outbox.cli import app
-from outbox.console.api import whole_acts
+from outbox.console.api import acts
 from outbox.console.context import Role
-from outbox.console.pages import whole_acts as pages
+from outbox.console.pages import acts as pages
 from outbox.errors import InvalidRequest
 from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
@@ -63,7 +63,7 @@ def test_a_method_of_the_operator(act: Act) -> None:
 def test_a_row_of_what_is_no_message(act: WholeAct) -> None:
     """The operator's methods take what the row asks for; each way in has the act, made of the row."""
     known = {field.name for field in fields(form_of(act))}
-    part = whole_acts.part_of(act)
+    part = acts.part_of(act)
     assert {*act.taken(part, act.method or act.name)} - {"idempotency_key"} == known | {"by", "why"}
     for method in filter(None, (act.preview, act.current)):
         assert {*act.taken(part, method)} <= known | {"by"}
@@ -80,7 +80,7 @@ def test_a_row_of_what_is_no_message(act: WholeAct) -> None:
             if isinstance(route, APIRoute)
             for method in route.methods or ()
         }
-        for router in (whole_acts.router, pages.router)
+        for router in (acts.whole_acts, pages.router)
     )
     assert (f"/api/v1{act.path}", "POST") in endpoints
     assert ((f"/api/v1{act.path}", "GET") in endpoints) == bool(act.preview)
@@ -115,7 +115,7 @@ def test_no_way_in_names_an_act() -> None:
         for path in (package / folder).rglob("*.py")
         if (names := sorted(_by_name(ast.parse(path.read_text("utf-8")))))
     }
-    assert found == {"cli/nouns/halves.py": ["check"], "console/api/acts.py": ["rollback"]}
+    assert found == {"cli/messages.py": ["check"], "console/api/acts.py": ["rollback"]}
 
 
 def test_every_act_is_of_one_noun() -> None:

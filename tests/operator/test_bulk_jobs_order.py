@@ -23,6 +23,7 @@ from outbox.operator import model
 from outbox.operator.bulk import jobs
 from outbox.operator.model import (
     MAX_IDS,
+    BulkItemFilter,
     BulkJobFilter,
     BulkJobState,
     HalfFilter,
@@ -401,7 +402,7 @@ def test_bulk_jobs_are_listed(desk: Desk) -> None:
     }
     assert states == {"waiting": 0, "running": 0, "done": 5, "partly": 0, "cancelled": 0}
     for bad in (lambda: desk.operator.bulk_jobs(BulkJobFilter(state="lost"), PageRequest()),  # type: ignore[arg-type]
-                lambda: desk.operator.bulk_items(ids[0], PageRequest(), state="lost")):  # fmt: skip
+                lambda: desk.operator.bulk_items(ids[0], BulkItemFilter(state="lost"), PageRequest())):  # type: ignore[arg-type]  # fmt: skip
         with pytest.raises(InvalidRequest, match=r"state .*'lost' must be one of"):
             bad()
     with pytest.raises(NotFound, match=r"no registered database .bank. has bulk job"):

@@ -13,7 +13,16 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Park
 from outbox.acts.changes import Target
 from outbox.operator.databases import Databases, open_database
-from outbox.operator.model import AuditFilter, BulkOutcome, FateSince, PageRequest, Selector, Total
+from outbox.operator.model import (
+    AuditFilter,
+    BulkItemFilter,
+    BulkItemState,
+    BulkOutcome,
+    FateSince,
+    PageRequest,
+    Selector,
+    Total,
+)
 from outbox.operator.operator import Operator
 from outbox.testing import bulk, drain
 
@@ -122,10 +131,10 @@ def test_a_bulk_job_tells_what_became_of_its_messages(shop: Shop) -> None:
     assert outcome.counts == {"consumed": 4, "failed": 2}
     assert list(outcome.errors.values()) == [2]
     assert outcome.items == Total(6)
-    fates = [item.fates for item in shop.operator.bulk_items(job.id, PageRequest()).items]
+    fates = [item.fates for item in shop.operator.bulk_items(job.id, BulkItemFilter(), PageRequest()).items]
     assert [[fate.status for fate in each] for each in fates] == [["failed"]] * 2 + [["consumed"]] * 4
     assert fates[0][0].error == "RuntimeError: no customer 0"
-    page = shop.operator.bulk_items(job.id, PageRequest(size=2), state="done")
+    page = shop.operator.bulk_items(job.id, BulkItemFilter(BulkItemState.DONE), PageRequest(size=2))
     assert [item.fates[0].status for item in page.items] == ["failed", "failed"]
 
 
@@ -138,7 +147,7 @@ def test_an_act_at_the_producer_is_followed_there(shop: Shop) -> None:
     assert shop.operator.bulk_outcome(job.id).counts == {"committed": 1}
     shop.drain()
     assert shop.operator.bulk_outcome(job.id).counts == {"dispatched": 1}
-    (item,) = shop.operator.bulk_items(job.id, PageRequest()).items
+    (item,) = shop.operator.bulk_items(job.id, BulkItemFilter(), PageRequest()).items
     assert item.fates == [FateSince("a", None, "dispatched", None, None, None)]
 
 

@@ -15,8 +15,8 @@ from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.operator.health.examine import examine
-from outbox.operator.health.locks import LockRow
 from outbox.operator.health.rules import Thresholds
+from outbox.operator.health.workers import LockRow
 from outbox.operator.model import AuditFilter, AuditRow, PageRequest
 from outbox.operator.operator import Operator
 from tests.kit import dispatch_all, wait_until

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest
 from outbox.operator.databases import Databases
-from outbox.operator.look import lists_sql
+from outbox.operator.look import message_sql
 from outbox.operator.model import (
     AuditFilter,
     AuditRow,
@@ -125,7 +125,7 @@ def test_halves_by_each_filter(
 
     expected = [row.id for row in rows]
     assert ids(3) == expected
-    monkeypatch.setattr(lists_sql, "HALF_WINDOW", 4)
+    monkeypatch.setattr(message_sql, "HALF_WINDOW", 4)
     assert ids(3) == expected
 
 
@@ -180,7 +180,7 @@ def test_scheduled_by_each_filter(
     rows = world.scheduled(recalled=recalled, **wanted)
     assert len(rows) == ((12 if recalled else 24) // share if share else 0)
     for name in ("HALF_WINDOW", "RECALLED_WINDOW"):
-        monkeypatch.setattr(lists_sql, name, window)
+        monkeypatch.setattr(message_sql, name, window)
     sought = ScheduledFilter(recalled=recalled, **wanted)
     found = all_pages(lambda page: Operator(world.databases).scheduled(sought, page), 5)
     assert sorted(found, key=str) == sorted(rows, key=str)
@@ -213,7 +213,7 @@ def test_audit_by_each_filter(
     """Each filter finds what it says; page by page and within windows the same."""
     rows = world.audit(**wanted)
     assert len(rows) == count
-    monkeypatch.setattr(lists_sql, "AUDIT_WINDOW", window)
+    monkeypatch.setattr(message_sql, "AUDIT_WINDOW", window)
     found = all_pages(lambda page: Operator(world.databases).audit(AuditFilter(**wanted), page), 2)
     assert len(found) == count
     assert sorted(found, key=lambda row: row.acted_at, reverse=True) == rows

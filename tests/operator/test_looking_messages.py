@@ -17,8 +17,8 @@ from outbox.acts.changes import MessageStatus
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
-from outbox.operator.look import lists_sql
-from outbox.operator.look.lists_sql import LARGEST_BODY
+from outbox.operator.look import message_sql
+from outbox.operator.look.message_sql import LARGEST_BODY
 from outbox.operator.model import MessageFilter, MessageRow, PageRequest, Total
 from outbox.operator.operator import Operator
 from tests.operator.looking import all_pages, born, half, id_of, open_databases, put, registered
@@ -158,7 +158,7 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, wan
     """A search that stops at its window says so, and goes on where it stopped."""
     expected = world.rows(**wanted)
     for name in ("WINDOW", "STATUS_WINDOW", "BODIES"):
-        monkeypatch.setattr(lists_sql, name, 4)
+        monkeypatch.setattr(message_sql, name, 4)
     pages = all_pages(lambda page: Operator(world.databases).messages(MessageFilter(**wanted), page), 3)
     assert len(pages) == len(expected)
     assert set(pages) == set(expected)
@@ -166,7 +166,7 @@ def test_windows_are_one_list(world: World, monkeypatch: pytest.MonkeyPatch, wan
 
 def test_a_window_without_a_match(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is empty since the search stopped tells how many it looked at, and that there may be more."""
-    monkeypatch.setattr(lists_sql, "WINDOW", 4)
+    monkeypatch.setattr(message_sql, "WINDOW", 4)
     page = Operator(world.databases).messages(MessageFilter(database="north", tag="none"), ALL)
     assert (page.items, page.complete, page.searched, page.total) == ([], False, 4, None)
     assert page.next_page_token
@@ -174,7 +174,7 @@ def test_a_window_without_a_match(world: World, monkeypatch: pytest.MonkeyPatch)
 
 def test_few_bytes_of_bodies_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many bytes of bodies are read for a page; one that is larger than that by itself still comes."""
-    monkeypatch.setattr(lists_sql, "BODY_BYTES", 30)
+    monkeypatch.setattr(message_sql, "BODY_BYTES", 30)
     wanted = MessageFilter(body=("order.id", "x"))
     assert len(all_pages(lambda page: Operator(world.databases).messages(wanted, page), 500)) == 2
     assert not Operator(world.databases).messages(wanted, ALL).complete
@@ -185,7 +185,7 @@ def test_few_bytes_of_bodies_at_a_time(world: World, monkeypatch: pytest.MonkeyP
 )
 def test_keys_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     """The index on keys, or another that begins with all of them, finds a key; the window doesn't matter then."""
-    monkeypatch.setattr(lists_sql, "WINDOW", 4)
+    monkeypatch.setattr(message_sql, "WINDOW", 4)
     target = columns if "WHERE" in columns else f"({columns})"
     wanted = MessageFilter(database="north", key="key-3", topic="orders")
     assert Operator(world.databases).messages(wanted, ALL).complete
@@ -206,7 +206,7 @@ def test_keys_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch, columns
 
 def test_a_topic_by_its_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is one of the topic's own messages: however many others are newer, the first page has them."""
-    monkeypatch.setattr(lists_sql, "WINDOW", 4)
+    monkeypatch.setattr(message_sql, "WINDOW", 4)
     page = Operator(world.databases).messages(MessageFilter(database="south", topic="payments"), ALL)
     assert [row.topic for row in page.items] == ["payments"] * 2
     assert page.complete
@@ -220,7 +220,7 @@ def test_a_key_of_many_by_an_index(world: World, monkeypatch: pytest.MonkeyPatch
     try:
         wanted = MessageFilter(database="empty", key="often")
         for most in (5, 100):
-            monkeypatch.setattr(lists_sql, "OF_KEY", most)
+            monkeypatch.setattr(message_sql, "OF_KEY", most)
             rows = all_pages(lambda page: Operator(world.databases).messages(wanted, page), 3)
             assert [row.id for row in rows] == [id_of(number) for number in reversed(range(20))]
     finally:

@@ -20,7 +20,7 @@ from outbox.message.model import Status, uuid7
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import ResolvedIds, Selection, match
 from outbox.operator.databases import Database
-from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.paging import count_of
 from outbox.operator.model import AuditFilter, HalfFilter, HalfStatus, MessageFilter, ScheduledFilter, Selector
 from tests.operator.looking import open_databases, registered
@@ -49,8 +49,8 @@ INBOX: list[tuple[inbox_sql.InboxQuery, inbox_sql.Source]] = [
 ]  # fmt: skip
 
 STATEMENTS: list[Statement | None] = [
-    *(lists_sql.list_messages("outbox", wanted, after, 51) for wanted in MESSAGES for after in (None, ID)),
-    *(lists_sql.count_messages("outbox", wanted) for wanted in MESSAGES),
+    *(message_sql.list_messages("outbox", wanted, after, 51) for wanted in MESSAGES for after in (None, ID)),
+    *(message_sql.count_messages("outbox", wanted) for wanted in MESSAGES),
     statement("outbox", message_sql.BODY, {"id": ID}),
     *(inbox_sql.list_inbox("outbox", *each, after, 51) for each in INBOX for after in (None, (ID, "g"))),
     *(inbox_sql.count("outbox", wanted) for wanted, _ in INBOX),
@@ -59,18 +59,18 @@ STATEMENTS: list[Statement | None] = [
     *(inbox_sql.kinds("outbox", *place) for place in ((None, None), ("g", None), (None, "t"), ("g", "t"))),
     inbox_sql.counts("outbox", None, None, 100, 100),
     inbox_sql.details("outbox", ["g"], ["t"], ["k"]),
-    lists_sql.list_after_offsets("outbox", MessageFilter(key="k"), [lists_sql.UnreadQueue("t", 0, 7, 2**40)], 51),
-    lists_sql.messages_of("outbox", MessageFilter(), [ID]),
+    message_sql.list_after_offsets("outbox", MessageFilter(key="k"), [message_sql.UnreadQueue("t", 0, 7, 2**40)], 51),
+    message_sql.messages_of("outbox", MessageFilter(), [ID]),
     inbox_sql.met("outbox", group="g", ids=[ID]),
-    lists_sql.list_scheduled("outbox", ScheduledFilter(topic="t"), (NOW, ID), 51),
-    lists_sql.list_scheduled("outbox", ScheduledFilter(recalled=True), (ID,), 51),
+    message_sql.list_scheduled("outbox", ScheduledFilter(topic="t"), (NOW, ID), 51),
+    message_sql.list_scheduled("outbox", ScheduledFilter(recalled=True), (ID,), 51),
     count_of("outbox", "scheduled_message", "recalled_at IS NULL"),
-    lists_sql.list_halves("outbox", HalfFilter(topic="t", status=HalfStatus.PARKED, min_age=1.0), ID, 51),
+    message_sql.list_halves("outbox", HalfFilter(topic="t", status=HalfStatus.PARKED, min_age=1.0), ID, 51),
     count_of("outbox", "half_check"),
-    lists_sql.list_audit("outbox", AuditFilter(actor="a", since=NOW), None, 7, 51),
-    lists_sql.list_audit("outbox", AuditFilter(), ["a", "b"], None, 51),
+    message_sql.list_audit("outbox", AuditFilter(actor="a", since=NOW), None, 7, 51),
+    message_sql.list_audit("outbox", AuditFilter(), ["a", "b"], None, 51),
     count_of("outbox", "audit"),
-    statement("outbox", lists_sql.KNOWN_GROUPS, {}),
+    statement("outbox", message_sql.KNOWN_GROUPS, {}),
     message_sql.CONVERSATION("outbox", id=ID, limit=501),
     message_sql.RECEIPTS("outbox", ids=[ID]),
     message_sql.FINDINGS("outbox", id=ID),
@@ -137,8 +137,8 @@ def matched(wanted: MessageFilter, edge: UUID | None) -> Statement:
 @pytest.mark.parametrize("wanted", [MessageFilter(topic="t"), MessageFilter(topic="t", since=NOW)])
 def test_a_topic_is_found_by_its_index(connection: Connection, wanted: MessageFilter) -> None:
     """Neither pages, nor counts, nor previews of bulk jobs walk over millions of others to the few of a topic."""
-    counted = lists_sql.count_messages("outbox", wanted)
-    listed = lists_sql.list_messages("outbox", wanted, ID, 51)
+    counted = message_sql.count_messages("outbox", wanted)
+    listed = message_sql.list_messages("outbox", wanted, ID, 51)
     for each in [listed, matched(wanted, None), matched(wanted, ID), *([counted] if counted else [])]:
         read = [node for node in plan_of(connection, each) if "half_message" in node.get("Relation Name", "")]
         assert read
@@ -151,8 +151,8 @@ def test_a_key_is_found_by_its_index_in_a_topic(server: ServerLike, template: st
     with open_databases(server, template, "only") as engines, engines["only"].begin() as connection:
         execute(connection, plan_by_index(), Statement(OF_ONE_TOPIC))
         for each in [
-            lists_sql.list_messages("outbox", wanted, ID, 51, by_key=True),
-            lists_sql.count_of_key("outbox", wanted, None, 2_000),
+            message_sql.list_messages("outbox", wanted, ID, 51, by_key=True),
+            message_sql.count_of_key("outbox", wanted, None, 2_000),
             matched(wanted, None),
             matched(wanted, ID),
         ]:
@@ -168,7 +168,7 @@ def test_looks_are_planned_for_their_values(server: ServerLike, template: str) -
         database = registered({"only": engine})["only"]
         for number in range(1, 11):
             with database.read_only() as connection:
-                execute(connection, lists_sql.list_messages("outbox", MessageFilter(topic="t"), ID, 51))
+                execute(connection, message_sql.list_messages("outbox", MessageFilter(topic="t"), ID, 51))
                 ((plans,),) = execute(connection, Statement(PLANS))
             assert plans == (0, number)
         engine.dispose()

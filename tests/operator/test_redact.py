@@ -10,7 +10,8 @@ import pytest
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import Codecs
-from outbox.message.masking import KEYS, Redactor, cleaned, has_at, leaves, names_in, path_of, read_json, secrets_of
+from outbox.message.masking import KEYS, cleaned, leaves, names_in, path_of, read_json, secrets_of
+from outbox.operator.look.redactor import Redactor, has_at
 from outbox.text import MASK, without
 
 JSON = "application/json"

@@ -19,7 +19,7 @@ from outbox.database.sql import plan_by_index
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidRequest
 from outbox.operator.databases import AwayDatabase, Database, Databases
-from outbox.operator.look import lists_sql, unconsumed
+from outbox.operator.look import message_sql, unconsumed
 from outbox.operator.model import MessageFate, MessageFilter, Page, PageRequest, Selector
 from outbox.operator.operator import Operator
 from tests.kit import empty
@@ -299,8 +299,8 @@ def test_cost(world: World) -> None:
             INSERT INTO outbox.message (topic, queue, position, half_id, send_number)
             SELECT 'orders', 0, row_number() OVER (ORDER BY id), id, 1 FROM outbox.half_message""")
         )
-    queues = [lists_sql.UnreadQueue("orders", 0, 2990, 2**62)]
-    statement = lists_sql.list_after_offsets("outbox", MessageFilter(), queues, 51)
+    queues = [message_sql.UnreadQueue("orders", 0, 2990, 2**62)]
+    statement = message_sql.list_after_offsets("outbox", MessageFilter(), queues, 51)
     with world.shop.connect() as connection, connection.begin():
         execute(connection, plan_by_index())
         explain = Statement(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}", statement.values)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
-from outbox import Settings
-from outbox.dispatch.dispatch_pass import dispatch_once
+from tests.kit import Tables
 
 #: What these tests write beside the tables that every test of this folder finds empty.
 FURTHER_TABLES = tuple(
@@ -46,8 +45,7 @@ SELECT h.topic, count(*) FROM {s}.op_message o JOIN {s}.half_message h ON h.id =
 
 def send_many(engine: Engine, count: int, *topics: str, schema: str = "outbox") -> None:
     """Commit messages of these topics, in turn, in one transaction."""
-    with engine.begin() as connection:
-        connection.execute(text(_COMMITTED.format(s=schema)), {"count": count, "topics": list(topics or ("t",))})
+    Tables(engine).run(_COMMITTED.format(s=schema), count=count, topics=list(topics or ("t",)))
 
 
 def prepare_many(
@@ -55,18 +53,9 @@ def prepare_many(
 ) -> None:
     """Prepare halves, due for a check, or parked."""
     values = {"count": count, "topic": topic, "parked": parked, "fenced": fenced}
-    with engine.begin() as connection:
-        connection.execute(text(_PREPARED.format(s=schema)), values)
-
-
-def dispatch_all(engine: Engine, settings: Settings) -> None:
-    """Dispatch until nothing is left."""
-    with engine.connect() as connection:
-        while dispatch_once(connection, settings).more:
-            pass
+    Tables(engine).run(_PREPARED.format(s=schema), **values)
 
 
 def waiting(engine: Engine, schema: str = "outbox") -> dict[str, int]:
     """Count what is committed and not dispatched by topic, the slow way."""
-    with engine.connect() as connection:
-        return {row[0]: row[1] for row in connection.execute(text(_WAITING.format(s=schema)))}
+    return dict(Tables(engine).rows(_WAITING.format(s=schema)))

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, create_engine, func, insert, select, text
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, create_engine, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from tests.kit import wait_until
+from tests.kit import Tables, wait_until
 
 Kind = Literal["Session", "AsyncSession", "Connection", "AsyncConnection"]
 KINDS: tuple[Kind, ...] = ("Session", "AsyncSession", "Connection", "AsyncConnection")
@@ -56,18 +56,13 @@ def accounts(engine: Engine) -> set[int]:
 
 def halves(engine: Engine, schema: str = "outbox") -> list[Any]:
     """Return what the half messages say (body as JSON), with their op and whether they wait for a check, by op."""
-    with engine.connect() as connection:
-        return list(
-            connection.execute(
-                text(
-                    "SELECT h.id, h.topic, h.key, h.producer_group, convert_from(h.body, 'UTF8')::jsonb AS body,"
-                    " o.resolution, o.decided_by, c.half_id IS NOT NULL AS waits, c.fenced, h.deliver_at, h.born_at,"
-                    " h.tag, h.headers - 'outbox-sender' AS headers, h.content_type, c.next_check_at"
-                    f" FROM {schema}.half_message h LEFT JOIN {schema}.op_message o ON o.half_id = h.id"
-                    f" LEFT JOIN {schema}.half_check c ON c.half_id = h.id ORDER BY o.sequence, h.id"
-                )
-            )
-        )
+    return Tables(engine).records(
+        "SELECT h.id, h.topic, h.key, h.producer_group, convert_from(h.body, 'UTF8')::jsonb AS body,"
+        " o.resolution, o.decided_by, c.half_id IS NOT NULL AS waits, c.fenced, h.deliver_at, h.born_at,"
+        " h.tag, h.headers - 'outbox-sender' AS headers, h.content_type, c.next_check_at"
+        f" FROM {schema}.half_message h LEFT JOIN {schema}.op_message o ON o.half_id = h.id"
+        f" LEFT JOIN {schema}.half_check c ON c.half_id = h.id ORDER BY o.sequence, h.id"
+    )
 
 
 def messages(engine: Engine, schema: str = "outbox") -> list[int]:
@@ -77,45 +72,20 @@ def messages(engine: Engine, schema: str = "outbox") -> list[int]:
 
 def leftovers(engine: Engine) -> int:
     """Return how many rows of ops and checks stand without a half message."""
-    with engine.connect() as connection:
-        return int(
-            connection.scalar(
-                text(
-                    "SELECT count(*) FROM (SELECT half_id FROM outbox.op_message UNION ALL"
-                    " SELECT half_id FROM outbox.half_check) AS r"
-                    " WHERE NOT EXISTS (SELECT FROM outbox.half_message h WHERE h.id = r.half_id)"
-                )
-            )
-            or 0
-        )
+    rows = "(SELECT half_id FROM outbox.op_message UNION ALL SELECT half_id FROM outbox.half_check) AS r"
+    lone = "NOT EXISTS (SELECT FROM outbox.half_message h WHERE h.id = r.half_id)"
+    return int(Tables(engine).value(f"SELECT count(*) FROM {rows} WHERE {lone}"))
 
 
 def idle_in_transaction(engine: Engine) -> int:
     """Return how many other connections to this database are in a transaction and do nothing."""
-    with engine.connect() as connection:
-        return int(
-            connection.scalar(
-                text(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()"
-                )
-            )
-            or 0
-        )
+    return Tables(engine).connections("state LIKE 'idle in transaction%'")
 
 
 def waits_for_a_lock(engine: Engine, pid: int) -> bool:
     """Tell whether a backend is blocked by another transaction."""
-    with engine.connect() as connection:
-        return bool(
-            connection.scalar(
-                text(
-                    "SELECT count(*) FROM pg_stat_activity"
-                    " WHERE pid = :pid AND wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(pid)) > 0"
-                ),
-                {"pid": pid},
-            )
-        )
+    blocked = f"pid = {pid} AND wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(pid)) > 0"
+    return Tables(engine).connections(blocked) > 0
 
 
 def pid_of(connection: Connection) -> int:
@@ -133,17 +103,12 @@ def terminate(engine: Engine, pid: int) -> None:
 
 def op_of(engine: Engine, half_id: UUID) -> tuple[str, str] | None:
     """Return the resolution of a half and who decided it."""
-    with engine.connect() as connection:
-        row = connection.execute(
-            text("SELECT resolution, decided_by FROM outbox.op_message WHERE half_id = :id"), {"id": half_id}
-        ).first()
-    return None if row is None else (row[0], row[1])
+    return Tables(engine).op(half_id)
 
 
 def count_of_checks(engine: Engine) -> int:
     """Return how many halves wait for a check."""
-    with engine.connect() as connection:
-        return int(connection.scalar(select(func.count()).select_from(text("outbox.half_check"))) or 0)
+    return int(Tables(engine).value("SELECT count(*) FROM outbox.half_check"))
 
 
 class Databases:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Outbox, Settings
 from outbox.database import migration
 from outbox.embedded import ServerLike
-from tests.kit import empty
+from tests.kit import Tables, empty
 from tests.producer import bank
 from tests.producer.caller import Caller
 from tests.producer.proxy import Proxy
@@ -106,20 +107,28 @@ def proxy(engine: Engine) -> Iterator[Proxy]:
 @pytest.fixture
 def deferred(engine: Engine) -> Iterator[Engine]:
     """An engine on a database whose table `change` checks at COMMIT that no number is negative."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE check_violation USING MESSAGE = 'negative'; END $$"
-            )
-        )
-        connection.execute(
-            text(
-                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON change DEFERRABLE INITIALLY DEFERRED"
-                " FOR EACH ROW WHEN (NEW.number < 0) EXECUTE FUNCTION refuse()"
-            )
-        )
-    yield engine
-    with engine.begin() as connection:
-        connection.execute(text("DROP TRIGGER late ON change"))
-        connection.execute(text("DROP FUNCTION refuse()"))
+    with at_the_commit(engine, "RAISE check_violation USING MESSAGE = 'negative';", when="NEW.number < 0"):
+        yield engine
+
+
+@contextmanager
+def at_the_commit(engine: Engine, body: str, when: str = "true") -> Iterator[None]:
+    """Have a COMMIT that wrote into `change` run a trigger's ``body`` for each row of which a condition is true."""
+    tables = Tables(engine)
+    tables.run(f"CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NULL; END $$")
+    tables.run(
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON change DEFERRABLE INITIALLY DEFERRED"
+        f" FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION late()"
+    )
+    try:
+        yield
+    finally:
+        tables.run("DROP FUNCTION late() CASCADE")
+
+
+@pytest.fixture
+def through(proxy: Proxy, engine: Engine) -> Iterator[Engine]:
+    """An engine with one connection, through the proxy."""
+    through = create_engine(engine.url.set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
+    yield through
+    through.dispose()

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine, insert, text
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import scoped_session, sessionmaker
+from sqlalchemy.util import greenlet_spawn
 
 from outbox import Outbox, Settings
 from tests.producer.bank import (
@@ -39,25 +40,6 @@ def both_are(engine: Engine, *numbers: int) -> None:
     assert messages(engine) == list(numbers)
     assert changes(engine) == set(numbers)
     assert leftovers(engine) == 0
-
-
-@each_kind
-def test_commit_keeps_both(kind: Kind, url: str, engine: Engine) -> None:
-    """A committed transaction leaves its change, its half and its op, written by the producer."""
-
-    async def act(databases: Databases) -> Any:
-        async with opened(kind, databases) as carrier:
-            await write(carrier, 1)
-            half_id = numbered(databases, kind).send(carrier, "t", {"number": 1}, key="k", tag="g", headers={"h": "é"})
-            await settle(carrier.commit())
-            return half_id
-
-    half_id = drive(url, act)
-    both_are(engine, 1)
-    (half,) = halves(engine)
-    assert (half.id, half.topic, half.key, half.tag, half.headers) == (half_id, "t", "k", "g", {"h": "é"})
-    assert (half.producer_group, half.content_type) == ("default", "application/json")
-    assert (half.resolution, half.decided_by, half.waits, half.deliver_at) == ("commit", "producer", False, None)
 
 
 @each_kind
@@ -115,22 +97,6 @@ def test_exception_in_a_begin_block_keeps_neither(kind: Kind, url: str, engine: 
 
 
 @each_kind
-def test_many_transactions_on_one_carrier(kind: Kind, url: str, engine: Engine) -> None:
-    """Each transaction of a reused session or connection writes what was sent in it, once, in order."""
-
-    async def act(databases: Databases) -> None:
-        outbox = numbered(databases, kind)
-        async with opened(kind, databases) as carrier:
-            for number in range(12):
-                outbox.send(carrier, "t", {"number": number})
-                await write(carrier, number)
-                await settle(carrier.rollback() if number % 3 == 1 else carrier.commit())
-
-    drive(url, act)
-    both_are(engine, *(number for number in range(12) if number % 3 != 1))
-
-
-@each_kind
 def test_message_without_a_change(kind: Kind, url: str, engine: Engine) -> None:
     """A transaction that does nothing but send is a transaction too: it writes its message, and only in its turn."""
 
@@ -168,69 +134,33 @@ def test_send_does_not_touch_the_database(kind: Kind, url: str, engine: Engine) 
 
 
 @each_kind
-def test_savepoint_rolled_back_takes_its_messages(kind: Kind, url: str, engine: Engine) -> None:
-    """What was sent inside a savepoint vanishes with it; what was sent before and after it stays."""
+@pytest.mark.parametrize(
+    ("end", "kept"), [("commit", (1, 2, 3)), ("rollback", (1, 3)), ("close", (1, 3)), ("the outer commit", (1, 2))]
+)
+def test_end_of_a_savepoint(kind: Kind, end: str, kept: tuple[int, ...], url: str, engine: Engine) -> None:
+    """What was sent inside a savepoint vanishes or stays with it; one that is open goes with its transaction."""
 
     async def act(databases: Databases) -> None:
         outbox = numbered(databases, kind)
         async with opened(kind, databases) as carrier:
-            for number, end in enumerate(("commit", "rollback", "rollback", "commit")):
-                outbox.send(carrier, "t", {"number": 10 * number})
-                await write(carrier, 10 * number)
-                savepoint = await settle(carrier.begin_nested())
-                outbox.send(carrier, "t", {"number": 10 * number + 1})
-                await write(carrier, 10 * number + 1)
-                await settle(getattr(savepoint, end)())
-            await settle(carrier.commit())
 
-    drive(url, act)
-    both_are(engine, 0, 1, 10, 20, 30, 31)
+            async def change_and_send(number: int) -> None:
+                await write(carrier, number)
+                outbox.send(carrier, "t", {"number": number})
 
-
-@each_kind
-def test_outer_commit_takes_an_open_savepoint_along(kind: Kind, url: str, engine: Engine) -> None:
-    """A savepoint that was never released belongs to the transaction that commits."""
-
-    async def act(databases: Databases) -> None:
-        outbox = numbered(databases, kind)
-        async with opened(kind, databases) as carrier:
-            root = carrier.begin()
-            if kind.startswith("Async"):
-                await root.start()
-            outbox.send(carrier, "t", {"number": 1})
-            await write(carrier, 1)
-            await settle(carrier.begin_nested())
-            outbox.send(carrier, "t", {"number": 2})
-            await write(carrier, 2)
-            await settle(root.commit())
-
-    drive(url, act)
-    both_are(engine, 1, 2)
-
-
-@each_kind
-def test_savepoint_closed_takes_its_messages(kind: Kind, url: str, engine: Engine) -> None:
-    """Closing a savepoint's transaction object rolls it back, and its messages with it."""
-
-    async def act(databases: Databases) -> None:
-        outbox = numbered(databases, kind)
-        async with opened(kind, databases) as carrier:
-            await write(carrier, 1)
-            outbox.send(carrier, "t", {"number": 1})
+            await change_and_send(1)
             savepoint = await settle(carrier.begin_nested())
-            await write(carrier, 2)
-            outbox.send(carrier, "t", {"number": 2})
-            inner = getattr(savepoint, "sync_transaction", savepoint)
-            if kind.startswith("Async"):
-                from sqlalchemy.util import greenlet_spawn
-
-                await greenlet_spawn(inner.close)
-            else:
-                inner.close()
+            await change_and_send(2)
+            if end == "close":
+                await greenlet_spawn(getattr(savepoint, "sync_transaction", savepoint).close)
+            elif end != "the outer commit":
+                await settle(getattr(savepoint, end)())
+            if end != "the outer commit":
+                await change_and_send(3)
             await settle(carrier.commit())
 
     drive(url, act)
-    both_are(engine, 1)
+    both_are(engine, *kept)
 
 
 @each_kind

@@ -136,7 +136,7 @@ def test_a_decorated_function_works_for_the_active_tenant(engine: Engine) -> Non
     assert (messages(engine), messages(engine, SECOND_SCHEMA)) == ([1, 10, 3], [2])
 
 
-def test_each_task_has_its_own_tenant(engine: Engine) -> None:
+async def test_each_task_has_its_own_tenant(engine: Engine) -> None:
     """Two requests at once, each for a tenant of its own, don't mix."""
     outbox = Outbox(settings=Settings())
     place = declare(outbox)
@@ -149,8 +149,5 @@ def test_each_task_has_its_own_tenant(engine: Engine) -> None:
             await asyncio.to_thread(place, number)
             await meet.wait()
 
-    async def both() -> None:
-        await asyncio.gather(request(1), request(2))
-
-    asyncio.run(both())
+    await asyncio.gather(request(1), request(2))
     assert (messages(engine), messages(engine, SECOND_SCHEMA)) == ([1], [2])

@@ -464,35 +464,31 @@ def test_many_deciders_at_once(engine: Engine, outbox: Outbox) -> None:
         assert op_of(engine, half_id) == (answers[0][0].value, "producer")
 
 
-def test_async_commit_race(url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_async_commit_race(url: str, engine: Engine, outbox: Outbox) -> None:
     """An AsyncSession that loses waits without blocking its event loop, and is told."""
     half_id = prepared(engine, outbox)
+    async_engine = create_async_engine(url)
+    bound = Outbox(async_engine, settings=Settings())
+    pids: list[int] = []
 
-    async def act() -> None:
-        async_engine = create_async_engine(url)
-        bound = Outbox(async_engine, settings=Settings())
-        pids: list[int] = []
+    async def late() -> None:
+        async with AsyncSession(async_engine) as session, session.begin():
+            await write(session, 1)
+            pids.append(await session.scalar(text("SELECT pg_backend_pid()")) or 0)
+            bound.commit(half_id, session)
 
-        async def late() -> None:
-            async with AsyncSession(async_engine) as session, session.begin():
-                await write(session, 1)
-                pids.append(await session.scalar(text("SELECT pg_backend_pid()")) or 0)
-                bound.commit(half_id, session)
-
-        with engine.connect() as rival:
-            rival.begin()
-            decide(rival, "outbox", half_id, Resolution.ROLLBACK, "operator")
-            task = asyncio.create_task(late())
-            await asyncio.to_thread(
-                wait_until, lambda: task.done() or (pids and waits_for_a_lock(engine, pids[0])), "the loser waits"
-            )
-            assert not task.done()
-            rival.commit()
-            with pytest.raises(AlreadyRolledBack, match="operator"):
-                await task
-        await async_engine.dispose()
-
-    asyncio.run(asyncio.wait_for(act(), 60))
+    with engine.connect() as rival:
+        rival.begin()
+        decide(rival, "outbox", half_id, Resolution.ROLLBACK, "operator")
+        task = asyncio.create_task(late())
+        await asyncio.to_thread(
+            wait_until, lambda: task.done() or (pids and waits_for_a_lock(engine, pids[0])), "the loser waits"
+        )
+        assert not task.done()
+        rival.commit()
+        with pytest.raises(AlreadyRolledBack, match="operator"):
+            await task
+    await async_engine.dispose()
     assert changes(engine) == set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
@@ -12,27 +13,22 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Outgoing, Settings, Topic, message_id, testing
-from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.errors import DuplicateMessage, InvalidMessage
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.telemetry.events import DuplicateIgnored, MessagesSent
-from outbox.telemetry.hooks import add_hook
-from tests.kit import wait_until
-from tests.producer.bank import change, changes, halves, messages, pid_of, waits_for_a_lock
+from outbox.telemetry.hooks import TelemetryEvent
+from tests.kit import Tables, at_once, dispatch_all, wait_until
+from tests.producer.bank import change, changes, halves, messages, pid_of, settle, waits_for_a_lock
 from tests.producer.carriers import CARRIERS, send
-from tests.producer.test_carriers import run
 
 
 def deliver(engine: Engine) -> list[int]:
     """Dispatch what was sent; return the numbers of messages."""
-    with engine.connect() as connection:
-        while dispatch_once(connection, Settings()):
-            pass
-        sql = (
-            "SELECT (convert_from(h.body, 'UTF8')::jsonb ->> 'number')::int FROM outbox.message m"
-            " JOIN outbox.half_message h ON h.id = m.half_id ORDER BY 1"
-        )
-        return list(connection.scalars(text(sql)))
+    dispatch_all(engine)
+    return Tables(engine).rows(
+        "SELECT (convert_from(h.body, 'UTF8')::jsonb ->> 'number')::int FROM outbox.message m"
+        " JOIN outbox.half_message h ON h.id = m.half_id ORDER BY 1"
+    )
 
 
 def send_in(session: Session, outbox: Outbox, number: int, **options: Any) -> UUID:
@@ -42,18 +38,14 @@ def send_in(session: Session, outbox: Outbox, number: int, **options: Any) -> UU
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """The second send returns the first id, writes nothing, and its business change commits."""
     ids = []
-
-    async def act() -> None:
-        for number in (1, 2):
-            async with CARRIERS[name](url, False) as opened:
-                await opened.write(number)
-                ids.append(await send(outbox, opened, number, dedupe="order-4711"))
-                await opened.commit()
-
-    run(act())
+    for number in (1, 2):
+        async with CARRIERS[name](url, False) as opened:
+            await opened.write(number)
+            ids.append(await send(outbox, opened, number, dedupe="order-4711"))
+            await opened.commit()
     assert ids == [message_id("t", "order-4711")] * 2
     assert (messages(engine), changes(engine)) == ([1], {1, 2})
     (half,) = halves(engine)
@@ -61,52 +53,37 @@ def test_second_send_does_nothing(name: str, url: str, engine: Engine, outbox: O
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_second_send_fails(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_second_send_fails(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """With on_duplicate="error" the second transaction fails, which has written nothing after its rollback."""
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(1)
-            await send(outbox, opened, 1, dedupe="order-4711", on_duplicate="error")
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(1)
+        await send(outbox, opened, 1, dedupe="order-4711", on_duplicate="error")
+        await opened.commit()
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(2)
+        with pytest.raises(DuplicateMessage, match="of 'order-4711' already") as failed:
+            await send(outbox, opened, 2, dedupe="order-4711", on_duplicate="error")
             await opened.commit()
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(2)
-            with pytest.raises(DuplicateMessage, match="of 'order-4711' already") as failed:
-                await send(outbox, opened, 2, dedupe="order-4711", on_duplicate="error")
-                await opened.commit()
-            await opened.rollback()
-            assert failed.value.message_id == message_id("t", "order-4711")
-
-    run(act())
+        await opened.rollback()
+        assert failed.value.message_id == message_id("t", "order-4711")
     assert (messages(engine), changes(engine)) == ([1], {1})
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_a_rollback_is_no_send(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
+async def test_a_rollback_is_no_send(name: str, url: str, engine: Engine, outbox: Outbox) -> None:
     """What was sent with a transaction or a savepoint that rolled back was not sent."""
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(1)
-            await send(outbox, opened, 1, dedupe="order-4711")
-            await opened.rollback()
-        async with CARRIERS[name](url, False) as opened:
-            await opened.write(2)
-            undo = await opened.savepoint()
-            await send(outbox, opened, 2, dedupe="order-4711")
-            await undo_and_settle(undo)
-            await send(outbox, opened, 3, dedupe="order-4711")
-            await opened.commit()
-
-    run(act())
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(1)
+        await send(outbox, opened, 1, dedupe="order-4711")
+        await opened.rollback()
+    async with CARRIERS[name](url, False) as opened:
+        await opened.write(2)
+        undo = await opened.savepoint()
+        await send(outbox, opened, 2, dedupe="order-4711")
+        await settle(undo())
+        await send(outbox, opened, 3, dedupe="order-4711")
+        await opened.commit()
     assert (messages(engine), changes(engine)) == ([3], {2})
-
-
-async def undo_and_settle(undo: Any) -> None:
-    """Roll a savepoint back."""
-    undone = undo()
-    if hasattr(undone, "__await__"):
-        await undone
 
 
 def test_race_of_twenty(url: str) -> None:
@@ -114,35 +91,25 @@ def test_race_of_twenty(url: str) -> None:
     number, rolling_back = 20, {0, 3, 7, 11, 19}
     engine = create_engine(url, pool_size=number)
     outbox = Outbox(engine, settings=Settings())
-    begun = threading.Barrier(number)
-    ids: dict[int, UUID] = {}
-    failed: list[BaseException] = []
+    begun = threading.Barrier(number, timeout=60)
 
-    def act(mine: int) -> None:
-        try:
-            if mine in rolling_back:
-                raw = engine.raw_connection()
-                assert raw.driver_connection is not None
-                begun.wait()
-                ids[mine] = outbox.send(raw.driver_connection, "t", {"number": mine}, dedupe="order-4711")
-                raw.rollback()  # what it had written
-                raw.close()
-                return
-            with Session(engine) as session:
-                ids[mine] = send_in(session, outbox, mine, dedupe="order-4711")
-                outbox.send(session, "t", {"number": 100 + mine}, dedupe=f"order-{mine % 3}")
-                begun.wait()
-                session.commit()
-        except BaseException as error:
-            failed.append(error)
+    def act(mine: int) -> UUID:
+        if mine in rolling_back:
+            raw = engine.raw_connection()
+            assert raw.driver_connection is not None
+            begun.wait()
+            half_id: UUID = outbox.send(raw.driver_connection, "t", {"number": mine}, dedupe="order-4711")
+            raw.rollback()  # what it had written
+            raw.close()
+            return half_id
+        with Session(engine) as session:
+            half_id = send_in(session, outbox, mine, dedupe="order-4711")
+            outbox.send(session, "t", {"number": 100 + mine}, dedupe=f"order-{mine % 3}")
+            begun.wait()
+            session.commit()
+        return half_id
 
-    threads = [threading.Thread(target=act, args=(mine,)) for mine in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert set(ids.values()) == {message_id("t", "order-4711")}
+    assert set(at_once(*(partial(act, mine) for mine in range(number)))) == {message_id("t", "order-4711")}
     assert changes(engine) == set(range(number)) - rolling_back
     sent = deliver(engine)
     assert len(sent) == 4
@@ -180,28 +147,18 @@ def test_second_waits_for_the_first(first_commits: bool, engine: Engine, outbox:
 
 def test_crossed_sends_do_not_deadlock(engine: Engine, outbox: Outbox) -> None:
     """Two transactions that send the same messages in opposite orders both commit, however often."""
-    failed: list[BaseException] = []
-    begun = threading.Barrier(2)
+    begun = threading.Barrier(2, timeout=60)
 
     def act(mine: int) -> None:
-        try:
-            for turn in range(20):
-                with Session(engine) as session, session.begin():
-                    send_in(session, outbox, mine * 1000 + turn)
-                    orders = range(10) if mine else reversed(range(10))
-                    for order in orders:
-                        outbox.send(session, "t", {"number": order}, dedupe=f"{turn}-{order}")
-                    begun.wait()
-        except BaseException as error:
-            failed.append(error)
-            begun.abort()
+        for turn in range(20):
+            with Session(engine) as session, session.begin():
+                send_in(session, outbox, mine * 1000 + turn)
+                orders = range(10) if mine else reversed(range(10))
+                for order in orders:
+                    outbox.send(session, "t", {"number": order}, dedupe=f"{turn}-{order}")
+                begun.wait()
 
-    threads = [threading.Thread(target=act, args=(mine,)) for mine in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    at_once(partial(act, 0), partial(act, 1))
     assert len(messages(engine)) == 2 * 20 + 20 * 10
 
 
@@ -243,23 +200,20 @@ def test_with_a_queue_a_prepared_half_and_a_decision(engine: Engine, outbox: Out
         assert connection.scalar(queue, {"id": message_id("chosen", "order-4711")}) == 3
 
 
-def test_what_is_told(engine: Engine, outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_told(
+    engine: Engine, outbox: Outbox, heard: list[TelemetryEvent], caplog: pytest.LogCaptureFixture
+) -> None:
     """A second send is told once it has committed, and isn't counted as sent."""
-    told: list[object] = []
-    stop = add_hook(told.append)
-    try:
-        with caplog.at_level("INFO", logger="outbox.producer"):
-            for number in (1, 2):
-                with Session(engine) as session, session.begin():
-                    first = outbox.send(session, "t", {"number": number}, dedupe="order-4711")
-            with Session(engine) as session:
-                outbox.send(session, "t", {"number": 3}, dedupe="order-4711")
-                session.rollback()
-    finally:
-        stop()
-    sent = [event.message_ids for event in told if isinstance(event, MessagesSent)]
+    with caplog.at_level("INFO", logger="outbox.producer"):
+        for number in (1, 2):
+            with Session(engine) as session, session.begin():
+                first = outbox.send(session, "t", {"number": number}, dedupe="order-4711")
+        with Session(engine) as session:
+            outbox.send(session, "t", {"number": 3}, dedupe="order-4711")
+            session.rollback()
+    sent = [event.message_ids for event in heard if isinstance(event, MessagesSent)]
     assert sent == [(first,)]
-    assert [event for event in told if isinstance(event, DuplicateIgnored)] == [
+    assert [event for event in heard if isinstance(event, DuplicateIgnored)] == [
         DuplicateIgnored(topic="t", message_id=first, dedupe="order-4711")
     ]
     assert [record.outbox_event for record in caplog.records] == ["message.duplicate"]  # type: ignore[attr-defined]  # ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -16,12 +17,14 @@ from outbox.database.execute import Statement, Template, execute
 from outbox.dispatch.dispatch_pass import dispatch_once
 from outbox.producer import sql as producer_sql
 from tests.dispatch.support import rows_read, table_scans
-from tests.kit import empty, tries
-from tests.producer.backlog import FURTHER_TABLES, dispatch_all, prepare_many, send_many, waiting
+from tests.kit import dispatch_all, empty, tries
+from tests.producer.backlog import FURTHER_TABLES, prepare_many, send_many, waiting
 
 TABLES = (*FURTHER_TABLES, "outbox.half_message", "outbox.half_check", "outbox.op_message")
 TOPICS = ("a", "b", "c")
 SETTINGS = Settings(listen=False)
+#: What the count asks of the planner.
+BY_INDEX = producer_sql.plan_by_index_until_back("outbox", seconds=1.0)
 
 
 def clear(engine: Engine) -> None:
@@ -43,26 +46,15 @@ def counting(count: Template, limit: int) -> Statement:
     return count("outbox", least=limit, limit=limit, **producer_sql.SAMPLE)
 
 
-def undispatched(engine: Engine, limit: int = 1) -> dict[str, int]:
-    """Return what flow control counts of undispatched ops."""
+def counted(count: Template, engine: Engine, limit: int = 1) -> dict[str, int]:
+    """Return what flow control counts of each topic."""
     with engine.begin() as connection:
-        _, rows = execute(
-            connection,
-            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
-            counting(producer_sql.undispatched, limit),
-        )
+        _, rows = execute(connection, BY_INDEX, counting(count, limit))
     return {str(row[0]): int(row[1]) for row in rows}
 
 
-def undecided(engine: Engine, limit: int = 1) -> dict[str, int]:
-    """Return what flow control counts of undecided halves."""
-    with engine.begin() as connection:
-        _, rows = execute(
-            connection,
-            producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
-            counting(producer_sql.undecided, limit),
-        )
-    return {str(row[0]): int(row[1]) for row in rows}
+undispatched = partial(counted, producer_sql.undispatched)
+undecided = partial(counted, producer_sql.undecided)
 
 
 # --- undispatched ------------------------------------------------------------------------------------------
@@ -238,7 +230,7 @@ def tuples_read(connection: Connection) -> dict[str, int]:
 def read_rows(engine: Engine, statement: Statement) -> list[dict[str, object]]:
     """Run a statement as flow control does, and return the scans of its plan."""
     with engine.begin() as connection:
-        execute(connection, producer_sql.plan_by_index_until_back("outbox", seconds=1.0))
+        execute(connection, BY_INDEX)
         return table_scans(connection, statement)
 
 
@@ -250,23 +242,13 @@ def test_cost_is_bounded_whatever_waits(engine: Engine) -> None:
     with engine.connect() as connection:
         for _ in range(8):  # by now the server has settled on a plan
             with connection.begin():
-                execute(
-                    connection,
-                    producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
-                    statement,
-                    producer_sql.PLAN_BACK,
-                )
+                execute(connection, BY_INDEX, statement, producer_sql.PLAN_BACK)
         send_many(engine, 2_000, "a")
         dispatch_all(engine, SETTINGS)
         send_many(engine, 10 * producer_sql.SAMPLED, "a")
         with connection.begin():
             before = tuples_read(connection)
-            execute(
-                connection,
-                producer_sql.plan_by_index_until_back("outbox", seconds=1.0),
-                statement,
-                producer_sql.PLAN_BACK,
-            )
+            execute(connection, BY_INDEX, statement, producer_sql.PLAN_BACK)
             read = {name: rows - before[name] for name, rows in tuples_read(connection).items()}
     beside = 202  # where the stretches begin and end
     assert read["op_message.sequential"] == read["half_message.sequential"] == read["message.sequential"] == 0

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from outbox import INJECTED, Outbox, Settings
-from outbox.database.at_commit import effects_of
+from outbox.database.session import effects_of
 from outbox.errors import TransactionRequired
 from tests.producer.bank import Account, change, changes, halves, idle_in_transaction, messages, settle
 from tests.producer.caller import Declined

@@ -18,7 +18,6 @@ from outbox.errors import TransactionRequired
 from tests.producer.bank import change, changes, create_business_tables, halves, messages, settle
 from tests.producer.carriers import CARRIERS, send
 from tests.producer.proxy import Proxy
-from tests.producer.test_carriers import run
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +34,22 @@ def twin() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_namesake(name: str, twin: str, outbox: Outbox) -> None:
+async def test_namesake(name: str, twin: str, outbox: Outbox) -> None:
     """A database of the same name on another server is refused, at the COMMIT at the latest, which writes nothing."""
     other = create_engine(twin)
-
-    async def act() -> None:
-        async with CARRIERS[name](twin, False) as opened:
-            await opened.write(1)
-            with pytest.raises(TransactionRequired, match=r"'producer' of another server than .*/producer\)"):
-                await send(outbox, opened, 1)
-                await opened.commit()
-            await opened.rollback()
-
-    run(act())
+    async with CARRIERS[name](twin, False) as opened:
+        await opened.write(1)
+        with pytest.raises(TransactionRequired, match=r"'producer' of another server than .*/producer\)"):
+            await send(outbox, opened, 1)
+            await opened.commit()
+        await opened.rollback()
     assert (changes(other), halves(other)) == (set(), [])
     other.dispose()
 
 
 @pytest.mark.parametrize("name", CARRIERS)
 @pytest.mark.parametrize("driver", ["psycopg2", "asyncpg"])
-def test_same_database_by_another_way(
+async def test_same_database_by_another_way(
     driver: str, name: str, url: str, proxy: Proxy, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a pooler the database is the Outbox's own, which is found out once, whatever the Outbox is bound to."""
@@ -70,16 +65,12 @@ def test_same_database_by_another_way(
         return ask(own)
 
     monkeypatch.setattr(OwnDatabase, "_ask", count)
-
-    async def act() -> None:
-        for number in (1, 2, 3):
-            async with CARRIERS[name](through, False) as opened:
-                await opened.write(number)
-                await send(outbox, opened, number)
-                await opened.commit()
-        await settle(bound.dispose())
-
-    run(act())
+    for number in (1, 2, 3):
+        async with CARRIERS[name](through, False) as opened:
+            await opened.write(number)
+            await send(outbox, opened, number)
+            await opened.commit()
+    await settle(bound.dispose())
     assert (changes(engine), messages(engine)) == ({1, 2, 3}, [1, 2, 3])
     assert len(asked) == 1
 

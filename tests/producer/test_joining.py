@@ -114,32 +114,28 @@ def test_what_runs_beside_the_function_joins_nothing(outbox: Outbox, engine: Eng
     assert changes(engine) == {1}
 
 
-def test_async_functions_join(url: str, engine: Engine) -> None:
+async def test_async_functions_join(url: str, engine: Engine) -> None:
     """Awaited in the same task, an async function joins; a task of its own has a transaction of its own."""
+    async_engine = create_async_engine(url)
+    outbox = Outbox(async_engine, settings=Settings())
 
-    async def act() -> None:
-        async_engine = create_async_engine(url)
-        outbox = Outbox(async_engine, settings=Settings())
+    @outbox.transactional(topic="t")
+    async def inner(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
+        await session.execute(insert(change).values(number=number))
+        return {"number": number}
 
-        @outbox.transactional(topic="t")
-        async def inner(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
-            await session.execute(insert(change).values(number=number))
-            return {"number": number}
+    @outbox.transactional(topic="t")
+    async def outer(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
+        await inner(10 * number)
+        await asyncio.gather(inner(100 * number), inner(1000 * number))
+        if number < 0:
+            raise Declined
+        return {"number": number}
 
-        @outbox.transactional(topic="t")
-        async def outer(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
-            await inner(10 * number)
-            await asyncio.gather(inner(100 * number), inner(1000 * number))
-            if number < 0:
-                raise Declined
-            return {"number": number}
-
-        await outer(1)
-        with pytest.raises(Declined):
-            await outer(-1)
-        await async_engine.dispose()
-
-    asyncio.run(act())
+    await outer(1)
+    with pytest.raises(Declined):
+        await outer(-1)
+    await async_engine.dispose()
     assert changes(engine) == {10, 100, 1000, -100, -1000}
     assert sorted(messages(engine)) == [-1000, -100, 1, 10, 100, 1000]
 

@@ -17,9 +17,9 @@ from outbox import Outbox, Outgoing, Resolution, Settings, outcomes, testing
 from outbox.database.decision import decide
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, InvalidMessage
 from outbox.message.declared import TwoPhaseDecorator
-from outbox.producer.outcome import CallOutcome
+from outbox.producer.decorators import CallOutcome
 from tests.kit import Tables
-from tests.producer.bank import halves
+from tests.producer.bank import changes, halves, idle_in_transaction
 from tests.producer.caller import Caller, Crash, Declined
 
 
@@ -103,20 +103,23 @@ def test_a_commit_that_fails_is_stored(caller: Caller, engine: Engine, deferred:
 def test_a_decision_of_others_is_the_outcome(
     resolution: Resolution, raised: type[Exception], caller: Caller, engine: Engine
 ) -> None:
-    """The call fails on it, and its half has an op: it isn't an error of the function."""
+    """The late COMMIT fails on it, and takes the change along; that is no error of the function."""
 
     def meanwhile(*_: Any) -> None:
         with engine.begin() as connection:
             decide(connection, "outbox", halves(engine)[0].id, resolution, "operator")
 
     pay = caller.decorate(caller.outbox.two_phase(topic="t"), meanwhile)
-    with outcomes() as calls, pytest.raises(raised):
+    with outcomes() as calls, pytest.raises(raised, match="by the operator"):
         pay(1)
     assert (the_call(calls), errors(engine)) == ((halves(engine)[0].id, resolution), [])
+    assert (changes(engine), idle_in_transaction(engine)) == (set(), 0)
 
 
-def test_a_rollback_that_comes_too_late_keeps_the_error(caller: Caller, engine: Engine) -> None:
-    """An operator has committed what the function then refused: that is worth knowing, above all."""
+def test_a_rollback_that_comes_too_late_keeps_the_error(
+    caller: Caller, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator has committed what the function then refuses: the caller gets the error with a note; it is kept."""
 
     def refuse(*_: Any) -> None:
         with engine.begin() as connection:
@@ -124,11 +127,16 @@ def test_a_rollback_that_comes_too_late_keeps_the_error(caller: Caller, engine: 
         raise Declined("no money")
 
     pay = caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=(Declined,)), refuse)
-    with outcomes() as calls, pytest.raises(Declined):
+    with outcomes() as calls, pytest.raises(Declined, match="no money") as caught:
         pay(1)
     ((half_id, _, error),) = errors(engine)
     assert error.endswith("no money")
     assert the_call(calls) == (half_id, Resolution.COMMIT)
+    (note,) = caught.value.__notes__
+    assert str(half_id) in note
+    assert "already committed" in note
+    assert f"half message {half_id} was not rolled back" in caplog.text
+    assert changes(engine) == set()
 
 
 def test_decisions_about_other_halves_are_errors(caller: Caller, engine: Engine, outbox: Outbox) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
 from outbox.producer import process
 from outbox.telemetry.events import AfterCommitFailed
-from outbox.telemetry.hooks import add_hook
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import Tables, wait_until
 from tests.producer.bank import changes
 from tests.producer.carriers import CARRIERS, send
@@ -72,34 +71,29 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
 
 
 @pytest.fixture
-def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def told(
+    engine: Engine, heard: list[TelemetryEvent], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[TelemetryEvent]]:
     """The events; each message is followed by a nudge, and a report that fails at its own commit."""
     monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
     monkeypatch.setattr(process, "REPORT_EVERY", 0.0)
     tables = Tables(engine)
-    events: list[Any] = []
     tables.run(FAILS_LATE)
-    remove = add_hook(events.append)
-    yield events
-    remove()
+    yield heard
     tables.run("DROP FUNCTION outbox.fail CASCADE")
 
 
 @pytest.mark.parametrize("name", CARRIERS)
-def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
+async def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
     name: str, url: str, engine: Engine, told: list[Any]
 ) -> None:
     """With each carrier, on a new connection and on one that has sent before: one event, and nothing else."""
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS[name](url, False) as opened:
-            for number in range(3):
-                await opened.write(number)
-                await send(outbox, opened, number)
-                await opened.commit()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    async with CARRIERS[name](url, False) as opened:
+        for number in range(3):
+            await opened.write(number)
+            await send(outbox, opened, number)
+            await opened.commit()
     assert changes(engine) == {0, 1, 2}
     failed: list[Any] = []
 
@@ -112,21 +106,17 @@ def test_what_fails_when_it_commits_itself_leaves_the_commit_alone(
 
 
 @pytest.mark.parametrize("name", ["Session on psycopg", "AsyncSession on psycopg"])
-def test_a_connection_lost_behind_the_commit_leaves_it_alone(
+async def test_a_connection_lost_behind_the_commit_leaves_it_alone(
     name: str, url: str, proxy: Proxy, engine: Engine, told: list[Any]
 ) -> None:
     """The server has said that it has committed, and not yet what became of the nudge: the commit succeeds."""
     through = make_url(url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     outbox = Outbox(engine, settings=Settings())
-
-    async def act() -> None:
-        async with CARRIERS[name](through, False) as opened:
-            for number in (1, 2, 3):
-                proxy.cut = "behind" if number == 2 else None
-                await opened.write(number)
-                await send(outbox, opened, number)
-                await opened.commit()
-
-    asyncio.run(asyncio.wait_for(act(), 120))
+    async with CARRIERS[name](through, False) as opened:
+        for number in (1, 2, 3):
+            proxy.cut = "behind" if number == 2 else None
+            await opened.write(number)
+            await send(outbox, opened, number)
+            await opened.commit()
     assert changes(engine) == {1, 2, 3}
     assert AfterCommitFailed in {type(each) for each in told}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy import Engine, insert, text
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, Settings
@@ -74,14 +73,6 @@ def test_prepared_and_sent_messages_share_the_statement(counted: Engine, engine:
         (3, "commit", False),
         (2, None, True),
     ]
-
-
-@pytest.fixture
-def through(proxy: Proxy, engine: Engine) -> Iterator[Engine]:
-    """An engine with one connection, through the proxy."""
-    through = create_engine(engine.url.set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
-    yield through
-    through.dispose()
 
 
 @pytest.mark.parametrize("listen", [True, False])

@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import Outbox, Settings
 from outbox.errors import TransactionRequired
-from tests.producer.bank import Account, Base, accounts, change, changes, create_business_tables, halves, messages
-from tests.producer.conftest import SECOND_SCHEMA
+from tests.producer.bank import Account, accounts, change, changes, create_business_tables, messages
 
 
 def send(outbox: Outbox, carrier: Any, number: int) -> None:
@@ -218,22 +217,14 @@ def test_joined_by_savepoint_rolls_back_alone(engine: Engine, outbox: Outbox, ou
     assert (accounts(engine), messages(engine)) == ({1, 2, 4, 6}, [1, 2, 4, 6])
 
 
-def test_joined_session_closed_without_commit(engine: Engine, outbox: Outbox, outer: Connection) -> None:
-    """Closing a `rollback_only` session leaves what it flushed to the outer transaction, and so its message."""
-    with Session(outer, join_transaction_mode="rollback_only") as session:
-        do(outbox, session, 1)
-        session.flush()
-    outer.commit()
-    assert (accounts(engine), messages(engine)) == ({1}, [1])
-
-
-def test_joined_session_still_open_at_the_outer_commit(engine: Engine, outbox: Outbox, outer: Connection) -> None:
-    """What a joined session flushed and sent is committed by the outer commit, though the session didn't commit."""
+@pytest.mark.parametrize("closed_first", [True, False])
+def test_joined_session_without_a_commit(closed_first: bool, engine: Engine, outbox: Outbox, outer: Connection) -> None:
+    """What a `rollback_only` session flushed and sent goes with the outer transaction, closed before it or not."""
     session = Session(outer, join_transaction_mode="rollback_only")
     do(outbox, session, 1)
     session.flush()
-    outer.commit()
-    session.close()
+    for end in (session.close, outer.commit) if closed_first else (outer.commit, session.close):
+        end()
     assert (accounts(engine), messages(engine)) == ({1}, [1])
 
 
@@ -434,32 +425,3 @@ def test_outbox_made_in_the_middle_of_a_transaction(url: str, engine: Engine) ->
     """Transactions that began before the process made its first Outbox carry messages all the same."""
     subprocess.run([sys.executable, "-c", LATE, url], check=True, cwd=Path(__file__).parents[2])
     assert (changes(engine), messages(engine)) == ({1, 3}, [1, 3])
-
-
-def test_one_statement_per_schema_however_they_alternate(engine: Engine, outbox: Outbox) -> None:
-    """Messages of two schemas, sent in turn, keep their order within each."""
-    second = Outbox(engine, settings=Settings(schema=SECOND_SCHEMA))
-    with Session(engine) as session:
-        for number in range(6):
-            send(second if number % 2 else outbox, session, number)
-        session.commit()
-    assert messages(engine) == [0, 2, 4]
-    assert messages(engine, SECOND_SCHEMA) == [1, 3, 5]
-
-
-def test_session_of_an_own_class(engine: Engine, outbox: Outbox) -> None:
-    """Subclasses of the session classes are sessions, too."""
-
-    class Own(Session):
-        pass
-
-    with Own(engine) as session:
-        do(outbox, session, 1)
-        session.commit()
-    assert (accounts(engine), messages(engine)) == ({1}, [1])
-
-
-def test_business_tables_have_what_the_tests_assume(engine: Engine) -> None:
-    """The mapped tables of this folder exist; else the tests above would prove nothing."""
-    assert set(Base.metadata.tables) == {"account"}
-    assert halves(engine) == []

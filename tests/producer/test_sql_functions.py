@@ -24,10 +24,10 @@ from outbox import Outbox, Settings
 from outbox.errors import AlreadyCommitted, AlreadyRolledBack, HalfNotFound, InvalidMessage
 from outbox.message import content
 from outbox.message.model import expiry_in, uuid7
-from tests.kit import tries, wait_until
+from tests.kit import Tables, tries, wait_until
 from tests.kit.programs import lacks
 from tests.producer.bank import changes, halves, leftovers, messages, waits_for_a_lock
-from tests.producer.conftest import NODE, SECOND_SCHEMA
+from tests.producer.conftest import NODE, SECOND_SCHEMA, at_the_commit
 
 #: The SQLSTATEs of what Python raises.
 STATES = {InvalidMessage: "OX001", AlreadyCommitted: "OX002", AlreadyRolledBack: "OX003", HalfNotFound: "OX004"}
@@ -143,6 +143,7 @@ def test_send_many(connection: psycopg.Connection[Any], engine: Engine) -> None:
         ([{"topic": "t", "bdy": 1, "Kee": 2}], "a message has no option Kee, bdy"),
         ([{"topic": 1}], "topic must be a str, not int"),
         ([{"topic": "t", "key": 1.5}], "key must be a str, not float"),
+        ([{"topic": "t", "producer_group": 5}], "group must be a str, not int"),
         ([{"topic": "t", "tag": ["a"]}], "tag must be a str, not list"),
         ([{"body": 1}], "topic is empty"),
         ([{"topic": "t", "body": 1}, {"topic": "a b", "body": 1}], "topic 'a b' may only have"),
@@ -333,7 +334,9 @@ def test_another_schema(connection: psycopg.Connection[Any], engine: Engine) -> 
 _TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=200)
 _NAMES = st.one_of(
     st.text("abZ09%|_./- ", max_size=140),
-    st.sampled_from(["a" * 127, "a" * 128, "%RETRY%x", "%DLQ%", "RMQ_SYS_x", "TBW102", "x\n", "\n", "ä", "a:b"]),
+    st.sampled_from(
+        ["a" * 127, "a" * 128, "%RETRY%x", "%DLQ%", "RMQ_SYS_x", "TBW102", "outbox.x", "x\n", "\n", "ä", "a:b"]
+    ),
 )
 _KEYS = st.none() | _TEXTS | st.sampled_from(["ä" * 127, "ä" * 128, "k" * 255, "k" * 256])
 _HEADERS = st.one_of(
@@ -387,146 +390,88 @@ def test_python_and_sql_agree(
         assert by_sql == by_python
 
 
-#: What a message can't be, by Python's options, by those of the SQL functions, and by the keys of `send_many`; what one
-#: of the three has no way to say is None. The one list of the rules: a new one is a new row.
+#: What neither Python nor `send_many` takes for an option. The SQL functions' own types have no way to say it.
+_WRONG_VALUES: dict[str, list[Any]] = {
+    "deliver_at": [5, "soon", "now", "tomorrow", "2031-01-01T00:00:00", "2031-02-30T00:00:00Z",
+                   "+010000-01-01T00:00:00Z"],
+    "expires_at": ["2031-01-01T00:00:00Z"],
+    "delay": [True, [1], "soon", "infinity", 1e300],
+    "queue": [True, 1.5, "1", 2**31],
+    "id": [5, [], ""],
+    "key": [5],
+    "tag": [[]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, each) for name, wrong in _WRONG_VALUES.items() for each in wrong])
+def test_values_of_no_fit_type(
+    name: str, wrong: Any, connection: psycopg.Connection[Any], outbox: Outbox, engine: Engine
+) -> None:
+    """Python and `send_many` refuse them, and write nothing."""
+    with pytest.raises(InvalidMessage):
+        outbox.send(connection, "t", 1, **{name: wrong})
+    many = Jsonb([{"topic": "t", "body": 1, name: wrong}])
+    assert refused(connection, "SELECT outbox.send_many(%s)", many)[0] == "OX001"
+    assert halves(engine) == []
+
+
 _NEW_YORK = dt.timezone(dt.timedelta(hours=-5))
-_BAD: list[tuple[str, dict[str, Any] | None, str | None, dict[str, Any] | None]] = [
-    ("naive time", {"deliver_at": dt.datetime(2031, 1, 1)}, None, {"deliver_at": "2031-01-01T00:00:00"}),  # noqa: DTZ001
-    ("no time", {"deliver_at": "soon"}, None, {"deliver_at": "soon"}),
-    ("a word for a time", {"deliver_at": "now"}, None, {"deliver_at": "tomorrow"}),
-    ("a number for a time", {"deliver_at": 5}, None, {"deliver_at": 5}),
-    ("a day that isn't", None, None, {"deliver_at": "2031-02-30T00:00:00Z"}),
-    ("year 10000", None, "deliver_at => '10000-01-01 00:00:00+00'", {"deliver_at": "+010000-01-01T00:00:00Z"}),
-    (
-        "year 10000 in UTC",
-        {"deliver_at": dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)},
-        "deliver_at => '9999-12-31 23:00:00-05'",
-        {"deliver_at": "9999-12-31T23:00:00-05:00"},
-    ),
-    ("year 200000", None, "deliver_at => '200000-01-01 00:00:00+00'", {"deliver_at": "200000-01-01T00:00:00Z"}),
-    (
-        "year 0 in UTC",
-        {"deliver_at": dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))},
-        "deliver_at => '0001-01-01 00:00:00+01'",
-        {"deliver_at": "0001-01-01T00:00:00+01:00"},
-    ),
-    ("before Christ", None, "deliver_at => '0044-03-15 00:00:00+00 BC'", {"deliver_at": "0044-03-15T00:00:00Z BC"}),
-    ("infinity", None, "deliver_at => 'infinity'", {"deliver_at": "infinity"}),
-    ("-infinity", None, "deliver_at => '-infinity'", {"deliver_at": "-infinity"}),
-    ("negative delay", {"delay": -1}, "delay => '-1 s'", {"delay": -1}),
-    ("long delay", {"delay": 1e300}, "delay => '100 years 1000 days'", {"delay": 1e300}),
-    ("endless delay", {"delay": float("inf")}, None, {"delay": "infinity"}),
-    ("a truth for a delay", {"delay": True}, None, {"delay": True}),
-    ("a list for a delay", {"delay": [1]}, None, {"delay": [1]}),
-    ("a word for a delay", {"delay": "soon"}, None, {"delay": "soon"}),
-    (
-        "two times",
-        {"delay": 1, "deliver_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC)},
-        "delay => '1 s', deliver_at => '2031-01-01 00:00:00+00'",
-        {"delay": 1, "deliver_at": "2031-01-01T00:00:00Z"},
-    ),
-    ("negative queue", {"queue": -1}, "queue => -1", {"queue": -1}),
-    ("half a queue", {"queue": 1.5}, None, {"queue": 1.5}),
-    ("a text for a queue", {"queue": "1"}, None, {"queue": "1"}),
-    ("a large queue", {"queue": 2**31}, None, {"queue": 2**31}),
-    ("a truth for a queue", {"queue": True}, None, {"queue": True}),
-    ("a number for an id", {"id": 5}, None, {"id": 5}),
-    ("a list for an id", {"id": []}, None, {"id": []}),
-    ("no id", {"id": ""}, None, {"id": ""}),
-    ("a number for a key", {"key": 5}, None, {"key": 5}),
-    ("a list for a tag", {"tag": []}, None, {"tag": []}),
-    (
-        "long key",
-        {"key": "k" * (content.MAX_KEY_BYTES + 1)},
-        f"key => repeat('k', {content.MAX_KEY_BYTES + 1})",
-        {"key": "k" * (content.MAX_KEY_BYTES + 1)},
-    ),
-    (
-        "long tag",
-        {"tag": "t" * (content.MAX_TAG_BYTES + 1)},
-        f"tag => repeat('t', {content.MAX_TAG_BYTES + 1})",
-        {"tag": "t" * (content.MAX_TAG_BYTES + 1)},
-    ),
-    ("headers in a list", {"headers": ["a"]}, "headers => '[\"a\"]'", {"headers": ["a"]}),
-    ("a number in a header", {"headers": {"a": 1}}, "headers => '{\"a\": 1}'", {"headers": {"a": 1}}),
-    ("nothing in a header", {"headers": {"a": None}}, "headers => '{\"a\": null}'", {"headers": {"a": None}}),
-    (
-        "compressed",
-        {"headers": {"outbox-encoding": "gzip"}},
-        'headers => \'{"outbox-encoding": "gzip"}\'',
-        {"headers": {"outbox-encoding": "gzip"}},
-    ),
-    (
-        "conversation",
-        {"conversation": "c"},
-        'headers => \'{"outbox-conversation": "c"}\'',
-        {"headers": {"outbox-conversation": "c"}},
-    ),
-    ("cause", {"cause": "c"}, 'headers => \'{"outbox-cause": ""}\'', {"headers": {"outbox-cause": ""}}),
-    (
-        "correlation",
-        {"correlation": "7"},
-        'headers => \'{"outbox-correlation": "7"}\'',
-        {"headers": {"outbox-correlation": "7"}},
-    ),
-    (
-        "reply to",
-        {"reply_to": "a b"},
-        'headers => \'{"outbox-reply-to": "a b"}\'',
-        {"headers": {"outbox-reply-to": "a b"}},
-    ),
-    (
-        "no expiry",
-        {"expires_at": "soon"},
-        'headers => \'{"outbox-expires-at": "soon"}\'',
-        {"headers": {"outbox-expires-at": "soon"}},
-    ),
-    (
-        "naive expiry",
-        {"expires_at": dt.datetime(2031, 1, 1)},  # noqa: DTZ001
-        'headers => \'{"outbox-expires-at": "2031-01-01T00:00:00"}\'',
-        {"headers": {"outbox-expires-at": "2031-01-01"}},
-    ),
-    (
-        "expiry in 10000",
-        {"expires_at": dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)},
-        'headers => \'{"outbox-expires-at": "9999-12-31T23:00:00-05:00"}\'',
-        {"headers": {"outbox-expires-at": "10000-01-01T00:00:00Z"}},
-    ),
-    (
-        "expiry in 0",
-        {"expires_at": dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))},
-        'headers => \'{"outbox-expires-at": "0000-01-01T00:00:00Z"}\'',
-        {"headers": {"outbox-expires-at": "0001-01-01T00:00:00+01:00"}},
-    ),
-    (
-        "endless expiry",
-        None,
-        'headers => \'{"outbox-expires-at": "infinity"}\'',
-        {"headers": {"outbox-expires-at": "2031-02-30T00:00:00Z"}},
-    ),
-    (
-        "expiry at 24",
-        None,
-        'headers => \'{"outbox-expires-at": "2031-01-01T24:00:00Z"}\'',
-        {"headers": {"outbox-expires-at": "2031-01-01T23:59:60Z"}},
-    ),
-    (
-        "expired before it is out",
-        {"expires_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC), "deliver_at": dt.datetime(2031, 1, 1, tzinfo=dt.UTC)},
-        "headers => '{\"outbox-expires-at\": \"2031-01-01T00:00:00Z\"}', deliver_at => '2031-01-01 00:00:00+00'",
-        {"headers": {"outbox-expires-at": "2031-01-01T00:00:00Z"}, "deliver_at": "2031-01-01T00:00:00Z"},
-    ),
-    ("an option that isn't", None, None, {"expires_at": "2031-01-01T00:00:00Z"}),
-    ("a group that isn't", None, "producer_group => 'a b'", {"producer_group": 5}),
+_NEW_YEAR = dt.datetime(2031, 1, 1, tzinfo=dt.UTC)
+#: The last hour of the year 9999 in New York, and the first one of our era in Berlin: in UTC they are of no year.
+_TOO_LATE = dt.datetime(9999, 12, 31, 23, tzinfo=_NEW_YORK)
+_TOO_EARLY = dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))
+_KEY, _TAG = "k" * (content.MAX_KEY_BYTES + 1), "t" * (content.MAX_TAG_BYTES + 1)
+#: Times from which on a message is too old that can't be: what is wrong, by Python, and by SQL.
+_EXPIRIES: list[tuple[str, dict[str, Any] | None, list[str]]] = [
+    ("isn't a time", {"expires_at": "soon"}, ["soon"]),
+    ("naive", {"expires_at": dt.datetime(2031, 1, 1)}, ["2031-01-01T00:00:00", "2031-01-01"]),  # noqa: DTZ001
+    ("in 10000", {"expires_at": _TOO_LATE}, ["9999-12-31T23:00:00-05:00", "10000-01-01T00:00:00Z"]),
+    ("in 0", {"expires_at": _TOO_EARLY}, ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+01:00"]),
+    ("without end", None, ["infinity"]),
+    ("on a day that isn't", None, ["2031-02-30T00:00:00Z"]),
+    ("at 24", None, ["2031-01-01T24:00:00Z", "2031-01-01T23:59:60Z"]),
 ]
+#: What a message can't be: by Python's options (None: it has no way to say so), and by those of SQL, which functions
+#: take by name and `send_many` as keys. The one list of the rules: a new one is a new row.
+_BAD: dict[str, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = {
+    "naive time": ({"deliver_at": dt.datetime(2031, 1, 1)}, []),  # noqa: DTZ001
+    "year 10000": (None, [{"deliver_at": "10000-01-01 00:00:00+00"}]),
+    "year 10000 in UTC": ({"deliver_at": _TOO_LATE}, [{"deliver_at": "9999-12-31 23:00:00-05"}]),
+    "year 200000": (None, [{"deliver_at": "200000-01-01 00:00:00+00"}]),
+    "year 0 in UTC": ({"deliver_at": _TOO_EARLY}, [{"deliver_at": "0001-01-01T00:00:00+01:00"}]),
+    "before Christ": (None, [{"deliver_at": "0044-03-15 00:00:00+00 BC"}]),
+    "never": (None, [{"deliver_at": "infinity"}, {"deliver_at": "-infinity"}]),
+    "negative delay": ({"delay": -1}, [{"delay": "-1 s"}]),
+    "long delay": ({"delay": 1e300}, [{"delay": "100 years 1000 days"}]),
+    "endless delay": ({"delay": float("inf")}, []),
+    "two times": ({"delay": 1, "deliver_at": _NEW_YEAR}, [{"delay": "1 s", "deliver_at": "2031-01-01T00:00:00Z"}]),
+    "negative queue": ({"queue": -1}, [{"queue": -1}]),
+    "long key": ({"key": _KEY}, [{"key": _KEY}]),
+    "long tag": ({"tag": _TAG}, [{"tag": _TAG}]),
+    "headers in a list": ({"headers": ["a"]}, [{"headers": ["a"]}]),
+    "a number in a header": ({"headers": {"a": 1}}, [{"headers": {"a": 1}}]),
+    "nothing in a header": ({"headers": {"a": None}}, [{"headers": {"a": None}}]),
+    "compressed": ({"headers": {"outbox-encoding": "gzip"}}, [{"headers": {"outbox-encoding": "gzip"}}]),
+    "conversation": ({"conversation": "c"}, [{"headers": {"outbox-conversation": "c"}}]),
+    "cause": ({"cause": "c"}, [{"headers": {"outbox-cause": ""}}]),
+    "correlation": ({"correlation": "7"}, [{"headers": {"outbox-correlation": "7"}}]),
+    "reply to": ({"reply_to": "a b"}, [{"headers": {"outbox-reply-to": "a b"}}]),
+    "expired before it is out": (
+        {"expires_at": _NEW_YEAR, "deliver_at": _NEW_YEAR},
+        [{"headers": {"outbox-expires-at": "2031-01-01T00:00:00Z"}, "deliver_at": "2031-01-01T00:00:00Z"}],
+    ),
+    "a group that isn't": (None, [{"producer_group": "a b"}]),
+    **{
+        f"expiry {wrong}": (python, [{"headers": {"outbox-expires-at": said}} for said in sql])
+        for wrong, python, sql in _EXPIRIES
+    },
+}
 
 
-@pytest.mark.parametrize(("python", "sql", "listed"), [row[1:] for row in _BAD], ids=[row[0] for row in _BAD])
+@pytest.mark.parametrize(("python", "sql"), _BAD.values(), ids=_BAD)
 def test_what_python_refuses_the_functions_refuse(
     python: dict[str, Any] | None,
-    sql: str | None,
-    listed: dict[str, Any] | None,
+    sql: list[dict[str, Any]],
     connection: psycopg.Connection[Any],
     outbox: Outbox,
     engine: Engine,
@@ -535,11 +480,12 @@ def test_what_python_refuses_the_functions_refuse(
     if python is not None:
         with pytest.raises(InvalidMessage):
             outbox.send(connection, "t", 1, **python)
-    if sql is not None:
-        for call in ("send('t', '1'", "send_bytes('t', '1'", "prepare('t', '1'"):
-            assert refused(connection, f"SELECT outbox.{call}, {sql})")[0] == "OX001"
-    if listed is not None:
-        many = json.dumps([{"topic": "t", "body": 1, **listed}])
+    for options in sql:
+        names = ", ".join(f"{name} => %s" for name in options)
+        values = [json.dumps(each) if isinstance(each, dict | list) else str(each) for each in options.values()]
+        for call in ("send", "send_bytes", "prepare"):
+            assert refused(connection, f"SELECT outbox.{call}('t', '1', {names})", *values)[0] == "OX001"
+        many = Jsonb([{"topic": "t", "body": 1, **options}])
         assert refused(connection, "SELECT outbox.send_many(%s)", many)[0] == "OX001"
     assert halves(engine) == []
 
@@ -597,16 +543,6 @@ def test_groups(group: str, connection: psycopg.Connection[Any], engine: Engine)
         connection.execute("SELECT outbox.send('t', '1', producer_group => %s)", (group,))
 
 
-def test_times_exclude_each_other(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
-    """A message is delivered at a time or after a delay."""
-    with pytest.raises(InvalidMessage) as error:
-        outbox.send(connection, "t", 1, delay=1, deliver_at=dt.datetime.now(dt.UTC))
-    assert refused(connection, "SELECT outbox.send('t', '1', delay => '1 s', deliver_at => now())") == (
-        "OX001",
-        str(error.value),
-    )
-
-
 def test_size_of_bodies_can_be_set(connection: psycopg.Connection[Any]) -> None:
     """A database that takes other bodies says so by a setting of its own."""
     connection.execute("SET outbox.max_body_bytes = 10")
@@ -631,46 +567,24 @@ def test_from_psycopg2(dsn: str, engine: Engine) -> None:
     assert (changes(engine), messages(engine)) == ({1}, [1])
 
 
-def test_from_asyncpg(dsn: str, engine: Engine) -> None:
+async def test_from_asyncpg(dsn: str, engine: Engine) -> None:
     """asyncpg, in its usual way."""
-
-    async def act() -> None:
-        connection = await asyncpg.connect(dsn)
-        async with connection.transaction():
-            await connection.execute("INSERT INTO change VALUES (1)")
-            await connection.fetchval("SELECT outbox.send($1, $2, key => $3)", "t", json.dumps({"number": 1}), "k")
-        await connection.close()
-
-    asyncio.run(act())
+    connection = await asyncpg.connect(dsn)
+    async with connection.transaction():
+        await connection.execute("INSERT INTO change VALUES (1)")
+        await connection.fetchval("SELECT outbox.send($1, $2, key => $3)", "t", json.dumps({"number": 1}), "k")
+    await connection.close()
     assert (changes(engine), messages(engine)) == ({1}, [1])
 
 
 def test_from_a_trigger(engine: Engine) -> None:
     """A trigger on a business table sends, however the row came there; also one that fires at the COMMIT."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                " PERFORM outbox.send('t', jsonb_build_object('number', NEW.number), key => NEW.number\\:\\:text);"
-                " RETURN NULL; END $$"
-            )
-        )
-        connection.execute(text("CREATE TRIGGER tell AFTER INSERT ON change FOR EACH ROW EXECUTE FUNCTION tell()"))
-        connection.execute(
-            text(
-                "CREATE CONSTRAINT TRIGGER tell_late AFTER INSERT ON change INITIALLY DEFERRED FOR EACH ROW"
-                " WHEN (NEW.number > 2) EXECUTE FUNCTION tell()"
-            )
-        )
-    try:
-        with engine.begin() as connection:
-            connection.execute(text("INSERT INTO change SELECT generate_series(1, 3)"))
+    tables = Tables(engine)
+    tell = "PERFORM outbox.send('t', jsonb_build_object('number', NEW.number), key => CAST(NEW.number AS text));"
+    with at_the_commit(engine, tell, when="NEW.number > 2"):
+        tables.run("CREATE TRIGGER tell AFTER INSERT ON change FOR EACH ROW EXECUTE FUNCTION late()")
+        tables.run("INSERT INTO change SELECT generate_series(1, 3)")
         assert messages(engine) == [1, 2, 3, 3]
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text("DROP TRIGGER tell ON change"))
-            connection.execute(text("DROP TRIGGER tell_late ON change"))
-            connection.execute(text("DROP FUNCTION tell()"))
 
 
 _NODE = """

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Outbox, Resolution, Settings
 from outbox.database.decision import decide, fence_key
-from outbox.errors import AlreadyCommitted, AlreadyRolledBack, InvalidHandler, InvalidMessage
+from outbox.errors import AlreadyRolledBack, InvalidHandler, InvalidMessage
 from tests.producer.bank import Account, change, changes, halves, idle_in_transaction, op_of
 from tests.producer.caller import Caller, Crash, Declined
 
@@ -148,31 +148,6 @@ def test_fence_stands_while_the_function_runs(caller: Caller, engine: Engine) ->
     assert free == [False, True]
 
 
-def test_late_commit_fails(caller: Caller, engine: Engine) -> None:
-    """When somebody rolled the half back while the function ran, its commit fails and the change is rolled back."""
-
-    def meanwhile(*_: Any) -> None:
-        with engine.begin() as connection:
-            decide(connection, "outbox", the_half(engine).id, Resolution.ROLLBACK, "check")
-
-    with pytest.raises(AlreadyRolledBack, match="by the check"):
-        caller.decorate(caller.outbox.two_phase(topic="t"), meanwhile)(1)
-    assert (changes(engine), the_half(engine).resolution) == (set(), "rollback")
-    assert idle_in_transaction(engine) == 0
-
-
-def test_late_commit_of_a_committed_half_fails_too(caller: Caller, engine: Engine) -> None:
-    """An operator who committed the half meanwhile has decided it; the change isn't made a second time beside it."""
-
-    def meanwhile(*_: Any) -> None:
-        with engine.begin() as connection:
-            decide(connection, "outbox", the_half(engine).id, Resolution.COMMIT, "operator")
-
-    with pytest.raises(AlreadyCommitted, match="by the operator"):
-        caller.decorate(caller.outbox.two_phase(topic="t"), meanwhile)(1)
-    assert changes(engine) == set()
-
-
 def test_function_is_not_run_when_the_half_is_decided_already(
     caller: Caller, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,25 +166,6 @@ def test_function_is_not_run_when_the_half_is_decided_already(
     with pytest.raises(AlreadyRolledBack, match="by the check"):
         caller.decorate(caller.outbox.two_phase(topic="t"), lambda _, number: ran.append(number))(1)
     assert (ran, changes(engine)) == ([], set())
-
-
-def test_rollback_that_fails_does_not_hide_the_exception(
-    caller: Caller, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The function's own exception reaches the caller with a note, when the half couldn't be rolled back."""
-
-    def fail(*_: Any) -> None:
-        with engine.begin() as connection:
-            decide(connection, "outbox", the_half(engine).id, Resolution.COMMIT, "operator")
-        raise Declined("no money")
-
-    with pytest.raises(Declined, match="no money") as caught:
-        caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=(Declined,)), fail)(1)
-    (note,) = caught.value.__notes__
-    assert str(the_half(engine).id) in note
-    assert "already committed" in note
-    assert f"half message {the_half(engine).id} was not rolled back" in caplog.text
-    assert changes(engine) == set()
 
 
 @pytest.mark.parametrize("error", [Declined, RuntimeError, Crash])

@@ -28,9 +28,9 @@ from outbox.prune.prune_pass import prune_consumer_once, prune_segments_once
 from outbox.prune.segments import Segment, drop_segment, empty_segment, make_segment, segments
 from outbox.reconcile.repair import _INSERT_INBOX
 from outbox.reconcile.sql import KEEP, READ_IN_ONE_SNAPSHOT
-from tests.consumer.support import Bench, make_ledger, record
 from tests.doctor.support import codes, examine, the
 from tests.kit import Tables, wait_until
+from tests.kit.bench import Bench, make_ledger, record
 
 DAY_MS = 86_400_000
 #: Segments of that time are old by the default settings, and not overdue.

@@ -12,12 +12,10 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Outbox, Settings
-from outbox.reconcile.compare import Collected, Comparison, Portion
 from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
-from outbox.reconcile.judge import Rules
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
-from outbox.reconcile.rows import MeasureResult, MeasureRow
+from outbox.reconcile.rows import Collected, Comparison, MeasureResult, MeasureRow, Rules
 from outbox.reconcile.source import PostgresSide
 from tests.kit import dispatch_all
 
@@ -139,7 +137,7 @@ class Books:
         found = Collected()
         rules = Rules(producer_now=2**62, consumer_now=2**62, grace=0)
         sides = PostgresSide(producer, "producer", pair), PostgresSide(consumer, "consumer", pair)
-        found.add(Comparison(*sides, rules)(Portion(0, (Range(FIRST_ID, None),))))
+        found.add(Comparison(*sides, rules)((Range(FIRST_ID, None),)))
         return in_transit(found.table)
 
     def measure(

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from outbox.reconcile.job import Job, Pair, Part
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables import ForeignTable
 from tests.reconcile.town import PAIR, Town
 
 #: An id of a town as a table may have it.

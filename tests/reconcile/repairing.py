@@ -11,13 +11,12 @@ from sqlalchemy import Engine, text
 
 from outbox import Settings
 from outbox.message.model import uuid7
-from outbox.reconcile.compare import Collected, compared
 from outbox.reconcile.job import FIRST_ID, Access, Effect, Job, Outcome, Pair, Range, Repair, Window
 from outbox.reconcile.pairing import rules_now
 from outbox.reconcile.repair import repair
-from outbox.reconcile.rows import Finding, Repaired, to_findings
+from outbox.reconcile.rows import Collected, Finding, Repaired, compared, to_findings
 from outbox.reconcile.source import PostgresSide
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g", effect=Effect("ledger"))
 #: What the tests do about each kind: all that can be done.

@@ -12,10 +12,10 @@ from uuid import UUID
 import pyarrow as pa
 
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, ProducerState, Repair, Tier, Window
+from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
 from outbox.reconcile.rows import (
     FINDING,
+    LAG_BOUNDS,
     ComparisonPlan,
     Estimate,
     JobResult,
@@ -26,6 +26,7 @@ from outbox.reconcile.rows import (
     Repaired,
     Torn,
 )
+from outbox.reconcile.tables import InboxState, ProducerState
 
 NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
 PAIR = Pair("orders", "billing")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
 
 from outbox.embedded import ServerLike
-from outbox.reconcile.compare import Comparison, Portion
+from outbox.reconcile.job import Range
+from outbox.reconcile.rows import Comparison
 from tests.reconcile import spark_rows
 
 
@@ -26,7 +27,7 @@ class Night:
         """The comparison, by a role whose password must never be seen."""
         return spark_rows.comparison(spark_rows.reader(self.producer), spark_rows.reader(self.consumer))
 
-    def tasks(self, number: int = 7) -> list[Portion]:
+    def tasks(self, number: int = 7) -> list[Sequence[Range]]:
         """All ids, in so many tasks."""
         return spark_rows.tasks(self.ids, number)
 

@@ -14,9 +14,8 @@ from sqlalchemy import create_engine, make_url, text
 
 from outbox import Settings
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import Collected, Comparison, Portion
 from outbox.reconcile.job import Access, Outcome, Pair, Range
-from outbox.reconcile.judge import Rules
+from outbox.reconcile.rows import Collected, Comparison, Rules
 from outbox.reconcile.source import PostgresSide
 
 PAIR = Pair("transfer", "bank_b")
@@ -96,15 +95,15 @@ def comparison(producer: str, consumer: str) -> Comparison:
     )
 
 
-def tasks(ids: Sequence[UUID], number: int) -> list[Portion]:
+def tasks(ids: Sequence[UUID], number: int) -> list[Sequence[Range]]:
     """Cut all ids into tasks of one range each, and the last into two that don't touch."""
     bounds = [UUID(int=0), *(ids[len(ids) * cut // number] for cut in range(1, number)), None]
     ranges = [Range(first or UUID(int=0), end) for first, end in itertools.pairwise(bounds)]
     last = ranges.pop()
     middle = ids[-3]
     return [
-        *(Portion(place, (each,)) for place, each in enumerate(ranges)),
-        Portion(len(ranges), (Range(last.first, middle), Range(middle, None))),
+        *((each,) for place, each in enumerate(ranges)),
+        (Range(last.first, middle), Range(middle, None)),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
 from outbox.reconcile import pairing
-from outbox.reconcile.job import KINDS, EngineName, InboxState, Outcome, Pair, Repair, Tier
+from outbox.reconcile.job import KINDS, EngineName, Job, Outcome, Pair, Repair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.record.views import FindingFilter, Reconciliations
 from outbox.reconcile.report import as_json
 from outbox.reconcile.rows import JobResult, to_findings
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Progress, Town, fate, ids_at
 
 MISSING = fate(status=InboxState.NONE)
@@ -35,9 +37,9 @@ def read_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     real = pairing.read_again
 
-    def spy(job: object, pair: object, ids: list[UUID]) -> object:
+    def spy(job: Job, pair: Pair, ids: list[UUID], **more: Any) -> object:
         numbers.append(len(ids))
-        return real(job, pair, ids)  # type: ignore[arg-type]
+        return real(job, pair, ids, **more)
 
     monkeypatch.setattr(pairing, "read_again", spy)
     return numbers

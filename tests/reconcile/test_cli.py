@@ -17,8 +17,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import make_url, text
 
-from outbox.cli.exits import Code
-from outbox.reconcile.job import InboxState
+from outbox.cli.output import Code
+from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import Result, run_cli
 from tests.kit import wait_until
 from tests.reconcile.town import HOUR, Place, Town, fate, ids_at, url_of

@@ -21,7 +21,7 @@ from outbox.database.tables import SEGMENTED
 from outbox.embedded import ServerLike
 from outbox.errors import ReconcileError
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, Pair, Range, Tier, Window
+from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.source import (
     PostgresSide,
     SessionSettings,
@@ -31,6 +31,7 @@ from outbox.reconcile.source import (
     literal,
     snapshots_of,
 )
+from outbox.reconcile.tables import InboxState
 from outbox.testing import make_due
 from tests.reconcile.town import (
     HOUR,

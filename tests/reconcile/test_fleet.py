@@ -14,13 +14,14 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Settings
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
-from outbox.reconcile.job import Access, InboxState, Interrupted, NoProgress, Outcome, Progress, Repair, Window
+from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
+from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import run_cli
 from tests.reconcile.town import IN_SYNC, Town, fate, kinds, url_of
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from outbox.reconcile.fleet.doubles import Double
 from outbox.reconcile.fleet.report import render_fleet
 from outbox.reconcile.fleet.run import compare_fleet
-from outbox.reconcile.fleet.totals import TotalResult, TotalRow
+from outbox.reconcile.fleet.totals import Double, TotalResult, TotalRow
 from tests.reconcile.test_fleet import MISSING, Houses, houses  # noqa: F401 - a fixture
 from tests.reconcile.test_report_html import Page
 

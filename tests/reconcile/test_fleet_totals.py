@@ -18,7 +18,8 @@ from outbox.reconcile.fleet import totals
 from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern, TotalPart
 from outbox.reconcile.fleet.report import fleet_as_json
 from outbox.reconcile.fleet.run import compare_fleet
-from outbox.reconcile.job import Access, InboxState
+from outbox.reconcile.job import Access
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, Place, Town, fate, url_of
 
 UNDER_WAY = fate(status=InboxState.NONE, place=Place.AHEAD, age=0)

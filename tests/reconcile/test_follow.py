@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState
+from outbox.reconcile.job import Effect, Outcome, Pair
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.following import Watched
 from tests.reconcile.test_settled import failure, park
 from tests.reconcile.town import HOUR, IN_SYNC, Fate, Town, fate, ids_at

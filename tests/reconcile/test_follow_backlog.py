@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from outbox.reconcile.follow import survey
-from outbox.reconcile.job import InboxState, Outcome, ProducerState
+from outbox.reconcile.job import Outcome
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.following import Watched
 from tests.reconcile.test_follow import consume
 from tests.reconcile.town import HOUR, IN_SYNC, Place, Town, fate, ids_at

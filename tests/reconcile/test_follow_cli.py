@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox.reconcile.job import InboxState
+from outbox.reconcile.tables import InboxState
 from tests.kit import ROOT, wait_until
 from tests.reconcile.town import HOUR, IN_SYNC, Town, fate, ids_at, url_of
 

@@ -12,11 +12,12 @@ from sqlalchemy import Engine, create_engine, text
 from outbox.errors import InvalidSettings, SourceLost
 from outbox.operator.databases import Databases, open_database
 from outbox.operator.model import PageRequest
-from outbox.reconcile.compare import recheck
 from outbox.reconcile.follow import follower as following
 from outbox.reconcile.follow.record import RUN_LASTS
-from outbox.reconcile.job import InboxState, Outcome, Repair, Window
+from outbox.reconcile.job import Outcome, Repair, Window
+from outbox.reconcile.pairing import recheck
 from outbox.reconcile.record.views import Reconciliations, RunFilter
+from outbox.reconcile.tables import InboxState
 from tests.kit import python, wait_until
 from tests.reconcile.following import NAME, Watched
 from tests.reconcile.test_follow import consume
@@ -152,7 +153,7 @@ def test_a_database_that_is_away_for_some_passes(town: Town, follow: Follow, mon
         town.at_producer("SELECT pg_terminate_backend(:pid)", pid=backend)
     for _ in range(2):
         with monkeypatch.context() as away, pytest.raises(SourceLost):
-            away.setattr("outbox.reconcile.follow.sessions.engine_of", lambda access: gone(town))
+            away.setattr("outbox.reconcile.follow.survey.engine_of", lambda access: gone(town))
             watched.pass_()
 
     watched.pass_()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outbox import Settings
-from outbox.cli.exits import Code, Failure
+from outbox.cli.output import Code, Failure
 from outbox.cli.reconcile import no_result
-from outbox.cli.reconcile.follow import _run
+from outbox.cli.reconcilers import _run_followers
 from outbox.reconcile.job import Access, Job, Pair
 from outbox.reconcile.source import reaching
 from tests.cli.test_errors import interrupted
@@ -26,6 +26,6 @@ def test_a_ctrl_c_is_never_taken_for_an_outage() -> None:
 
 def test_a_ctrl_c_ends_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where what it broke off fails over it."""
-    monkeypatch.setattr("outbox.cli.reconcile.follow.connect", lambda _: interrupted())
+    monkeypatch.setattr("outbox.cli.reconcilers.connect", lambda _: interrupted())
     with pytest.raises(KeyboardInterrupt):
-        _run(Job(NOWHERE, NOWHERE, (Pair("t", "g"),)), [])
+        _run_followers(Job(NOWHERE, NOWHERE, (Pair("t", "g"),)), [])

@@ -15,8 +15,9 @@ from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidMessage, InvalidSettings, SchemaMissing, SourceError
 from outbox.reconcile import run as jobs
-from outbox.reconcile.job import Access, Effect, InboxState, Job, Outcome, Pair, Tier, Window
+from outbox.reconcile.job import Access, Effect, Job, Outcome, Pair, Tier, Window
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds
 
 MISSING = fate(status=InboxState.NONE)

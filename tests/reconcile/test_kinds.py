@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from outbox import Settings, message_id
-from outbox.reconcile.job import InboxState, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.job import Outcome, Pair, Tier, Window
 from outbox.reconcile.rows import Torn, to_findings
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Place, Town, counted, fate, ids_at, ids_in, kinds
 
 UNDECIDED, ROLLED_BACK, COMMITTED, SCHEDULED, RECALLED, DISPATCHED = ProducerState

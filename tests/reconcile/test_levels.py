@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.digest import Digested, narrowed
 from outbox.reconcile.job import Outcome, Range, Tier
+from outbox.reconcile.plan import Digested, narrowed
 from outbox.reconcile.run import foresee
 from tests.reconcile.town import Town, counted, kinds
 

@@ -15,13 +15,15 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from outbox import Settings
 from outbox.errors import SourceError, SourceLost
 from outbox.reconcile import source
-from outbox.reconcile.job import Access, Effect, EngineName, InboxState, Interrupted, Job, Outcome, Pair, Tier
+from outbox.reconcile.job import Access, Effect, EngineName, Interrupted, Job, Outcome, Pair, Tier
 from outbox.reconcile.record import timetable, write
 from outbox.reconcile.run import foresee, reconcile
+from outbox.reconcile.tables import InboxState
 from tests.failover.clusters import base_cluster, clusters
-from tests.kit import wait_until
+from tests.kit import sample, wait_until
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, kinds
 
+TIERS = (Tier.DIGEST, Tier.FULL)
 PAIR = Pair("t", "g", effect=Effect("ledger"))
 MISSING = fate(status=InboxState.NONE, effects=0)
 #: The sessions of a run: the two that hold its snapshots idle in their transactions, while readers are active.
@@ -83,10 +85,15 @@ def test_a_reader_that_is_lost_reads_again(town: Town, hurry: None) -> None:
     assert "begun again" not in " ".join(progress.said)
 
 
-@pytest.mark.parametrize("engine", [EngineName.LOCAL, pytest.param(EngineName.SPARK, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("tier", [Tier.FULL, Tier.DIGEST])
+@pytest.mark.parametrize(
+    ("tier", "engine"),
+    [
+        *((tier, EngineName.LOCAL) for tier in TIERS),
+        *(pytest.param(tier, EngineName.SPARK, marks=pytest.mark.slow) for tier in sample(TIERS, 1)),
+    ],
+)
 def test_a_pair_whose_snapshots_are_lost_is_begun_again(
-    town: Town, hurry: None, engine: EngineName, tier: Tier
+    town: Town, hurry: None, tier: Tier, engine: EngineName
 ) -> None:
     """Whoever holds a snapshot is ended before its rows are read: the pair is compared again, and that is said."""
     missing = plant(town)

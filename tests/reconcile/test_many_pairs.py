@@ -11,10 +11,11 @@ import pytest
 
 from outbox.reconcile import source
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import InboxState, Outcome, Pair, ProducerState, Tier
+from outbox.reconcile.job import Outcome, Pair, Tier
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.rows import JobResult
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, kinds
 
 MISSING = fate(status=InboxState.NONE)

@@ -21,8 +21,7 @@ from outbox.message.content import JSON
 from outbox.message.model import uuid7
 from outbox.reconcile.job import Pair, Window
 from outbox.reconcile.measure import Measure, compute
-from outbox.reconcile.measure import sql as measure_sql
-from outbox.reconcile.measure.compute import Compared, carried, measure_all
+from outbox.reconcile.measure.compute import Compared, body_sums, carried, measure_all
 from outbox.reconcile.rows import MeasureRow
 from tests.kit import tries
 from tests.reconcile.books import OF_PAIR, PAIR, Books, at, money, row
@@ -225,9 +224,7 @@ def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: s
             read = None
         with books.producer.connect() as connection:
             try:
-                ((_, good, *columns),) = [
-                    (row, *row) for row in execute(connection, measure_sql.body_sums(halves, by, values))[0]
-                ]
+                ((_, good, *columns),) = [(row, *row) for row in execute(connection, body_sums(halves, by, values))[0]]
             except Exception as error:
                 assert str(error.orig.sqlstate)[:2] in {"22", "54"}  # type: ignore[attr-defined]
                 continue

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.database.execute import execute
-from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import InboxState, Outcome, Range, Tier
-from outbox.reconcile.judge import Both
+from outbox.reconcile.job import LAST_ID, Outcome, Range, Tier
 from outbox.reconcile.record.settled import KNOWN, ROWS_OF_RANGE, SettledRange, pair_statement, settled_by
-from outbox.reconcile.rows import CONSUMER, PRODUCER
+from outbox.reconcile.rows import CONSUMER, PRODUCER, Both
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Town, kinds
 
 _NUMBER = 6_000
@@ -63,7 +62,7 @@ def test_new_messages_are_settled_though_most_of_what_is_left_differs(town: Town
 @given(st.lists(st.integers(0, 2 * ROWS_OF_RANGE), min_size=1, max_size=20), st.data())
 def test_joined_ranges_cover_the_same_messages(sizes: list[int], data: st.DataObject) -> None:
     """Neighbours are joined while they are small; no id is lost, none is covered twice, and the counts stay."""
-    bounds = [reconcile_sql.LAST_ID if n == len(sizes) else UUID(int=n) for n in range(len(sizes) + 1)]
+    bounds = [LAST_ID if n == len(sizes) else UUID(int=n) for n in range(len(sizes) + 1)]
     dropped = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
     clean: list[SettledRange] = [
         (Range(bounds[n], bounds[n + 1]), Counter({Outcome.CONSUMED: size}))
@@ -76,7 +75,7 @@ def test_joined_ranges_cover_the_same_messages(sizes: list[int], data: st.DataOb
     assert sum((counts for _, counts in kept), Counter()) == sum((counts for _, counts in clean), Counter())
     for n in range(len(sizes)):
         assert sum(bounds[n] in each for each, _ in kept) == (n not in dropped)
-    assert all(each.first < (each.end or reconcile_sql.LAST_ID) for each, _ in kept)
+    assert all(each.first < (each.end or LAST_ID) for each, _ in kept)
     assert all(counts.total() <= ROWS_OF_RANGE or (each, counts) in clean for each, counts in kept)
 
 

@@ -19,9 +19,10 @@ from sqlalchemy import text
 from outbox import Settings
 from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import Effect, InboxState, Outcome, Pair, ProducerState, Tier
+from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import PairResult, Torn
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.kit import tries
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 
@@ -321,7 +322,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
     """Compare both sides by each tier, engine size and hash; the last run keeps what is settled."""
     expected = oracle(town, pair)
     agrees(town.reconcile(pair, tier=Tier.FULL, workers=1, record=False), expected)
-    with mock.patch.object(plan, "_ROWS_OF_TASK", 3), mock.patch.object(plan, "_RANGES_OF_TASK", 2):
+    with mock.patch.object(plan, "ROWS_OF_TASK", 3), mock.patch.object(plan, "_RANGES_OF_TASK", 2):
         agrees(town.reconcile(pair, tier=Tier.FULL, workers=3, record=False), expected)
         agrees(town.reconcile(pair, tier=Tier.DIGEST, workers=3, record=False), expected)
     with mock.patch.object(pairing, "mixing_of", lambda snapshots: reconcile_sql.PORTABLE):

@@ -15,12 +15,13 @@ from outbox import Message, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.message.model import uuid7
 from outbox.reconcile import repair as package
-from outbox.reconcile.job import Outcome, Pair, ProducerState, Repair
+from outbox.reconcile.job import Outcome, Pair, Repair
 from outbox.reconcile.repair import repair
 from outbox.reconcile.rows import Repaired
+from outbox.reconcile.tables import ProducerState
 from outbox.testing import make_due
-from tests.consumer.support import record
 from tests.consumer.test_reread import reset
+from tests.kit.bench import record
 from tests.reconcile.repairing import PAIR, Night
 
 HUNDREDS = 120

@@ -24,9 +24,9 @@ from outbox.reconcile import repair
 from outbox.reconcile.job import Outcome, Repair
 from outbox.reconcile.repair import BUSY
 from outbox.worker import Worker
-from tests.consumer.support import record
 from tests.dispatch.support import WAITING, flush
 from tests.kit import wait_until
+from tests.kit.bench import record
 from tests.reconcile.repairing import Night
 
 GATE = 4711

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import LAG_BOUNDS
-from outbox.reconcile.job import KINDS, InboxState, Outcome, Repair
+from outbox.reconcile.job import KINDS, Outcome, Repair
 from outbox.reconcile.repair import BUSY
 from outbox.reconcile.report import (
     bound,
@@ -25,7 +24,8 @@ from outbox.reconcile.report import (
     verdict,
 )
 from outbox.reconcile.report.html import WIDTHS, timeline
-from outbox.reconcile.rows import Lag, Repaired, to_findings
+from outbox.reconcile.rows import LAG_BOUNDS, Lag, Repaired, to_findings
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.report_samples import (
     NO_PRODUCER,
     NOW,

@@ -14,10 +14,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from outbox.reconcile.job import KINDS, InboxState, Outcome, Pair, Repair
-from outbox.reconcile.report.findings import FINDINGS, findings_of, write_findings
+from outbox.reconcile.job import KINDS, Outcome, Pair, Repair
+from outbox.reconcile.report import FINDINGS, findings_of, write_findings
 from outbox.reconcile.rows import JobResult, to_findings
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.report_samples import NOW, RUN, every_kind, job, pair_result, whole
 from tests.reconcile.town import IN_SYNC, Town, fate
 

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from outbox.reconcile.job import EngineName
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.report import as_json
+from outbox.reconcile.report import as_json, print_report
 from outbox.reconcile.report.html import write_html
 from outbox.reconcile.report.prometheus import write_prometheus
-from outbox.reconcile.report.text import print_report
 from outbox.reconcile.run import reconcile
 from tests.reconcile.repairing import Night
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from outbox.reconcile.job import KINDS, Outcome
-from outbox.reconcile.report.text import print_report
+from outbox.reconcile.report import print_report
 from outbox.reconcile.rows import JobResult
 from tests.reconcile.report_samples import HOSTILE, every_kind, id_of, job, money, pair_result, row, whole
 

@@ -10,9 +10,10 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from outbox.reconcile import compare, pairing, plan, run, source
-from outbox.reconcile.job import InboxState, Outcome, Tier, Window
+from outbox.reconcile import pairing, plan, run, source
+from outbox.reconcile.job import Outcome, Tier, Window
 from outbox.reconcile.rows import to_findings
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, counted, fate, ids_at, ids_in, kinds
 
 MISSING = fate(status=InboxState.NONE)
@@ -33,7 +34,7 @@ def at(stage: str, act: Callable[[], object]) -> Progress:
 def first_looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[UUID, Outcome]]:
     """What the first look of each run found to differ."""
     seen: list[dict[UUID, Outcome]] = []
-    real = compare.recheck
+    real = pairing.recheck
 
     def spy(findings: pa.Table, *others: Any) -> Any:
         seen.append({finding.id: finding.outcome for finding in to_findings(findings)})
@@ -60,7 +61,7 @@ def test_what_heals_between_the_looks_is_no_difference(
     town: Town, first_looks: list[dict[UUID, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are consumed before the second look are counted as such, in several batches."""
-    monkeypatch.setattr(compare, "BATCH", 20)
+    monkeypatch.setattr(pairing, "BATCH", 20)
     ids = town.plant([MISSING] * 50)
 
     result = town.reconcile(progress=at("second look", lambda: consume(town, *ids[:45])))
@@ -121,7 +122,7 @@ def test_a_message_that_changes_at_each_look_comes_to_an_end(town: Town, monkeyp
     monkeypatch.setattr(pairing, "rules_now", change)
     result = town.reconcile()
 
-    assert len(looks) == compare._MOST_READS
+    assert len(looks) == pairing._MOST_READS
     assert kinds(result) == {restless: Outcome[looks[-1].name], calm: Outcome.MISSING}
     assert counted(result) == {Outcome[looks[-1].name]: 1, Outcome.MISSING: 1, Outcome.CONSUMED: 1}
 
@@ -142,7 +143,7 @@ def test_what_is_committed_after_the_snapshots_is_seen_by_no_reader(
     town: Town, tier: Tier, small_buckets: Callable[[Sequence[UUID]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every reader, every task and every digest sees what was there when the run began, and not a row more."""
-    monkeypatch.setattr(plan, "_ROWS_OF_TASK", 5)
+    monkeypatch.setattr(plan, "ROWS_OF_TASK", 5)
     ids = town.plant([IN_SYNC, MISSING] * 30, ids=ids_at(HOUR, 60))
     small_buckets(ids[::7])
     late = [UUID(int=each.int + 1) for each in ids]

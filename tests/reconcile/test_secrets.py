@@ -13,11 +13,11 @@ from sqlalchemy import URL, Engine, make_url
 
 from outbox import Settings
 from outbox.errors import OutboxError, SchemaMissing, SourceError
-from outbox.reconcile.compare import Comparison
-from outbox.reconcile.job import FIRST_ID, Access, InboxState, Outcome, Range, Tier, hidden
-from outbox.reconcile.judge import Rules
+from outbox.reconcile.job import FIRST_ID, Access, Outcome, Range, Tier, hidden
+from outbox.reconcile.rows import Comparison, Rules
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import PostgresSide, snapshots_of
+from outbox.reconcile.tables import InboxState
 from tests.reconcile.town import IN_SYNC, PAIR, Progress, Town, fate, kinds, url_of
 from tests.unit.test_secrets_shown import said
 

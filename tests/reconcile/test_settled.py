@@ -10,10 +10,11 @@ from uuid import UUID
 import pytest
 
 from outbox.database.execute import execute
-from outbox.reconcile.job import InboxState, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.job import Outcome, Pair, Tier, Window
 from outbox.reconcile.record import settled
 from outbox.reconcile.rows import PairResult
 from outbox.reconcile.source import snapshots_of
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, PAIR, WITH_EFFECT, Progress, Town, counted, explain, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]

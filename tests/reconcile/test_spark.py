@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import Dialect, create_engine, event, make_url, text
 
 from outbox.errors import ReconcileError, SourceError
-from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Access, Spark
-from outbox.reconcile.judge import Rules
+from outbox.reconcile.pairing import LocalEngine
+from outbox.reconcile.rows import Rules
 from outbox.reconcile.source import PostgresSide
-from outbox.reconcile.spark.engine import SparkEngine, planned
+from outbox.reconcile.spark.frames import SparkEngine, planned
 from tests.kit import wait_until
 from tests.reconcile import spark_secrets
 from tests.reconcile.spark_fixtures import Night, night

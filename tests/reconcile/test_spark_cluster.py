@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from outbox.reconcile.compare import LocalEngine
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.engine import SparkEngine, results
+from outbox.reconcile.pairing import LocalEngine
+from outbox.reconcile.spark.frames import SparkEngine, results
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import summed
 
@@ -33,7 +33,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import pickle
 
-from outbox.reconcile.spark.engine import answers
+from outbox.reconcile.spark.frames import answers
 
 comparison, tasks = pickle.load(sys.stdin.buffer)
 sent = [answer["answer"][0].as_py() for task in tasks for answer in answers(comparison(task))]

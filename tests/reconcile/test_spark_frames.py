@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import FIRST_ID, InboxState, Outcome, ProducerState, Range, Spark
+from outbox.reconcile.job import FIRST_ID, Outcome, Range, Spark
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.spark.frames import COMPARED, FrameRules, compare
 from outbox.reconcile.spark.session import session
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import BEGAN
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.spark.engine import translated
-from outbox.reconcile.spark.session import Master, package_zip, refuse_loopback
+from outbox.reconcile.spark.session import Master, package_zip, refuse_loopback, translated
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +74,7 @@ def test_the_zip_holds_the_package_and_is_always_the_same(tmp_path: Path) -> Non
     (tmp_path / "again").mkdir()
     assert package_zip(tmp_path / "again").read_bytes() == first.read_bytes()
     with zipfile.ZipFile(first) as archive:
-        assert {"outbox/__init__.py", "outbox/reconcile/spark/engine.py"} <= set(archive.namelist())
+        assert {"outbox/__init__.py", "outbox/reconcile/spark/frames.py"} <= set(archive.namelist())
         assert archive.testzip() is None
 
 

@@ -20,7 +20,7 @@ def mine(signum, frame): pass
 
 def rows(batches):
     for batch in batches:
-        import outbox.reconcile.compare
+        import outbox.reconcile.rows
         yield batch
 
 signal.signal(signal.SIGINT, mine)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from outbox.errors import ReconcileError
 from outbox.reconcile.job import EngineName, Interrupted, Spark
-from outbox.reconcile.spark.engine import SparkEngine
+from outbox.reconcile.spark.frames import SparkEngine
 from outbox.reconcile.spark.session import find_java, launcher_home
 from tests.kit import wait_until
 from tests.reconcile.town import IN_SYNC, Progress, Town

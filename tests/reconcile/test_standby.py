@@ -11,9 +11,10 @@ from sqlalchemy import NullPool, create_engine
 
 from outbox import Settings, embedded
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import Access, InboxState, Job, Outcome, Pair, ProducerState, Tier, Window
+from outbox.reconcile.job import Access, Job, Outcome, Pair, Tier, Window
 from outbox.reconcile.rows import PairResult
 from outbox.reconcile.run import reconcile
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.failover.clusters import Clusters, ask, base_cluster, caught_up, clusters
 from tests.reconcile.town import HOUR, IN_SYNC, Progress, Town, fate, ids_at, ids_in, kinds
 

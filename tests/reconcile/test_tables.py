@@ -17,21 +17,19 @@ import pyarrow.dataset as ds
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.reconcile.config import job_of, read_mapping
-from outbox.reconcile.job import FIRST_ID, Access, InboxState, Outcome, Pair, Range, Repair, Tier, Window
+from outbox.reconcile.foreign import key, key_of, known_table, table_side
+from outbox.reconcile.job import FIRST_ID, Access, Outcome, Pair, Range, Repair, Tier, Window
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.write import detail_of
 from outbox.reconcile.rows import FINDING, to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import connected
-from outbox.reconcile.tables import sql
-from outbox.reconcile.tables.columns import key_of
-from outbox.reconcile.tables.declare import ForeignTable
-from outbox.reconcile.tables.side import known_table, table_side
+from outbox.reconcile.tables import ForeignTable, InboxState
 from tests.cli.conftest import run_cli
 from tests.reconcile.foreign import KNOWN, SENT, foreign_job, run, tell
 from tests.reconcile.town import HOUR, PAIR, Progress, Town, explain, fate, ids_at, kinds, url_of
@@ -299,7 +297,7 @@ _BYTES = (b"", b"\x00\xff", bytes(range(16)), b"x" * 17)
 def test_an_id_is_the_same_to_python_and_postgresql(town: Town, id_: str | bytes) -> None:
     """The rule is written twice, in the languages of both; it is one rule."""
     kind = "bytea" if isinstance(id_, bytes) else "text"
-    column = sql.key("v.id", kind)
+    column = key("v.id", kind)
     with town.producer.connect() as connection:
         found = connection.execute(text(f"SELECT {column} FROM (SELECT CAST(:id AS {kind})) v (id)"), {"id": id_})
         assert found.scalar_one() == UUID(bytes=key_of(id_)[0])
@@ -352,8 +350,8 @@ def test_an_id_is_recorded_without_what_postgresql_refuses() -> None:
 
 def test_an_executor_needs_no_libpq() -> None:
     """What a task imports to read a side works where psycopg doesn't."""
-    modules = ("side", "lake", "columns")
-    imported = ", ".join(f"outbox.reconcile.tables.{name}" for name in modules)
+    modules = ("foreign", "rows", "source", "spark.frames")
+    imported = ", ".join(f"outbox.reconcile.{name}" for name in modules)
     code = f"import sys; sys.modules['psycopg'] = None; import {imported}"
     subprocess.run([sys.executable, "-c", code], check=True)
 

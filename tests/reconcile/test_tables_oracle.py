@@ -50,7 +50,7 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
         agrees(reconcile(replace(job, tier=tier)).pairs[0], expected)
     with (
         mock.patch.object(plan, "RANGE", 0.0),
-        mock.patch.object(plan, "_ROWS_OF_TASK", 3),
+        mock.patch.object(plan, "ROWS_OF_TASK", 3),
         mock.patch.object(pairing, "mixing_of", lambda _: reconcile_sql.PORTABLE),
     ):
         agrees(reconcile(replace(job, tier=Tier.DIGEST)).pairs[0], expected)

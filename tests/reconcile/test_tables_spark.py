@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import NO_DATABASE, InboxState, Job, Outcome, Part, ProducerState, Spark, Window
+from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Spark, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.spark.session import session
-from outbox.reconcile.tables.declare import ForeignTable
+from outbox.reconcile.tables import ForeignTable, InboxState, ProducerState
 from tests.reconcile import mariadb as maria
 from tests.reconcile.foreign import KNOWN, SENT, tell
 from tests.reconcile.test_oracle import oracle

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.reconcile import digest, pairing, plan
+from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
-from outbox.reconcile.job import FIRST_ID, EngineName, InboxState, Outcome, ProducerState, Range, Tier
+from outbox.reconcile.job import FIRST_ID, EngineName, Outcome, Range, Tier
 from outbox.reconcile.source import snapshots_of
+from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.town import HOUR, IN_SYNC, WITH_EFFECT, Fate, Town, counted, fate, ids_at, kinds
 
 Cut = Callable[[Sequence[UUID]], None]
@@ -65,15 +66,14 @@ def test_tasks_have_each_range_once_and_are_bounded(rows: list[int], touching: b
 
     tasks = plan.few_tasks(plan.joined(pieces))
 
-    got = [each for task in tasks for each in task.ranges]
-    assert [task.number for task in tasks] == list(range(len(tasks)))
+    got = [each for task in tasks for each in task]
     for number in range(len(rows) * 10):
         id_ = UUID(int=number)
         assert sum(id_ in each for each in got) == sum(id_ in each for each, _ in pieces)
     for task in tasks:
-        within = [size for first, size in weight.items() if any(first in each for each in task.ranges)]
-        assert sum(within) <= 2 * plan._ROWS_OF_TASK or len(within) == 1
-        assert len(task.ranges) <= plan._RANGES_OF_TASK
+        within = [size for first, size in weight.items() if any(first in each for each in task)]
+        assert sum(within) <= 2 * plan.ROWS_OF_TASK or len(within) == 1
+        assert len(task) <= plan._RANGES_OF_TASK
 
 
 def test_few_rows_are_read_and_many_are_digested(town: Town) -> None:
@@ -218,21 +218,21 @@ def test_two_differences_do_not_cancel_out(town: Town, small_buckets: Cut) -> No
 def test_the_hash_is_one_that_both_servers_compute_alike(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast hash needs PostgreSQL 14 on both sides and the same values; else both hash by md5."""
     with snapshots_of(town.job().databases) as snapshots:
-        assert digest.mixing_of(snapshots) is reconcile_sql.FAST
+        assert plan.mixing_of(snapshots) is reconcile_sql.FAST
         values = iter([[[(1, 2)]], [[(1, 3)]]])
         with monkeypatch.context() as patch:
-            patch.setattr(digest, "execute", lambda *_: next(values))
-            assert digest.mixing_of(snapshots) is reconcile_sql.PORTABLE
+            patch.setattr(plan, "execute", lambda *_: next(values))
+            assert plan.mixing_of(snapshots) is reconcile_sql.PORTABLE
         with monkeypatch.context() as patch:
             versions = iter([18, 13])
-            patch.setattr(digest, "_version", lambda _: next(versions))
-            assert digest.mixing_of(snapshots) is reconcile_sql.PORTABLE
+            patch.setattr(plan, "_version", lambda _: next(versions))
+            assert plan.mixing_of(snapshots) is reconcile_sql.PORTABLE
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_many_small_tasks_find_what_one_finds(town: Town, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the ids are cut into tasks, and however many run at once, each message is judged exactly once."""
-    monkeypatch.setattr(plan, "_ROWS_OF_TASK", 200)
+    monkeypatch.setattr(plan, "ROWS_OF_TASK", 200)
     ids = town.plant_bulk(20_000)
     odd = random.Random(workers).sample(ids, 30)  # noqa: S311
     town.forget(*odd)

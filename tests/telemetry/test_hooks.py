@@ -19,8 +19,17 @@ from outbox import INJECTED, Message, Outbox, Park, Resolution, testing
 from outbox.errors import AlreadyCommitted
 from outbox.message.model import HalfMessage
 from outbox.telemetry import events
-from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import Activity, Handling, Middleware, Sending, add_hook, add_observer, add_send_hook, emit
+from outbox.telemetry.hooks import (
+    Activity,
+    Handling,
+    Middleware,
+    Sending,
+    TelemetryEvent,
+    add_hook,
+    add_observer,
+    add_send_hook,
+    emit,
+)
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
 

@@ -17,8 +17,7 @@ from outbox import Breaker, Message, Middleware, Outbox, Park, Resolution, testi
 from outbox.errors import InvalidHandler
 from outbox.message.model import HalfMessage
 from outbox.telemetry import events
-from outbox.telemetry.event import TelemetryEvent
-from outbox.telemetry.hooks import Activity, Calling, Handling, Sending
+from outbox.telemetry.hooks import Activity, Calling, Handling, Sending, TelemetryEvent
 from tests.kit import send_each, wait_until
 from tests.worker.conftest import Bench
 

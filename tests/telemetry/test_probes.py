@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url, text
 
 from outbox import Message, Park
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.cli.processes import address
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidSettings

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from outbox import Message, Outbox, Park, Resolution, Settings, Skip, testing
 from outbox.errors import OutboxBusy
 from outbox.telemetry import events
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import messages, settling, working
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import wait_until
 from tests.worker.conftest import Bench, open_bench
 

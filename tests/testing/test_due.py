@@ -12,19 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Counts, Message, Orphan, Outbox, Resolution, Retry, Settings
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.testing import (
-    NotQuiet,
-    aadvance,
-    abulk,
-    acheck,
-    adrain,
-    advance,
-    amake_due,
-    asent_messages,
-    assert_sent,
-    drain,
-    make_due,
-)
+from outbox.testing import NotQuiet, advance, assert_sent, bulk, check, drain, make_due, on_loop, sent_messages
 from tests.kit import Tables
 from tests.testing.shop import add_points, points, send
 
@@ -37,7 +25,7 @@ def test_what_is_due_later_is_left_alone(shop: Outbox, engine: Engine) -> None:
     assert not drain(shop)
     make_due(shop, delayed=False)
     assert not drain(shop)
-    alice = next(each.id for each in asyncio.run(asent_messages(shop)) if each.body["customer"] == "alice")
+    alice = next(each.id for each in asyncio.run(on_loop(sent_messages, shop)) if each.body["customer"] == "alice")
     make_due(shop, ids=[alice])
     assert drain(shop).done == 1
     assert points(engine) == ["alice"]
@@ -185,22 +173,22 @@ async def _test_async(url: str, settings: Settings) -> None:
             shop.send(session, "order", {"customer": customer}, delay=60)
             return shop.prepare(session, "order", {"customer": customer})
 
-    with pytest.raises(InvalidHandler, match="await adrain for an AsyncEngine"):
+    with pytest.raises(InvalidHandler, match=r"await on_loop\(drain, …\) for an AsyncEngine"):
         drain(shop)
     half = await put("alice")
-    assert (await acheck(shop)).done == 1
-    assert_sent(await asent_messages(shop), "order", times=2)
-    counts = await adrain(shop)
+    assert (await on_loop(check, shop)).done == 1
+    assert_sent(await on_loop(sent_messages, shop), "order", times=2)
+    counts = await on_loop(drain, shop)
     assert (counts.done, counts.failed) == (1, 1)
-    await amake_due(shop, ids=[half])
-    assert (await adrain(shop)).done == 1
+    await on_loop(make_due, shop, ids=[half])
+    assert (await on_loop(drain, shop)).done == 1
     await put("bob")
-    await aadvance(shop, 3600)
-    counts = await adrain(shop, delayed=True, failed=True, orphans=True)
+    await on_loop(advance, shop, 3600)
+    counts = await on_loop(drain, shop, delayed=True, failed=True, orphans=True)
     assert (counts.done, counts.failed) == (6, 3)
     assert sorted(heard) == ["alice", "alice", "bob", "bob"]
     assert loops == {asyncio.get_running_loop()}
-    assert not await abulk(shop)
+    assert not await on_loop(bulk, shop)
     await engine.dispose()
 
 

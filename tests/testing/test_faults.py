@@ -15,15 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.errors import InvalidHandler
-from outbox.testing import (
-    NotIdempotent,
-    adrain,
-    drain,
-    failing,
-    killing,
-    rolling_back,
-    running_twice,
-)
+from outbox.testing import NotIdempotent, drain, failing, killing, on_loop, rolling_back, running_twice
 from tests.kit import Tables, python
 from tests.testing.shop import add_points, add_points_async, points, send
 
@@ -73,7 +65,7 @@ def test_a_worker_dies(
     shop.consumer("order", group="points")(handle if kind == "sync" else handle_async)
 
     def run() -> Any:
-        return drain(shop) if kind == "sync" else asyncio.run(adrain(shop))
+        return drain(shop) if kind == "sync" else asyncio.run(on_loop(drain, shop))
 
     send(shop, engine, "alice")
     with killing(shop, "order", point=point):
@@ -171,11 +163,11 @@ def test_a_handler_that_cannot_run_again(shop: Outbox, engine: Engine) -> None:
 
     send(shop, engine, "mallory")
     with running_twice(shop):
-        assert asyncio.run(adrain(shop)).failed == 1
+        assert asyncio.run(on_loop(drain, shop)).failed == 1
     send(shop, engine, "alice")
     expected = pytest.raises(NotIdempotent, match=r"the first run returned, the second raised KeyError\('used up'\)")
     with expected, running_twice(shop):
-        asyncio.run(adrain(shop))
+        asyncio.run(on_loop(drain, shop))
     assert points(engine) == []
 
 

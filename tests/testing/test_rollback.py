@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import INJECTED, Message, Outbox, Retry, Settings
 from outbox.errors import AlreadyCommitted, InvalidHandler, TransactionRequired
-from outbox.testing import adrain, advance, arolling_back, check, drain, make_due, rolling_back
+from outbox.testing import advance, arolling_back, check, drain, make_due, on_loop, rolling_back
 from tests.kit import Tables
 from tests.testing.shop import POINTS, add_points, add_points_async, points, send
 
@@ -233,9 +233,9 @@ async def _test_async(url: str, settings: Settings) -> None:
 
     async with arolling_back(outbox) as connection:
         await order("alice")
-        with pytest.raises(InvalidHandler, match="await adrain"):
+        with pytest.raises(InvalidHandler, match=r"await on_loop\(drain"):
             drain(outbox)
-        assert (await adrain(outbox)).done == 2
+        assert (await on_loop(drain, outbox)).done == 2
         assert (await connection.scalars(text("SELECT customer FROM points"))).all() == ["alice"]
     async with engine.connect() as connection:
         assert (await connection.scalars(text("SELECT customer FROM points"))).all() == []

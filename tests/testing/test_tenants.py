@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -45,32 +44,28 @@ def test_drain_for_a_tenant(new_database: Callable[[], str]) -> None:
     engine.dispose()
 
 
-def test_adrain_joins(new_database: Callable[[], str]) -> None:
+async def test_adrain_joins(new_database: Callable[[], str]) -> None:
     """Also an async handler that the test's loop runs."""
     url = new_database()
     engine = create_engine(url)
+    async_engine = create_async_engine(url)
+    outbox = Outbox(async_engine, settings=Settings())
 
-    async def act() -> None:
-        async_engine = create_async_engine(url)
-        outbox = Outbox(async_engine, settings=Settings())
+    @outbox.transactional(topic="second")
+    async def double(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
+        return {"number": 2 * number}
 
-        @outbox.transactional(topic="second")
-        async def double(number: int, session: AsyncSession = INJECTED) -> dict[str, int]:
-            return {"number": 2 * number}
+    @outbox.consumer("first", group="g", retry_delays=[])
+    async def handle(message: Message, session: AsyncSession) -> None:
+        await double(message.body["number"])
+        if message.body["number"] < 0:
+            raise ValueError("what joined goes with it")
 
-        @outbox.consumer("first", group="g", retry_delays=[])
-        async def handle(message: Message, session: AsyncSession) -> None:
-            await double(message.body["number"])
-            if message.body["number"] < 0:
-                raise ValueError("what joined goes with it")
-
-        async with AsyncSession(async_engine) as session, session.begin():
-            outbox.send(session, "first", {"number": 1})
-            outbox.send(session, "first", {"number": -1})
-        counts = await testing.adrain(outbox)
-        assert (counts.done, counts.parked) == (1, 1)
-        await async_engine.dispose()
-
-    asyncio.run(act())
+    async with AsyncSession(async_engine) as session, session.begin():
+        outbox.send(session, "first", {"number": 1})
+        outbox.send(session, "first", {"number": -1})
+    counts = await testing.on_loop(testing.drain, outbox)
+    assert (counts.done, counts.parked) == (1, 1)
+    await async_engine.dispose()
     assert bodies(engine, "second") == ['{"number":2}']
     engine.dispose()

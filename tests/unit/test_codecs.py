@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from outbox import Outbox, Topic
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import Codec, Codecs
-from outbox.message.masking import Redactor
 from outbox.message.topic import VERSION_HEADER
+from outbox.operator.look.redactor import Redactor
 
 PLIST = "application/x-plist"
 STRUCT = "application/vnd.shop.order+protobuf"

@@ -11,8 +11,8 @@ from sqlalchemy import create_engine
 from outbox import Outbox
 from outbox.database import duty as rows
 from outbox.database.duty import ROLES, duties
-from outbox.database.grants import ROLES as GRANT_ROLES
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
+from outbox.operator.health.grants import ROLES as GRANT_ROLES
 from outbox.worker.clock import Clock
 from outbox.worker.plan import Plan, check_roles
 from tests.cli.conftest import run_cli
@@ -69,6 +69,19 @@ def test_each_is_planned_by_a_worker() -> None:
         plan.end()
     assert {duty.role for duty in duties() if duty.tasks or duty.name in OF_A_GROUP} - {None} == set(ROLES)
     assert {f"{name} t of g" for name in (*OF_A_GROUP, "prune")} | {"look for retries", "report"} <= planned
+
+
+def test_what_parks_needs_what_a_send_needs_where_that_is_told() -> None:
+    """A worker of a group with a callback for what it parks, and of no other, must be allowed to write the notices."""
+    for told in (False, True):
+        outbox = Outbox(create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none"))
+        outbox.consumer("t", group="g", source="postgresql+psycopg://nobody@127.0.0.1:1/other")(lambda m, session: None)
+        if told:
+            outbox.on_parked("t")(lambda letter, session: None)
+        plan = Plan(outbox, frozenset({"consume"}), Clock(), producing=False, stopping=threading.Event())
+        assert ("send" in plan.needs[plan._own, "producer"]) is told
+        assert plan.parts[plan._own] == ({"consumer", "producer"} if told else {"consumer"})
+        plan.end()
 
 
 def test_each_can_be_tried_by_users() -> None:

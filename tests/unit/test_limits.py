@@ -56,6 +56,7 @@ def test_topics(name: str) -> None:
         ("%DLQ%group", "is a system name"),
         ("SCHEDULE_TOPIC_XXXX", "is a system name"),
         ("TRANS_CHECK_MAX_TIME_TOPIC", "is a system name"),
+        ("outbox.delivered", "names that begin with 'outbox.' are those of internal topics"),
         (None, "topic must be a str, not NoneType"),
         (b"t", "topic must be a str, not bytes"),
         (1, "topic must be a str, not int"),

@@ -51,7 +51,7 @@ def _classes() -> list[str]:
 
 def test_every_kind_of_error_has_an_exit_code_and_a_status() -> None:
     """From an error's kind follow the exit code of the command line and the status of the console."""
-    from outbox.cli.exits import as_failure
+    from outbox.cli.output import as_failure
     from outbox.console.problems import as_problem
 
     unexpected = {errors.ErrorKind.SETTINGS, errors.ErrorKind.NO_RESULT, errors.ErrorKind.INTERNAL}

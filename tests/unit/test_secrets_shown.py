@@ -18,7 +18,8 @@ import outbox
 from outbox import Outbox, Settings
 from outbox.console import create_console_app
 from outbox.database import migration
-from outbox.database.engines import address_of, engine_of, url_of
+from outbox.database.dialect import url_of
+from outbox.database.engines import address_of, engine_of
 from outbox.errors import InvalidSettings, OutboxError, without_secrets
 from outbox.reconcile.config import access_of, read_mapping
 from outbox.text import database_address, described

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox import Settings
-from outbox.cli.database import find_url
+from outbox.cli.options import find_url
 from outbox.errors import InvalidSettings
 from outbox.reader import variable
 from tests.cli.conftest import run_cli

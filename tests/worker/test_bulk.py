@@ -136,5 +136,5 @@ def test_in_a_test_of_an_async_service(desk: Desk) -> None:
 
     desk.inbox("parked")
     desk.start("retry", PARKED)
-    with pytest.raises(InvalidHandler, match="the async compensation of 'transfers'; await abulk, or run a Worker"):
+    with pytest.raises(InvalidHandler, match=r"the async compensation of 'transfers'; await on_loop\(bulk, "):
         bulk(desk.outbox)

@@ -6,7 +6,6 @@ is, and leaves a mark on the session.
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import pickle
 import ssl
@@ -279,17 +278,13 @@ def test_async_handlers_of_a_creator_are_refused_at_the_start(bench: Bench) -> N
         wait_until(bench.effects, "the message is handled")
 
 
-def test_code_inside_run_sync_connects_as_asyncpg_does(bench: Bench) -> None:
+async def test_code_inside_run_sync_connects_as_asyncpg_does(bench: Bench) -> None:
     """Acts of an operator from async code, whose own engine has another driver."""
     bind = made(bench.engine.url, "asyncpg", "do_connect", is_async=True)
     assert isinstance(bind, AsyncEngine)
     outbox = Outbox(async_sessionmaker(bind), settings=Settings())
-
-    async def act() -> None:
-        await outbox.run_sync(outbox.operator.overview)
-        await bind.dispose()
-
-    asyncio.run(act())
+    await outbox.run_sync(outbox.operator.overview)
+    await bind.dispose()
 
 
 def test_arguments_of_asyncpg_are_put_as_libpq_has_them() -> None:

@@ -17,7 +17,8 @@ from apscheduler.events import EVENT_SCHEDULER_STARTED
 
 from outbox import Counts
 from outbox.database.duty import Task
-from outbox.database.engines import Backoff, Pass
+from outbox.database.engines import Pass
+from outbox.database.execute import Backoff
 from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.embedded import ServerLike
 from tests.kit import tries, wait_until
 from tests.worker.conftest import Bench

@@ -20,9 +20,9 @@ from outbox.operator.databases import Databases
 from outbox.prune.prune_pass import prune_runs_once
 from outbox.reconcile.duty.reconciliation import reconcilers
 from outbox.reconcile.fleet.run import FleetResult
-from outbox.reconcile.job import InboxState
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER
+from outbox.reconcile.tables import InboxState
 from outbox.worker import Worker
 from tests.kit import python, wait_until
 from tests.reconcile.town import IN_SYNC, Town, fate, url_of

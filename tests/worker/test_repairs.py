@@ -18,7 +18,7 @@ from outbox.message.model import Counts
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
-from outbox.operator.model import BulkItem, BulkJob, PageRequest
+from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
 from outbox.reconcile.duty.reconciliation import JobReconciler
 from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
@@ -96,7 +96,7 @@ def dry_run(bench: Bench) -> UUID:
 def items_of(bench: Bench, job: BulkJob) -> list[BulkItem]:
     """Return the items of a bulk job."""
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
-    return BulkJobs(databases).bulk_items(job.id, PageRequest()).items
+    return BulkJobs(databases).bulk_items(job.id, BulkItemFilter(), PageRequest()).items
 
 
 def job_now(bench: Bench, job: BulkJob) -> BulkJob:

@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Outgoing, Settings
 from outbox.acts.changes import Target
 from outbox.check.check_pass import check_fences
-from outbox.database.engines import EngineRunner
 from outbox.database.execute import batch_sizes, by_size, driver_of
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
@@ -124,7 +123,6 @@ def confirm(shop: Shop, connection: Connection) -> int:
         Settings(confirm_grace=0.0),
         groups=shop.app.groups_to_confirm(),
         callbacks={},
-        new_runner=lambda is_async: EngineRunner(shop.engine),
     ).done
 
 

@@ -1,23 +1,28 @@
-"""Endpoints of acts: on one message, made of the rows of `outbox.acts.messages.ACTS`, and on many, as bulk jobs."""
+"""Endpoints of acts, made of their rows: on one message, on many as bulk jobs, and those that ask for more than a yes.
+
+Acts on messages are rows of `outbox.acts.messages`, all others of `outbox.acts.whole_acts`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import asdict, dataclass, make_dataclass
+from inspect import Parameter, Signature
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from outbox.acts.changes import Target
-from outbox.acts.messages import ACTS, Act, Declaration
-from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, problems
-from outbox.console.context import API, CANCEL, Context, RequestContext, requires
+from outbox.acts.changes import Act, Declaration, Target
+from outbox.acts.messages import ACTS
+from outbox.acts.whole_acts import PARTS, WHOLE_ACTS, WholeAct, returned, with_fields
+from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems
+from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.operator import model
 from outbox.operator.model import BulkJob, Preview, Selector
-from outbox.reader import option
+from outbox.reader import option, shape_of
 
 router: APIRouter = APIRouter(prefix=API, responses=problems(404, 409, 415))
 
@@ -276,3 +281,75 @@ def roll_back_by_ids(
 def cancel_bulk_job(context: Context, bulk_job_id: UUID, body: ReasonBody = from_body(ReasonBody)) -> BulkJob:
     """Cancel the open items of a bulk job; the others stay done."""
     return context.operator.cancel(bulk_job_id, by=context.actor, why=body.reason)
+
+
+# --- acts that ask for more than a yes ---------------------------------------------------------------------
+
+whole_acts: APIRouter = APIRouter(prefix=API, responses=problems())
+
+
+def part_of(act: WholeAct) -> Any:
+    """Return the class that has the methods of an act."""
+    return returned(getattr(RequestContext, act.of).fget)
+
+
+def needs_of(act: WholeAct) -> list[str]:
+    """Return the permissions that an act takes; what differs between two bodies tells of masked values."""
+    return [act.permission, *([REVEAL] if act.secret else ())]
+
+
+def _add_at(act: WholeAct, endpoint: Any, fields: Any, headers: dict[str, Any], **more: Any) -> None:
+    """Add an endpoint at the act's address, whose parameters are the parts of the target, ``fields`` and headers."""
+    hints: dict[str, Any] = {"context": Context, "response": Response, **headers}
+    for name in act.names:
+        part = PARTS[name]
+        hints[name] = Annotated[part.kind, Path(max_length=part.most, pattern=part.pattern, description=part.help)]
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
+    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=fields))
+    endpoint.__signature__ = Signature(parameters)  # what FastAPI reads
+    whole_acts.add_api_route(act.path, endpoint, tags=[f"acts on {act.noun}"], **more)
+
+
+def _add_whole_act(act: WholeAct) -> None:
+    taken = act.taken(part_of(act), act.method or act.name)
+    known = {"version": IfMatch, "idempotency_key": IdempotencyKey}
+    headers = {name: hint for name, hint in known.items() if name in taken}
+    result = returned(getattr(part_of(act), act.method or act.name))
+
+    def do(context: Context, response: Response, fields: Any, **target: Any) -> Any:
+        values = asdict(fields) | target
+        why = values.pop("reason")
+        done = act.perform(getattr(context, act.of), values, by=context.actor, why=why)
+        if act.leads:
+            response.headers["Location"] = context.url("api", "v1", *act.at(act.leads, done))
+        return ActSentence(done) if isinstance(done, str) else done
+
+    name = "".join(map(str.title, act.name.split("_")))
+    names = frozenset(each.name for each in shape_of(act.fields) if each.name not in headers)
+    body = with_fields(act.fields, f"{name}Body", names, ReasonBody, about=act.summary)
+    more: dict[str, Any] = declared(act, 404, 409, *([412] if "version" in headers else ()), 415, needs=needs_of(act))
+    more |= {"response_model": ActSentence if result is str else result, "status_code": act.status}
+    _add_at(act, do, from_body(body), headers, methods=["POST"], name=act.name, **more)
+
+
+def _add_preview(act: WholeAct) -> None:
+    part = part_of(act)
+    names = with_fields(act.fields, f"{act.name}Query", frozenset(act.taken(part, act.preview)))
+
+    def look(context: Context, response: Response, fields: Any, **target: Any) -> Any:  # noqa: ARG001 - as an act's
+        return act.look(getattr(context, act.of), act.preview, target | asdict(fields))
+
+    more: dict[str, Any] = {
+        "description": f"Return what this would do, and write nothing: {act.summary[:1].lower()}{act.summary[1:]}.",
+        # It counts for long, so that it needs what the act needs.
+        "dependencies": [requires(each) for each in needs_of(act)],
+        "responses": problems(404, 409),
+        "response_model": returned(getattr(part, act.preview)),
+    }
+    _add_at(act, look, from_query(names), {}, name=f"preview_{act.name}", **more)
+
+
+for _act in WHOLE_ACTS.values():
+    if _act.preview:
+        _add_preview(_act)
+    _add_whole_act(_act)

@@ -1,4 +1,4 @@
-"""Endpoints that list, show and export: messages, bodies, inboxes, halves, bulk jobs, sagas, audit, overview."""
+"""Endpoints that list, show and export: messages, bodies, inboxes, halves, sagas, audit, overview, reconciliations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import io
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, Signature
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
@@ -20,6 +22,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 import outbox
+from outbox.acts.whole_acts import returned
 from outbox.console.api import requests
 from outbox.console.api.acts import ReasonBody
 from outbox.console.api.requests import IfNoneMatch, Listed, PageQuery, from_body, from_query, problems
@@ -27,14 +30,13 @@ from outbox.console.auth import only_reads
 from outbox.console.context import API, REVEAL, Context, RequestContext, requires
 from outbox.console.problems import Problem
 from outbox.errors import DatabaseUnreached, NotFound, OutboxError
-from outbox.flow.views import FlowFilter, FlowRow, FlowView
-from outbox.message.masking import Body
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import Databases, is_away
 from outbox.operator.health.overview import Overview, TopicLag, shortened
 from outbox.operator.health.stats import WINDOWS
 from outbox.operator.look.paging import every_page, listed
+from outbox.operator.look.redactor import Body
 from outbox.operator.operator import Operator
 from outbox.reader import option, plain
 from outbox.text import csv_cell
@@ -156,40 +158,7 @@ def topics(context: Context, page: model.PageRequest = from_query(PageQuery)) ->
     return dataclasses.replace(shown, items=[topic.with_groups(MOST_GROUPS) for topic in shown.items])
 
 
-# --- lists: the operator's call of the same name ----------------------------------------------------------
-
-
-def all_of(operator: Operator, call: str) -> tuple[list[Any], list[str]]:
-    """Return the rows of one of the calls in `KEYS`, and which databases can't be reached."""
-    if call != "groups":
-        return of_each(operator, getattr(Operator, call))
-    # How far a group is behind takes two databases: it is read over all that can be reached.
-    return operator.groups(), of_each(operator, Operator.topic_pauses)[1]
-
-
-def _add_call(call: str, tag: str, path: str = "") -> None:
-    """Add an endpoint that returns what a call does; the call says itself what its filter and its rows are."""
-    described, hints = inspect.getdoc(getattr(Operator, call)) or "", types_of(call)
-    key, returned = KEYS.get(call), hints["return"]
-    # A call that isn't of a list takes nothing.
-    taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
-    if key is not None:
-        taken, returned = from_query(PageQuery), model.Page[get_args(returned)[0]]  # type: ignore[misc]  # what it is
-
-    def endpoint(context: Context, query: Any = taken) -> Any:
-        if key is None:
-            return getattr(context.operator, call)(*query)
-        rows, unreached = all_of(context.operator, call)
-        return listed(rows, query, key, unreached)
-
-    router.add_api_route(
-        path or f"/{call.replace('_', '-')}",
-        endpoint,
-        name=call,
-        description=described.partition("\n")[0],
-        response_model=returned,
-        tags=[tag],
-    )
+# --- lists and views: the call of the same name -----------------------------------------------------------
 
 
 #: The calls that return all there is, and by what their pages are sorted.
@@ -200,27 +169,90 @@ KEYS: Mapping[str, Callable[[Any], tuple[object, ...]]] = {
     "locks": lambda row: (row.lock, row.session, row.database),
     "topic_pauses": lambda row: (row.topic, row.database),
     "groups": lambda row: (row.group, row.topic, row.database),
+    "schedules": lambda row: (row.name, row.database, row.pairs[:1]),
+    "orders": lambda row: (row.schedule, row.topic, row.group),
 }
 
 
-def types_of(call: str) -> dict[str, Any]:
-    """Return the types of what an operator's call takes and returns: the filter is its ``criteria``."""
-    return get_type_hints(getattr(Operator, call))
+def types_of(call: str, of: str = "operator") -> dict[str, Any]:
+    """Return the types of what a call takes and returns: the filter is its ``criteria``, each UUID a part of the path.
+
+    ``of`` names the property of a `RequestContext` that has the call.
+    """
+    return get_type_hints(_method(call, of))
 
 
-_add_call("handlers", "state")
-_add_call("workers", "state")
-_add_call("producers", "state")
-_add_call("locks", "state")
+def _method(call: str, of: str) -> Any:
+    return getattr(returned(getattr(RequestContext, of).fget), call)
+
+
+def _all_of(context: RequestContext, call: str, of: str) -> tuple[list[Any], Collection[str]]:
+    """Return the rows of one of the calls in `KEYS`, and which databases can't be reached."""
+    operator = context.operator
+    if of != "operator":
+        return getattr(getattr(context, of), call)(), operator.databases.away
+    if call != "groups":
+        return of_each(operator, getattr(Operator, call))
+    # How far a group is behind takes two databases: it is read over all that can be reached.
+    return operator.groups(), of_each(operator, Operator.topic_pauses)[1]
+
+
+def _with_ids(endpoint: Any, ids: Iterable[str], query: Any) -> Any:
+    """Return an endpoint ``(context, query, **ids)`` as FastAPI reads it: each of the ids is a part of its path."""
+    hints = {"context": Context, **dict.fromkeys(ids, UUID)}
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
+    parameters.append(Parameter("query", Parameter.KEYWORD_ONLY, annotation=Any, default=query))
+    endpoint.__signature__ = Signature(parameters)
+    return endpoint
+
+
+def _add_call(call: str, tag: str, path: str = "", of: str = "operator") -> None:
+    """Add an endpoint that returns what a call does; the call says itself what it takes, and what its rows are."""
+    hints = types_of(call, of)
+    key, result = KEYS.get(call), hints.pop("return")
+    names = [name for name, hint in hints.items() if hint is UUID]
+    # A call that isn't of a list takes nothing more.
+    taken = from_query(hints["criteria"], PageQuery) if "criteria" in hints else Depends(lambda: ())
+    if key is not None:
+        taken, result = from_query(PageQuery), model.Page[get_args(result)[0]]  # type: ignore[misc]  # what it is
+
+    def endpoint(context: Context, query: Any, **ids: UUID) -> Any:
+        if key is None:
+            return getattr(getattr(context, of), call)(*(ids[name] for name in names), *query)
+        rows, unreached = _all_of(context, call, of)
+        return listed(rows, query, key, unreached)
+
+    router.add_api_route(
+        path or f"/{call.replace('_', '-')}",
+        _with_ids(endpoint, names, taken),
+        name=call,
+        description=(inspect.getdoc(_method(call, of)) or "").partition("\n")[0],
+        response_model=result,
+        responses=problems(404) if names else {},
+        tags=[tag],
+    )
+
+
+for _call in ("handlers", "workers", "producers", "locks", "system"):
+    _add_call(_call, "state")
 _add_call("groups", "groups")
 _add_call("topic_pauses", "topics", "/topics/paused")
-_add_call("system", "state")
-_add_call("messages", "messages")
-_add_call("halves", "messages")
-_add_call("scheduled", "messages")
+for _call in ("messages", "halves", "scheduled"):
+    _add_call(_call, "messages")
 _add_call("inbox", "inbox")
 _add_call("audit", "audit")
 _add_call("bulk_jobs", "bulk jobs")
+_add_call("bulk_job", "bulk jobs", "/bulk-jobs/{bulk_job_id}")
+_add_call("bulk_items", "bulk jobs", "/bulk-jobs/{bulk_job_id}/items")
+_add_call("bulk_outcome", "bulk jobs", "/bulk-jobs/{bulk_job_id}/outcome")
+_add_call("conversation", "messages", "/messages/{message_id}/conversation")
+_add_call("flows", "sagas", "/sagas", "sagas")
+_add_call("flow", "sagas", "/sagas/{flow_id}", "sagas")
+for _call, _path in (
+    *(("runs", "/runs"), ("run", "/runs/{run_id}"), ("findings", "/runs/{run_id}/findings")),
+    *(("finding", "/runs/{run_id}/findings/{message_id}"), ("schedules", "/schedules"), ("orders", "/orders")),
+):
+    _add_call(_call, "reconciliations", f"/reconciliations{_path}", "reconciliations")
 
 
 @router.get("/dead", tags=["inbox"])
@@ -239,29 +271,6 @@ def dead_groups(context: Context, query: DeadGroupsQuery = from_query(DeadGroups
     if away := context.operator.databases.away_for(query.database):
         raise DatabaseUnreached(away)
     return context.operator.dead_groups(**dataclasses.asdict(query))
-
-
-@router.get("/bulk-jobs/{bulk_job_id}", responses=problems(404), tags=["bulk jobs"])
-def bulk_job(context: Context, bulk_job_id: UUID) -> model.BulkJob:
-    """Return a bulk job, and how far it is."""
-    return context.operator.bulk_job(bulk_job_id)
-
-
-@router.get("/bulk-jobs/{bulk_job_id}/items", responses=problems(404), tags=["bulk jobs"])
-def bulk_items(
-    context: Context,
-    bulk_job_id: UUID,
-    query: Listed[model.BulkItemFilter] = from_query(model.BulkItemFilter, PageQuery),
-) -> model.Page[model.BulkItem]:
-    """Return the items of a bulk job in their order, and what became of each."""
-    criteria, page = query
-    return context.operator.bulk_items(bulk_job_id, page, state=criteria.state)
-
-
-@router.get("/bulk-jobs/{bulk_job_id}/outcome", responses=problems(404), tags=["bulk jobs"])
-def bulk_outcome(context: Context, bulk_job_id: UUID) -> model.BulkOutcome:
-    """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done."""
-    return context.operator.bulk_outcome(bulk_job_id)
 
 
 # Not by GET: a reveal is recorded, and nothing that follows links may do it.
@@ -294,12 +303,6 @@ def message(
     if requests.is_known(if_none_match, view.version):
         return Response(status_code=304, headers=response.headers)
     return view
-
-
-@router.get("/messages/{message_id}/conversation", responses=problems(404), tags=["messages"])
-def conversation(context: Context, message_id: UUID) -> model.Conversation:
-    """Return the chain of messages that a message belongs to, in the order in which they were sent."""
-    return context.operator.conversation(message_id)
 
 
 @router.get("/messages/{message_id}/payload", responses=problems(404), tags=["messages"])
@@ -365,29 +368,31 @@ def streamed(name: str, suffix: str, pages: Iterator[list[Any]], kind: Any) -> S
     return StreamingResponse(itertools.chain(first, made), media_type=EXPORT_TYPES[suffix], headers=disposition)
 
 
-def export_answers(suffix: str) -> dict[int | str, dict[str, Any]]:
+def _export_answers(suffix: str) -> dict[int | str, dict[str, Any]]:
     """Return how the OpenAPI document describes the file of an export."""
     # A client that doesn't know a type hands on the bytes.
     schema = _TEXT if suffix == "csv" else _BYTES
     return {200: {"content": {EXPORT_TYPES[suffix]: {"schema": schema}}}}
 
 
-def _add_export(call: str, suffix: str, description: str) -> None:
-    types = types_of(call)
-    (row,) = get_args(types["return"])
+def _add_export(call: str, suffix: str, description: str, of: str = "operator") -> None:
+    """Add an endpoint that returns all that a list's call does as a file."""
+    hints = types_of(call, of)
+    names = [name for name, hint in hints.items() if hint is UUID]
+    (row,) = get_args(hints["return"])
 
-    def export(context: Context, query: Any = from_query(types["criteria"], ExportQuery)) -> StreamingResponse:
-        criteria, most = query
-        pages = every_page(lambda page: getattr(context.operator, call)(criteria, page), most.limit)
-        return streamed(call, suffix, pages, row)
+    def export(context: Context, query: Any, **ids: UUID) -> StreamingResponse:
+        (criteria, most), parts = query, [ids[name] for name in names]
+        fetch = partial(getattr(getattr(context, of), call), *parts, criteria)
+        return streamed("-".join(map(str, (call, *parts))), suffix, every_page(fetch, most.limit), row)
 
     router.add_api_route(
-        f"/export/{call}.{suffix}",
-        export,
+        f"/export/{'/'.join([call, *(f'{{{name}}}' for name in names)])}.{suffix}",
+        _with_ids(export, names, from_query(hints["criteria"], ExportQuery)),
         name=f"{call}_{suffix}",
         description=description,
         response_class=StreamingResponse,
-        responses=export_answers(suffix),
+        responses=_export_answers(suffix) | (problems(404) if names else {}),
         tags=["export"],
     )
 
@@ -402,15 +407,6 @@ _FOUND = "Return the messages that match, without their bodies, the newest first
 _add_export("messages", "ndjson", f"{_FOUND}: one JSON object a line.")
 _add_export("messages", "csv", f"{_FOUND}, as CSV.")
 _add_export("audit", "csv", "Return what operators did, the newest first, as CSV.")
-
-
-@router.get("/sagas", tags=["sagas"])
-def flows(context: Context, query: Listed[FlowFilter] = from_query(FlowFilter, PageQuery)) -> model.Page[FlowRow]:
-    """Return the flows of sagas that match, the newest first."""
-    return context.sagas.flows(*query)
-
-
-@router.get("/sagas/{flow_id}", responses=problems(404), tags=["sagas"])
-def flow(context: Context, flow_id: UUID) -> FlowView:
-    """Return a flow, and the commands that it has sent."""
-    return context.sagas.flow(flow_id)
+for _suffix in EXPORT_TYPES:
+    _found = f"Return the findings of a run that match, in their order, as {_suffix.upper()}."
+    _add_export("findings", _suffix, _found, "reconciliations")

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from outbox.console.events import LoginEnded, LoginFailed, LoginSucceeded
-from outbox.console.pages import acts, lists, overview, reconciliations, whole_acts
+from outbox.console.pages import acts, lists, overview
 from outbox.console.pages.view import Badges, PageView, View, problem_page, static_files
 from outbox.console.problems import Problem
 from outbox.telemetry.hooks import emit
 
 __all__ = ["ROUTERS", "Badges", "login", "problem_page", "static", "unknown"]
 
-ROUTERS = (overview.router, lists.router, acts.router, reconciliations.router, whole_acts.router)
+ROUTERS = (overview.router, lists.router, acts.router, lists.reconciliations)
 
 #: Everything else below the console.
 unknown: APIRouter = APIRouter(include_in_schema=False)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -104,11 +104,17 @@ class Call:
         self.failure = self.failure and self.failure.about(self.entry)
 
 
-class _Starter(Protocol):
-    """Starts calls in threads, or as tasks."""
+class _Starter:
+    """Starts calls: in threads, which end by themselves and can't be ended from outside, or as tasks."""
+
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
+        self._subscription = subscription
+        self._context = context
+        self._ended = ended
 
     def start(self, call: Call) -> None:
         """Start a call; it is handed over when it has ended."""
+        raise NotImplementedError
 
     def cancel(self, call: Call) -> None:
         """Have a call end, as far as that can be done."""
@@ -228,13 +234,8 @@ def _handling(subscription: Subscription, call: Call) -> Handling:
     return Handling(subscription.group, subscription.topic, call.queue, [call.message])
 
 
-class _ThreadStarter:
+class _ThreadStarter(_Starter):
     """Calls a plain function, each time in a thread of its own, which the end of the process doesn't wait for."""
-
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
-        self._subscription = subscription
-        self._context = context
-        self._ended = ended
 
     def start(self, call: Call) -> None:
         arguments = self._context.copy().run, self._call, call
@@ -257,23 +258,12 @@ class _ThreadStarter:
         finally:
             self._ended(call)
 
-    def cancel(self, call: Call) -> None:
-        """Do nothing: a thread can't be ended from outside."""
 
-    def expire(self, call: Call, seconds: float | None) -> None:
-        """Do nothing, for the same reason."""
-
-    def end(self) -> None:
-        """Do nothing: threads end by themselves."""
-
-
-class _TaskStarter:
+class _TaskStarter(_Starter):
     """Calls an async function, each time as a task of the application's event loop, or of one of its own."""
 
     def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
-        self._subscription = subscription
-        self._context = context
-        self._ended = ended
+        super().__init__(subscription, context, ended)
         self._own: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

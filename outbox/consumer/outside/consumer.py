@@ -356,7 +356,7 @@ class OutsideConsumer(Consumer):
     def _begin_due(self, connection: Connection, source: Connection, limit: int) -> None:
         """Begin to retry failed messages that are due."""
         subscription = self.subscription
-        key_order.release(connection, subscription, self._settings.schema)
+        key_order.release(connection, source, subscription, self._settings.schema)
         running = [message_id for queue in self._leased.values() for message_id in queue.running]
         due_rows = sql.due(
             self._settings.schema,

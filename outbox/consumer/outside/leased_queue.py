@@ -28,6 +28,7 @@ from outbox.consumer import key_order, sql
 from outbox.consumer.consumer import QueueConsumer
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.expiry import database_time, event_of_expiry, expired_of, expiry_of, has_expired
+from outbox.consumer.failure import record_failure
 from outbox.consumer.growth import Reach
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.outside import sql as lease_sql
@@ -45,6 +46,7 @@ from outbox.consumer.subscription import (
     event_of,
     filter_of,
     handled,
+    known_rows,
     settle,
     to_entry,
 )
@@ -288,14 +290,11 @@ class LeasedQueue:
             go_back(connection, source, self._queue, position)
         return entries or []
 
-    def _known(self, entries: Sequence[Entry]) -> Statement:
-        return sql.known(self._queue.schema, [entry.id for entry in entries], self._queue.group)
-
     def _may_begin(self, connection: Connection, first: Entry) -> bool:
         """Tell whether the first message can be handled now, or passed: an ordered group waits for its retry."""
         if not self._subscription.blocks_queue:
             return True
-        (rows,) = execute(connection, self._known([first]))
+        (rows,) = execute(connection, known_rows(self._queue, [first]))
         waits = [wait for _, status, _, wait, *_ in rows if status == Status.FAILED]
         return not waits or waits[0] <= 0 or rows[0][7] < self._passage.number
 
@@ -304,7 +303,7 @@ class LeasedQueue:
         if not entries:
             return
         with begin(connection):
-            rows, *held_rows = execute(connection, self._known(entries), *self._held(entries))
+            rows, *held_rows = execute(connection, known_rows(self._queue, entries), *self._held(entries))
             known = {row[0]: row for row in rows}
             if any(entry.can_expire for entry in entries):
                 self._began_at = database_time(connection) - dt.timedelta(seconds=time.monotonic())
@@ -558,7 +557,7 @@ class LeasedQueue:
             if call.too_old:
                 at_commit(connection, *sql.settle(self._queue, update, passage))
             elif call.failure is not None:
-                at_commit(connection, *sql.settle_failure(self._queue, update, passage, process_name()))
+                at_commit(connection, *record_failure(self._subscription, self._queue, call.entry, update, passage))
             if call.retries and not update.holds:
                 at_commit(connection, *key_order.release_next(self._subscription, self._queue, call.entry))
 

@@ -14,11 +14,10 @@ A service that wants our tables in its own history executes `statements` there.
 A part is what one side needs: ``producer`` or ``consumer``; the tables which both need come with either.
 """
 
-from outbox.database.migration.chain import PARTS, VERSION_TABLE, include_name, include_object
+from outbox.database.migration.chain import PARTS, VERSION_TABLE, current, include_name, include_object, require
 from outbox.database.migration.compare import check
 from outbox.database.migration.runner import downgrade, upgrade
 from outbox.database.migration.script import statements
-from outbox.database.migration.state import current, require
 
 __all__ = [
     "PARTS",

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
+from outbox.database.dialect import command
 from outbox.database.migration import chain
-from outbox.database.migration.state import command, connected, read, set_local, set_time_limit
+from outbox.database.migration.chain import connected, read, set_local, set_time_limit
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.errors import SchemaMissing
 from outbox.text import described
@@ -87,7 +88,7 @@ def check(
         if not named:
             raise SchemaMissing(
                 f"there are no outbox tables in {described(connection.engine.url, schema)}; "
-                f"run: {command(connection, 'upgrade', (), schema)}"
+                f"run: {command(connection.engine.url, 'upgrade', (), schema)}"
             )
         branches = ("common", *named)
         behind = [

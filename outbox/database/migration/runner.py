@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.database.migration import chain
+from outbox.database.migration.chain import connected, read, refuse_newer, set_time_limit, versions
 from outbox.database.migration.compare import METADATA
 from outbox.database.migration.script import declared
-from outbox.database.migration.state import connected, read, refuse_newer, set_time_limit, versions
 from outbox.errors import InvalidSettings, SchemaBusy
 from outbox.reader import variable
 from outbox.text import described

@@ -23,11 +23,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from outbox.database.sql import OPEN, TRIED
 from outbox.database.tables.common import NAME, NOW, TIME, Tables, metadata_of
 from outbox.message.model import DeliveryStatus, Status
 from outbox.text import sql_list
 
+_OPEN, _TRIED = sql_list(each for each in Status if each.open), sql_list(each for each in Status if each.tried)
 _UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open)])
 
 
@@ -90,7 +90,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "turn",
                 "position",
                 "message_id",
-                postgresql_where=text(f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"),
+                postgresql_where=text(f"order_key IS NOT NULL AND status IN {_OPEN} AND discarded_at IS NULL"),
             ),
             # Serves operators: parked messages.
             Index(
@@ -130,7 +130,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("seconds", Double),
             Column("error_kind", Text),
             Column("error", Text),
-            CheckConstraint(f"status IN {TRIED}", name="status"),
+            CheckConstraint(f"status IN {_TRIED}", name="status"),
             CheckConstraint("attempt >= 0", name="attempt"),
             # Serves prune, and the trends of dead letters.
             Index(None, "failed_at"),
@@ -236,7 +236,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("received_at", TIME, nullable=False),
             Column("changed_at", TIME, nullable=False),
             Column("replaced_at", TIME, nullable=False, server_default=NOW),
-            CheckConstraint(f"status IN {TRIED}", name="status"),
+            CheckConstraint(f"status IN {_TRIED}", name="status"),
             # Serves prune.
             Index(None, "replaced_at"),
         ],

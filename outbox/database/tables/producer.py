@@ -231,7 +231,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("bulk_job_id", Uuid),
         ],
         # Appended; the newest of a message and a group counts. ``settled``: no worker asks about it any more.
-        # ``callback`` is which one ran in the transaction of the row. The columns: outbox/delivery/confirm_pass.py.
+        # The columns: outbox/delivery/confirm_pass.py.
         "delivery": [
             Column("half_id", Uuid, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),
@@ -239,25 +239,14 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("topic", NAME, nullable=False),
             Column("status", Text, nullable=False),
             Column("settled", Boolean, nullable=False),
-            Column("callback", Text),
             Column("reason", Text),
             Column("recorded_at", TIME, nullable=False, server_default=NOW),
             CheckConstraint("number > 0", name="number"),
             CheckConstraint(f"status IN {sql_list(DeliveryStatus)}", name="status"),
-            CheckConstraint("callback IN ('delivered', 'undeliverable')", name="callback"),
             # Serves the confirm pass: deliveries not settled yet.
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
             # Serves the health model: deliveries given up, which should be few.
             Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
-            # Makes a callback happen once for each message and group.
-            Index(
-                "ix_delivery_callback",
-                "half_id",
-                "consumer_group",
-                "callback",
-                unique=True,
-                postgresql_where=text("callback IS NOT NULL"),
-            ),
         ],
         # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the
         # group began, and up to which position each message has a delivery in it.

@@ -11,8 +11,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.acts.changes import MAX_ITEMS, Actor, Target, as_actor, check_audited, inbox_columns, record_of, requested
-from outbox.acts.messages import STATES, Act, act_named
+from outbox.acts.changes import (
+    MAX_ITEMS,
+    STATES,
+    Act,
+    Actor,
+    Target,
+    as_actor,
+    check_audited,
+    inbox_columns,
+    record_of,
+    requested,
+)
+from outbox.acts.messages import act_named
 from outbox.database.execute import Row, execute, query, statement
 from outbox.database.sql import NOW, PLAN_FOR_VALUES, audit, finish_bulk_jobs, plan_by_index
 from outbox.errors import (
@@ -29,7 +40,7 @@ from outbox.operator import model
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
 from outbox.operator.databases import CALLER, Databases, OverDatabases
-from outbox.operator.look import inbox_sql, lists_sql, paging
+from outbox.operator.look import inbox_sql, message_sql, paging
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.reader import plain
@@ -156,7 +167,7 @@ class BulkJobs(OverDatabases):
         )
 
     def bulk_job(self, bulk_job_id: UUID) -> model.BulkJob:
-        """Return a bulk job.
+        """Return a bulk job, and how far it is.
 
         Raises:
             NotFound: no registered database has it.
@@ -171,15 +182,15 @@ class BulkJobs(OverDatabases):
         return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
 
     def bulk_items(
-        self, bulk_job_id: UUID, page: model.PageRequest, *, state: model.BulkItemState | str | None = None
+        self, bulk_job_id: UUID, criteria: model.BulkItemFilter, page: model.PageRequest
     ) -> model.Page[model.BulkItem]:
-        """Return a page of the items of a bulk job, in their order.
+        """Return a page of the items of a bulk job that fit, in their order, and what became of each.
 
         Raises:
             NotFound: no registered database has it.
             InvalidRequest: a state or token that isn't one.
         """
-        if state is not None and state not in set(model.BulkItemState):
+        if (state := criteria.state) is not None and state not in set(model.BulkItemState):
             raise InvalidRequest(f"state {state!r} must be one of: {', '.join(model.BulkItemState)}", field="state")
         database = self.databases[self.bulk_job(bulk_job_id).database]
 
@@ -506,14 +517,14 @@ def match(
         where, values = _inbox_where(connection, database, selector.inbox)
         return sql.INBOX.replace("{where}", where), values | _bounds(edge, most)
     if selector.halves is not None:
-        where, values = paging.fitting(checked(selector.halves), lists_sql.HALF_FITS)
+        where, values = paging.fitting(checked(selector.halves), message_sql.HALF_FITS)
         return sql.UNDECIDED_HALVES.replace("{where}", where), values | _bounds(edge, most)
     return _match_messages(selector.messages or model.MessageFilter(), edge, most)
 
 
 def _match_messages(criteria: model.MessageFilter, edge: Any, most: int) -> Matched:
-    where, values = lists_sql.where(check_messages(criteria))
-    table, fits = lists_sql.driver(criteria)
+    where, values = message_sql.where(check_messages(criteria))
+    table, fits = message_sql.driver(criteria)
     if table != "half_message":
         where = f"h.id IN (SELECT half_id FROM {{s}}.{table} WHERE {fits}) AND {where}"
     return sql.HALVES.replace("{where}", where), values | _bounds(edge, most)

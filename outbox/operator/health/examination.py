@@ -43,7 +43,7 @@ class Examination(Subject):
     The connections of ``engine`` are the application's own if ``own_engine``. ``revisions`` are those of the tables,
     None while they could not be read. ``prepare_threshold`` is that of ``engine`` (None: it never prepares), or, if
     that isn't the application's, what psycopg does unless it is told otherwise. ``roles`` are what
-    the role of the connection is there for (`outbox.database.grants.ROLES`), None where that isn't known.
+    the role of the connection is there for (`outbox.operator.health.grants.ROLES`), None where that isn't known.
 
     Raises:
         sqlalchemy.exc.DBAPIError: the database can't be reached.

@@ -23,9 +23,8 @@ from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
-from outbox.operator.health.locks import DISPATCH, held_locks
 from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
-from outbox.operator.health.workers import alive, done, merged
+from outbox.operator.health.workers import DISPATCH, alive, done, held_locks, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
 from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments
@@ -78,7 +77,7 @@ def workers(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def confirming(subject: Subject) -> Iterator[Diagnosis]:
-    """Are the known groups asked, can they be, and do the producer's callbacks succeed?
+    """Are the known groups asked, and can they be?
 
     Each worker tells what its own passes met; several meet the same, which is found once.
     """
@@ -92,7 +91,7 @@ def confirming(subject: Subject) -> Iterator[Diagnosis]:
             )
         return
     longest = subject.thresholds.confirm * subject.settings.confirm_interval
-    met: dict[tuple[str, object, object], dict[str, Any]] = {}
+    met: dict[tuple[object, object], dict[str, Any]] = {}
     for worker in found:
         for duty, health in worker.row.duties.items() if worker.row.alive else ():
             if duty != "confirm" and not duty.endswith(" confirm"):
@@ -102,12 +101,10 @@ def confirming(subject: Subject) -> Iterator[Diagnosis]:
             age = (worker.row.seen_at - since).total_seconds() + worker.seconds
             if age > longest and not health.get("failures"):
                 yield subject.finding("delivery.late", {"worker": worker.row.name, "age": age})
-            for code in ("delivery.unreachable", "delivery.callback_failing"):
-                for each in health.get(code, ()):
-                    earlier = met.setdefault((code, each["topic"], each["group"]), each)
-                    met[code, each["topic"], each["group"]] = max(earlier, each, key=itemgetter("passes"))
-    for (code, _, _), each in met.items():
-        yield from subject.judge([code], [each])
+            for each in health.get("delivery.unreachable", ()):
+                earlier = met.setdefault((each["topic"], each["group"]), each)
+                met[each["topic"], each["group"]] = max(earlier, each, key=itemgetter("passes"))
+    yield from subject.judge(["delivery.unreachable"], list(met.values()))
 
 
 def locks(subject: Subject) -> Iterator[Diagnosis]:
@@ -477,6 +474,10 @@ def migrations(examination: Examination) -> Iterator[Diagnosis]:
             code = "tables.older" if chain.known(str(revision)) else "tables.newer"
             details = {"part": part, "database": revision, "expected": expected}
             yield examination.finding(code, details, options=f" --part {part}" if part in chain.PARTS else "")
+    for about in sorted({each.about for each in examination.subscriptions or () if each.about is not None}):
+        for part in chain.PARTS:
+            if revisions[part] is None:
+                yield examination.finding("tables.one_part", {"part": part, "topic": about})
 
 
 def differences(examination: Examination) -> Iterator[Diagnosis]:

@@ -54,7 +54,7 @@ class Thresholds:
     than this share of the retention. ``lag``: a lag of so many messages that grew in the last ``growing`` samples.
     ``saga``: an answer to a saga's command overdue for so long.
     ``worker_lost``: for so long a dead worker is reported. ``lost``: for so long, a loss of the producer.
-    ``unreachable``: a known group that can't be asked, or a callback that fails, for more passes than that.
+    ``unreachable``: a known group that can't be asked for more passes than that.
     ``confirm``: no pass has ended for so many of its intervals. ``reconciled``: no result of a reconciliation for so
     long. ``clock``: a clock so far off. ``held_transactions``: a replication slot or standby that keeps what so many
     transactions left from being vacuumed; ``held_wal``: bytes of WAL kept by a slot. ``connections``: how many more
@@ -247,19 +247,8 @@ RULES: Mapping[str, Rule] = {
         details="topic group passes error",
         page="handlers",
     ),
-    "delivery.callback_failing": Rule(
-        "{callback} fails for messages of topic {topic!r} in group {group!r}, such as {message_id}, for {passes:pass|"
-        "passes} in a row: {error}",
-        "see the log of the worker, and mend what the error names\n"
-        "it is called again with each pass: outbox messages show {message_id} {at}",
-        value="passes",
-        over="unreachable",
-        details="topic group callback message_id passes error",
-        page="handlers",
-    ),
     "delivery.late": Rule(
-        "Worker {worker} has not ended a pass that confirms deliveries for {age:duration}: a consumer doesn't answer, "
-        "or a callback hangs.",
+        "Worker {worker} has not ended a pass that confirms deliveries for {age:duration}: a consumer doesn't answer.",
         "see the log of the worker; what hangs is cut off when it is stopped, and a pass goes on where that one was",
         page="handlers",
     ),
@@ -564,6 +553,10 @@ RULES: Mapping[str, Rule] = {
     "tables.partly": Rule(
         "Of the outbox, only the tables common to both sides are in schema {schema!r}.",
         "outbox db upgrade {at}\nadd --part producer or --part consumer where only one side is used",
+    ),
+    "tables.one_part": Rule(
+        "The callbacks of topic {topic!r} need the tables of both parts, and this database has no {part} tables.",
+        "outbox db upgrade --part {part} {at}",
     ),
     "tables.older": Rule(
         "The {part} tables are at {database}, older than this code ({expected}).", "outbox db upgrade{options} {at}"

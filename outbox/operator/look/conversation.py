@@ -16,9 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.database.execute import query
 from outbox.errors import OutboxError
-from outbox.message.masking import Redactor
 from outbox.operator.databases import Database, OverDatabases, is_away
 from outbox.operator.look.message_sql import CONVERSATION, CONVERSATION_OF, RECEIPTS
+from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import Conversation, ConversationMessage, Receipt
 from outbox.text import MASK
 
@@ -41,9 +41,10 @@ class ConversationViews(OverDatabases):
     redactor: Redactor
 
     def conversation(self, message_id: UUID) -> Conversation:
-        """Return the conversation of a message, its first or any other one: `MOST_MESSAGES` of it at most.
+        """Return the chain of messages that a message belongs to, in the order in which they were sent.
 
-        A database that can't be read is named in ``unseen``.
+        The message is its first or any other one; `MOST_MESSAGES` are returned at most. A database that can't be read
+        is named in ``unseen``.
 
         Raises:
             NotFound: no database has the message, or any that it has caused, and all could be read.

@@ -11,7 +11,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -23,14 +23,15 @@ from outbox.acts.messages import ACTS
 from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidMessage, InvalidRequest
 from outbox.message.compression import decompress
-from outbox.message.masking import Redactor, SecretNames, has_at, names_in
+from outbox.message.masking import SecretNames, names_in
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import CALLER, OverDatabases, is_away
-from outbox.operator.look import inbox_sql, lists_sql
+from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
-from outbox.operator.look.lists_sql import LARGEST_BODY
+from outbox.operator.look.message_sql import LARGEST_BODY
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
+from outbox.operator.look.redactor import Redactor, has_at
 from outbox.operator.look.unconsumed import unconsumed
 from outbox.text import storable
 
@@ -52,7 +53,7 @@ _BY_TIME: SortOrder[model.AuditRow] = SortOrder(
 
 _LETTERS = 16
 _BY_MESSAGE: SortOrder[model.InboxRow] = SortOrder(key=lambda row: (row.message_id, row.group), shape=(UUID, str))
-_COLUMNS = 9
+_COLUMNS = len(fields(model.MessageRow)) - 1  # the database isn't read
 _DEEPEST = 32
 
 
@@ -66,9 +67,9 @@ class Lists(OverDatabases):
     def messages(self, criteria: model.MessageFilter, page: model.PageRequest) -> model.Page[model.MessageRow]:
         """Return a page of the producers' messages that fit, the newest first.
 
-        A page looks at a window of each database (`lists_sql.WINDOW` messages, of the topic if one is given) at most,
+        A page looks at a window of each database (`message_sql.WINDOW` messages, of the topic if one is given) at most,
         unless an index finds the matches: undecided and scheduled messages, and a key, unless its index was dropped.
-        Bodies are compared here, `lists_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
+        Bodies are compared here, `message_sql.BODIES` of them at a time, as far as `BodySearch` goes. With a
         group, see `outbox.operator.look.unconsumed`.
         """
 
@@ -87,21 +88,21 @@ class Lists(OverDatabases):
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.HalfRow]:
             schema = database.schema
-            (rows,) = execute(connection, lists_sql.list_halves(schema, criteria, after[0] if after else None, limit))
+            (rows,) = execute(connection, message_sql.list_halves(schema, criteria, after[0] if after else None, limit))
             count = count_of(schema, "half_check") if criteria == model.HalfFilter(database=criteria.database) else None
-            return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), lists_sql.HALF_WINDOW, count)
+            return Part.of(rows, 1, lambda row: model.HalfRow(database.name, *row), message_sql.HALF_WINDOW, count)
 
         return self.shown_texts(page_of(self.databases, "producer", checked(criteria), page, _OLDEST, read))
 
     def scheduled(self, criteria: model.ScheduledFilter, page: model.PageRequest) -> model.Page[model.ScheduledRow]:
         """Return a page of the scheduled messages that fit, the next due first; of recalled ones, the newest first."""
-        order, width, window = _DUE, 2, lists_sql.HALF_WINDOW
+        order, width, window = _DUE, 2, message_sql.HALF_WINDOW
         if criteria.recalled:
-            order, width, window = _RECALLED, 1, lists_sql.RECALLED_WINDOW
+            order, width, window = _RECALLED, 1, message_sql.RECALLED_WINDOW
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.ScheduledRow]:
             schema, every = database.schema, criteria == model.ScheduledFilter(database=criteria.database)
-            (rows,) = execute(connection, lists_sql.list_scheduled(schema, criteria, after, limit))
+            (rows,) = execute(connection, message_sql.list_scheduled(schema, criteria, after, limit))
             count = count_of(schema, "scheduled_message", "recalled_at IS NULL") if every else None
             return Part.of(rows, width, lambda row: model.ScheduledRow(database.name, *row), window, count)
 
@@ -111,15 +112,15 @@ class Lists(OverDatabases):
         """Return a page of what operators did, the newest first.
 
         A target that is a message's id also finds the acts on it in the inboxes of groups. Acts on a target are
-        found by index, all others within a window of each database (`lists_sql.AUDIT_WINDOW` acts).
+        found by index, all others within a window of each database (`message_sql.AUDIT_WINDOW` acts).
         """
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.AuditRow]:
             schema, below = database.schema, after[0] if after else None
             targets = None if criteria.target is None else audit_targets(connection, database, criteria.target)
-            (rows,) = execute(connection, lists_sql.list_audit(schema, criteria, targets, below, limit))
+            (rows,) = execute(connection, message_sql.list_audit(schema, criteria, targets, below, limit))
             count = count_of(schema, "audit") if criteria == model.AuditFilter(database=criteria.database) else None
-            return Part.of(rows, 1, lambda row: shown(audit_row(database.name, row)), lists_sql.AUDIT_WINDOW, count)
+            return Part.of(rows, 1, lambda row: shown(audit_row(database.name, row)), message_sql.AUDIT_WINDOW, count)
 
         def shown(row: model.AuditRow) -> model.AuditRow:
             return replace(row, result=self.redactor.audited(row.result))
@@ -240,16 +241,16 @@ def _messages(
 ) -> Part[model.MessageRow]:
     schema = database.schema
     by_key = _finds_by_key(connection, schema, criteria, after)
-    many = limit if criteria.body is None else lists_sql.BODIES
-    (rows,) = execute(connection, lists_sql.list_messages(schema, criteria, after, many, by_key=by_key))
+    many = limit if criteria.body is None else message_sql.BODIES
+    (rows,) = execute(connection, message_sql.list_messages(schema, criteria, after, many, by_key=by_key))
     end, count, *_ = rows[0]
     found = [row[2:] for row in rows if row[2] is not None]
-    searched = lists_sql.window_of(criteria) if end else len(found)
+    searched = message_sql.window_of(criteria) if end else len(found)
 
     def shown(rows: Sequence[Row], searched: int, end: UUID | None) -> Part[model.MessageRow]:
         items = [model.MessageRow(database.name, *row[:_COLUMNS]) for row in rows[:limit]]
         stopped = (end,) if end and len(items) < limit else None
-        return Part(items, searched, stopped, lists_sql.count_messages(schema, criteria))
+        return Part(items, searched, stopped, message_sql.count_messages(schema, criteria))
 
     if (condition := criteria.body) is None:
         return shown(found, searched, end)
@@ -284,11 +285,11 @@ def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFi
     """Tell whether there is an index for the key, and not too many messages that have it."""
     if criteria.key is None:
         return False
-    ((there_is,),) = query(connection, schema, lists_sql.KEY_INDEX)
+    ((there_is,),) = query(connection, schema, message_sql.KEY_INDEX)
     if not there_is:
         return False
-    (((count,),),) = execute(connection, lists_sql.count_of_key(schema, criteria, after, lists_sql.OF_KEY + 1))
-    return bool(count <= lists_sql.OF_KEY)
+    (((count,),),) = execute(connection, message_sql.count_of_key(schema, criteria, after, message_sql.OF_KEY + 1))
+    return bool(count <= message_sql.OF_KEY)
 
 
 def audit_targets(connection: Connection, database: Database, target: str) -> list[str]:
@@ -299,12 +300,12 @@ def audit_targets(connection: Connection, database: Database, target: str) -> li
         return [target]
     if "consumer" not in database.parts:
         return [message_id]
-    groups = query(connection, database.schema, lists_sql.KNOWN_GROUPS)
+    groups = query(connection, database.schema, message_sql.KNOWN_GROUPS)
     return [message_id, *(f"{group}/{message_id}" for (group,) in groups)]
 
 
 def audit_row(database: str, row: Row) -> model.AuditRow:
-    """Return a row of `lists_sql.list_audit` without its end as an `AuditRow`."""
+    """Return a row of `message_sql.list_audit` without its end as an `AuditRow`."""
     return model.AuditRow(database, *row[:-2], *(None if value is None else json.loads(value) for value in row[-2:]))
 
 

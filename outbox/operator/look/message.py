@@ -13,23 +13,22 @@ from uuid import UUID
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox.acts.changes import Actor, check_audited, message_states, record_of
-from outbox.acts.messages import ACTS, Act
+from outbox.acts.changes import Act, Actor, check_audited, message_states, record_of
+from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
-from outbox.message.masking import Body, Redactor
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.jobs import read_jobs
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health.workers import HandlerRow, merged, workers_in
-from outbox.operator.look import inbox_sql, lists_sql, message_sql
+from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_targets, fates
-from outbox.operator.look.lists_sql import LARGEST_BODY
-from outbox.operator.look.message_sql import PRODUCER_SIDE
+from outbox.operator.look.message_sql import LARGEST_BODY, PRODUCER_SIDE
+from outbox.operator.look.redactor import Body, Redactor
 from outbox.operator.model import ActFates, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
 def _add_traces(connection: Connection, database: Database, found: MessageFacts) -> None:
     schema, message_id = database.schema, found.id
     targets = audit_targets(connection, database, str(message_id))
-    (audit,) = execute(connection, lists_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
+    (audit,) = execute(connection, message_sql.list_audit(schema, AuditFilter(), targets, None, _MOST_ACTS))
     if "consumer" in database.parts:
         everywhere = inbox_sql.rows_of(schema, inbox_sql.InboxQuery(), message_id, None, _MOST_GROUPS)
         inbox, attempts = execute(connection, everywhere, message_sql.ATTEMPTS(schema, message_id))
@@ -354,9 +353,7 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
         yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, where)
     for delivery in found.deliveries:
         title = f"Known to be {delivery['status'].replace('_', ' ')} in group {delivery['group']}"
-        called = None if delivery["callback"] is None else f"on_{delivery['callback']} was called"
-        detail = "; ".join(each for each in (delivery["reason"], called) if each)
-        yield Event(delivery["recorded_at"], "confirmed", title, name, detail or None)
+        yield Event(delivery["recorded_at"], "confirmed", title, name, delivery["reason"])
     scheduled = found.scheduled or {}
     if scheduled.get("recalled_at"):
         yield Event(scheduled["recalled_at"], "recalled", "Recalled", name, actor=scheduled["recalled_by"])

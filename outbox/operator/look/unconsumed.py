@@ -24,9 +24,9 @@ from outbox.operator.databases import read_each
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health import stats
 from outbox.operator.health.workers import WorkerReport, source_of, workers_in
-from outbox.operator.look import inbox_sql, lists_sql
+from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import FIRST_ID, LAST_ID, InboxQuery
-from outbox.operator.look.lists_sql import UnreadQueue
+from outbox.operator.look.message_sql import UnreadQueue
 from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
 from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
 from outbox.text import database_address
@@ -203,12 +203,12 @@ class _Search:
 
         def find(connection: Connection, database: Database) -> tuple[list[Row], list[UUID]]:
             schema = database.schema
-            late = lists_sql.scheduled_below(schema, below=below, limit=WINDOW)
+            late = message_sql.scheduled_below(schema, below=below, limit=WINDOW)
             scheduled = [half_id for (half_id,) in execute(connection, late)[0]]
             last = scheduled[-1] if len(scheduled) == WINDOW else FIRST_ID
             ops = [row["half_id"] for row in stats.undispatched(connection, schema, each=True)]
             ids = [each for each in (*scheduled, *ops) if last <= each < below]
-            return execute(connection, lists_sql.messages_of(schema, criteria, ids))[0], scheduled
+            return execute(connection, message_sql.messages_of(schema, criteria, ids))[0], scheduled
 
         if not (read := read_each([self.databases[producer]], find, [])):
             return Part([], unread=True)
@@ -229,7 +229,9 @@ class _Search:
         window = limit if replace(self.criteria, database=None, topic=None) == MessageFilter() else max(WINDOW, limit)
 
         def list_queues(connection: Connection, database: Database) -> list[Row]:
-            return execute(connection, lists_sql.list_after_offsets(database.schema, self.criteria, queues, window))[0]
+            return execute(connection, message_sql.list_after_offsets(database.schema, self.criteria, queues, window))[
+                0
+            ]
 
         away: list[str] = []
         rows: defaultdict[str, list[Row]] = defaultdict(list)
@@ -276,7 +278,7 @@ class _Search:
                 ids[producer].append(message_id)
 
         def list_messages(connection: Connection, database: Database) -> list[MessageRow]:
-            found = lists_sql.messages_of(database.schema, self.criteria, ids[database.name])
+            found = message_sql.messages_of(database.schema, self.criteria, ids[database.name])
             return [MessageRow(database.name, *row) for row in execute(connection, found)[0]]
 
         producers = [self.databases[producer] for producer in ids]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from outbox.database.duty import ServedOutbox
     from outbox.reconcile.follow.follower import Follower, PassResult
 
 #: The longest time (seconds) until it is looked whether a pass is due that another worker should have taken.
 READ_EVERY = 5.0
 
 
-def followings(outbox: Any, stopping: threading.Event) -> list[Following]:
+def followings(outbox: ServedOutbox, stopping: threading.Event) -> list[Following]:
     """Return what follows the log for an Outbox, one for each database that its groups consume from.
 
     Raises:

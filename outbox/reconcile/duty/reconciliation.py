@@ -36,18 +36,18 @@ from outbox.reconcile.config import Values, job_of, merged, own_access, read_fil
 from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
 from outbox.reconcile.record.requests import RunRequest
 from outbox.reconcile.record.timetable import FLEET, LastRun, Timetable, last_scheduled
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import (
     ReconciliationFailed,
     ReconciliationFinished,
     ReconciliationInterrupted,
     ReconciliationReportFailed,
 )
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.hooks import TelemetryEvent, emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.database.duty import ServedOutbox
     from outbox.reconcile.fleet.config import Fleet
     from outbox.reconcile.fleet.run import FleetResult, FleetRun
     from outbox.reconcile.record.write import Recorded, RunIds
@@ -74,7 +74,7 @@ SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
 
 
-def reconcilers(outbox: Any, stopping: threading.Event) -> list[JobReconciler | FleetReconciler]:
+def reconcilers(outbox: ServedOutbox, stopping: threading.Event) -> list[JobReconciler | FleetReconciler]:
     """Return what runs the reconciliations of an Outbox: fleets, and jobs, one for each database that is read.
 
     Raises:
@@ -90,7 +90,7 @@ def reconcilers(outbox: Any, stopping: threading.Event) -> list[JobReconciler | 
     return found
 
 
-def _of_fleet(declared: Reconciliation, path: Path, outbox: Any, stopping: threading.Event) -> FleetReconciler:
+def _of_fleet(declared: Reconciliation, path: Path, outbox: ServedOutbox, stopping: threading.Event) -> FleetReconciler:
     _require_library(declared)
     from outbox.reconcile.fleet.config import read_fleet  # noqa: PLC0415 - an extra
 
@@ -114,7 +114,7 @@ def name_of(declared: Reconciliation, job: Job) -> str:
     return f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
 
 
-def values_of(declared: Reconciliation, outbox: Any) -> list[Values]:
+def values_of(declared: Reconciliation, outbox: ServedOutbox) -> list[Values]:
     """Return the declared values of a reconciliation, one for each database that its groups consume from.
 
     Raises:

@@ -42,6 +42,7 @@ class Runs:
             None,
             outbox.codecs,
             group=name,
+            about=TOPIC,
             keys=(name,),
             retry_delays=(_AGAIN,) * int(86_400 / _AGAIN),
             transactional=False,

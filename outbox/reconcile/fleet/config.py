@@ -10,15 +10,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, Seconds, option, unknown_name
 from outbox.reconcile.config import Address, Values, read_mapping, read_toml
 from outbox.reconcile.job import MAX_TIME, Access, EngineName, Pair
-from outbox.reconcile.measure import wrong_columns, wrong_paths, wrong_selects
+from outbox.reconcile.measure import Sums
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 #: What a ``[[compare]]`` says of its pairs, as a ``[[pair]]`` of a job does.
@@ -79,7 +78,7 @@ class TotalPart:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetTotal:
+class FleetTotal(Sums):
     """Add up the tables of many databases: to nothing, together with the sums under way between them.
 
     For five banks: what is in their accounts, less what was paid in, plus the transfers that one has debited and the
@@ -91,6 +90,7 @@ class FleetTotal:
         InvalidSettings: names the total, what is wrong with it, and the mend.
     """
 
+    called: ClassVar[str] = "total"
     name: str
     values: tuple[str, ...]
     in_flight: Mapping[str, str]
@@ -100,24 +100,15 @@ class FleetTotal:
     groups: tuple[str, ...] = ("*",)
 
     def __post_init__(self) -> None:
-        for wrong in chain(wrong_columns(self), wrong_selects(self), wrong_paths(self)):
+        for wrong in self.wrong():
             raise self.refused(wrong)
         if not self.parts:
             raise self.refused("no part; say what is added up in tables [[total.part]]")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that each SELECT returns."""
-        return (*self.by, *self.values)
-
-    @property
     def selects(self) -> dict[str, str]:
         """The SELECT statements, by the place of their part."""
         return {f"part[{number}]": part.select for number, part in enumerate(self.parts, 1)}
-
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names this total."""
-        return InvalidSettings(f"total {self.name!r}: {why}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from outbox.reader import plain as as_plain
 from outbox.reconcile.fleet.members import Member
-from outbox.reconcile.fleet.run import FleetResult
+from outbox.reconcile.fleet.run import FleetResult, MemberResult
 from outbox.reconcile.job import Pair
-from outbox.reconcile.report import VERSION, amount, as_json, reports, sentence_of, shares, verdict
+from outbox.reconcile.report import VERSION, amount, as_json, reports, sentence_of, shares, table_of, verdict
 from outbox.reconcile.report.prometheus import Gauges
 from outbox.reconcile.rows import Finding
 from outbox.text import counted, duration, key_text, plain, whole
@@ -33,33 +32,8 @@ from outbox.text import counted, duration, key_text, plain, whole
 
 def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
     """Print a row for each member, what differs in it, and so many of the findings in all."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("producer", "left"), ("consumer", "left"), ("pairs", "right"), ("messages", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name in ("differences", "left", "took"):
-        table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
-    for each in result.members:
-        names = [plain(each.member.producer), plain(each.member.consumer), f"{len(each.member.job.pairs):,}"]
-        if each.result is None:
-            table.add_row(*names, "", "", "", "", Text(plain(each.error), "bold red"))
-            continue
-        reached = verdict(each.result)
-        messages = sum(pair.counts.total() for pair in each.result.pairs)
-        kinds = [
-            f"{pair.pair}: {number:,} {kind.label}"
-            for pair in each.result.pairs
-            for kind, number in pair.differences.items()
-        ]
-        table.add_row(
-            *names,
-            f"{messages:,}",
-            f"{reached.differences:,}",
-            Text(f"{reached.left:,}", "bold red" if reached.left else "green"),
-            duration(each.result.seconds),
-            Text(plain("; ".join([*kinds, *reached.measures, *([each.error] if each.error else [])]) or "in sync")),
-        )
-    console.print(table)
+    heads = ("producer", "consumer", "pairs>", "messages>", "differences>", "left>", "took>", "")
+    console.print(table_of(heads, [_cells(each) for each in result.members]))
     console.print()
     for double in result.doubles:
         where = ", ".join(double.consumers)
@@ -82,6 +56,22 @@ def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
         console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
     console.print(Text(plain(result.sentence), "bold green" if result.in_sync else "bold red"))
+
+
+def _cells(each: MemberResult) -> list[str | Text]:
+    names = [each.member.producer, each.member.consumer, f"{len(each.member.job.pairs):,}"]
+    if each.result is None:
+        return [*names, "", "", "", "", Text(plain(each.error), "bold red")]
+    reached, pairs = verdict(each.result), each.result.pairs
+    kinds = [f"{pair.pair}: {number:,} {kind.label}" for pair in pairs for kind, number in pair.differences.items()]
+    return [
+        *names,
+        f"{sum(pair.counts.total() for pair in pairs):,}",
+        f"{reached.differences:,}",
+        Text(f"{reached.left:,}", "bold red" if reached.left else "green"),
+        duration(each.result.seconds),
+        "; ".join([*kinds, *reached.measures, *([each.error] if each.error else [])]) or "in sync",
+    ]
 
 
 def findings_shown(result: FleetResult, limit: int) -> Iterator[tuple[Member, Pair, Finding, str]]:

@@ -24,9 +24,8 @@ from uuid import UUID
 from outbox.errors import OutboxError
 from outbox.reconcile import run
 from outbox.reconcile.fleet.config import Bounds, Fleet
-from outbox.reconcile.fleet.doubles import Double, find_doubles
 from outbox.reconcile.fleet.members import Member, members_of
-from outbox.reconcile.fleet.totals import TotalResult, check_total, total_of
+from outbox.reconcile.fleet.totals import Double, TotalResult, check_total, find_doubles, total_of
 from outbox.reconcile.job import Access, EngineName, NoProgress, Progress, Stoppable, Window
 from outbox.reconcile.record.timetable import FLEET
 from outbox.reconcile.record.write import RunIds, RunRecord, why_of

@@ -1,8 +1,8 @@
 """A follower of one pair: pass after pass it looks, looks again at what differs, writes that down, and repairs it.
 
-Nothing it does is its own: outcomes are those of `judge`, the second look is that of `compare`, repairs are those of
-`repair`. What it adds is that it never begins anew: each pass goes on from where the last one came to, whichever worker
-took it.
+Nothing it does is its own: outcomes are those of `rows.judge`, the second look is that of `pairing`, repairs are those
+of `repair`. What it adds is that it never begins anew: each pass goes on from where the last one came to, whichever
+worker took it.
 
 What a pass has to tell is one event for each kind of difference, however many messages they are.
 """
@@ -25,21 +25,25 @@ from outbox.database.execute import execute
 from outbox.errors import InvalidSettings
 from outbox.message.ids import uuid7_at
 from outbox.message.model import Counts
-from outbox.reconcile.compare import in_flight, recheck
-from outbox.reconcile.follow.record import LEASE, FollowerRecord, KnownDifference, LeasedPass
-from outbox.reconcile.follow.sessions import Sessions
-from outbox.reconcile.follow.state import FollowerState, PendingRange
-from outbox.reconcile.follow.survey import SLACK, Chunk, LogSurvey, LogSurveyor, ahead_of, due_of, pending_of
+from outbox.reconcile.follow.record import (
+    LEASE,
+    FollowerRecord,
+    FollowerState,
+    KnownDifference,
+    LeasedPass,
+    PendingRange,
+)
+from outbox.reconcile.follow.survey import SLACK, Chunk, LogSurvey, LogSurveyor, Sessions, ahead_of, due_of, pending_of
 from outbox.reconcile.job import DONE, HEALED, EngineName, Job, Outcome, Pair, Repair
-from outbox.reconcile.pairing import rules_of
+from outbox.reconcile.pairing import recheck, rules_of
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.write import acted
 from outbox.reconcile.repair import BUSY, repair
 from outbox.reconcile.report import gravest
-from outbox.reconcile.rows import Finding, Repaired, to_findings, to_uuids
+from outbox.reconcile.rows import Finding, Repaired, in_flight, to_findings, to_uuids
 from outbox.reconcile.source import SessionSettings, engine_of
-from outbox.telemetry.event import TelemetryEvent
 from outbox.telemetry.events import DifferencesFound, DifferencesGone, DifferencesRepaired, FollowerRewound
+from outbox.telemetry.hooks import TelemetryEvent
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

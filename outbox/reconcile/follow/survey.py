@@ -3,14 +3,15 @@
 Nothing else is read. What the clock has brought past the grace period is digested, and the rows of ranges that differ
 are read. Messages that came late (their ids are old, or ahead of the clock), that were sent again, compensated, or have
 failed are found by what was written since the last look, by indexes, and are read one by one when their own grace
-period is over. The outcome is `judge`'s, as in any run.
+period is over. The outcome is `rows.judge`'s, as in any run.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -18,22 +19,32 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.database.execute import Template, execute
+from outbox.database.engines import discard
+from outbox.database.execute import Template, driver_of, execute
 from outbox.database.sql import open_rows
 from outbox.message.ids import uuid7_at
-from outbox.reconcile.compare import Comparison, Portion, differing, in_flight
-from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of
-from outbox.reconcile.follow.sessions import readers_of
-from outbox.reconcile.follow.state import NEVER, FollowerState, PendingRange, clustered
-from outbox.reconcile.job import Job, Outcome, Pair, ProducerState, Range
-from outbox.reconcile.judge import Rules
-from outbox.reconcile.pairing import rules_of
-from outbox.reconcile.plan import cut
+from outbox.reconcile import sql
+from outbox.reconcile.follow.record import NEVER, FollowerState, PendingRange, clustered
+from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Range
+from outbox.reconcile.pairing import rules_now, rules_of
+from outbox.reconcile.plan import Digested, ProducerDigests, cut, digested, mixing_of, united
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.settled import WRITTEN_SINCE
-from outbox.reconcile.rows import FINDING, to_uuids
-from outbox.reconcile.source import Snapshots, in_savepoint, reaching
+from outbox.reconcile.rows import FINDING, SCHEMAS, Comparison, Rules, Side, differing, in_flight, to_uuids
+from outbox.reconcile.source import (
+    PostgresSide,
+    SessionSettings,
+    Snapshot,
+    Snapshots,
+    engine_of,
+    in_savepoint,
+    reaching,
+    snapshot_of,
+)
+from outbox.reconcile.tables import ProducerState
 
 #: How long (seconds) after its id a message usually is in its queue, at most: ids are taken up so much later than they
 #: would be, so that they aren't in flight any more.
@@ -217,9 +228,9 @@ class LogSurveyor:
         different = [(bucket, rows) for bucket, rows in found.differing if bucket.first in ids]
         if not different:
             return chunk, FINDING.empty_table()
-        ranges = _joined(bucket for bucket, _ in different)
+        ranges = united(bucket for bucket, _ in different)
         readers = readers_of(self.snapshots, self.pair, sum(rows for _, rows in different))
-        collected = Comparison(*readers, look.rules)(Portion(0, tuple(ranges)))
+        collected = Comparison(*readers, look.rules)(ranges)
         chunk.counts += collected.counts
         self._note_waiting(look.rules, chunk, collected.table)
         return chunk, collected.table
@@ -302,16 +313,6 @@ def evenly(ids: Range, pieces: int) -> list[UUID]:
     return [UUID(int=first + (end - first) * number // pieces) for number in range(1, pieces)]
 
 
-def _joined(ranges: Iterable[Range]) -> list[Range]:
-    result: list[Range] = []
-    for each in ranges:
-        if result and result[-1].end == each.first:
-            result[-1] = Range(result[-1].first, each.end)
-        else:
-            result.append(each)
-    return result
-
-
 def _in_order(counts: Counter[Outcome]) -> Counter[Outcome]:
     """Return the counts of what nothing is wrong with, for ever."""
     kinds = (Outcome.CONSUMED, Outcome.ROLLED_BACK, Outcome.LEFT_OUT, Outcome.UNJUDGED)
@@ -381,3 +382,121 @@ SELECT n.half_id
                       WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position
                       ORDER BY m.position LIMIT 1) n
 """)
+
+
+# --- what it reads on ------------------------------------------------------------------------------------
+
+# A pass takes its snapshots on the two connections of a follower for as long as it reads. Many rows are read by COPY,
+# on connections that import these snapshots, as a run reads; what is little on the connections themselves, which costs
+# a tenth of it.
+
+#: From so many rows on, COPY by another connection is cheaper.
+_WORTH_COPY = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedSide:
+    """One side of a pair, read on a connection that is in a transaction."""
+
+    connection: Connection
+    access: Access
+    part: Part
+    pair: Pair
+
+    def read(self, ranges: Sequence[Range]) -> pa.Table:
+        """Return the rows of the ranges, sorted by id (`rows.SCHEMAS`).
+
+        Raises:
+            SourceError: they can't be read.
+        """
+        schema = SCHEMAS[self.part]
+        if not ranges:
+            return schema.empty_table()
+        with reaching(self.access):
+            _, rows = execute(
+                self.connection, sql.PLAN_FOR_ROWS, sql.rows(self.part, self.access.schema, self.pair, ranges)
+            )
+        if not rows:
+            return schema.empty_table()
+        ids, *columns = zip(*sorted(rows), strict=True)
+        arrays = [pa.array([id_.bytes for id_ in ids], schema[0].type)]
+        arrays += [pa.array(column, of.type) for column, of in zip(columns, list(schema)[1:], strict=True)]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@dataclass(slots=True)
+class Sessions:
+    """The connections of a follower. They are opened when they are needed, and again after one was lost."""
+
+    job: Job
+    settings: SessionSettings
+    _open: dict[Part, Connection] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._open.values():
+            discard(connection)
+        self._open.clear()
+
+    @property
+    def backends(self) -> list[int]:
+        """The processes of the servers behind the open connections."""
+        return [int(driver_of(connection).info.backend_pid) for connection in self._open.values()]
+
+    @contextmanager
+    def snapshots(self, waiting: Callable[[], None]) -> Iterator[Snapshots]:
+        """Take snapshots as `source.snapshots_of` does, and give them back at the end of the block."""
+        with ExitStack() as stack, self._closed_on_error():
+            taken: dict[Part, Snapshot] = {}
+            parts: tuple[Part, ...] = ("consumer", "producer")
+            for part in parts:
+                access, connection = self.job.databases[part], self._connection(part)
+                taking = snapshot_of(access, [part], connection, waiting=waiting, settings=self.settings)
+                taken[part] = stack.enter_context(taking)
+            yield Snapshots(taken)
+
+    def read_again(self, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
+        """Read messages as they are now (`pairing.SecondRead`); nothing is in a transaction before or after."""
+        with self._closed_on_error():
+            try:
+                rules = rules_now(self.job, pair, self._opened)
+                return Comparison(self._side("producer", pair), self._side("consumer", pair), rules).again(ids)
+            finally:
+                for connection in self._open.values():
+                    with suppress(SQLAlchemyError):  # what went wrong before is to be told
+                        connection.rollback()
+
+    @contextmanager
+    def _opened(self, part: Part) -> Iterator[Connection]:
+        with reaching(self.job.databases[part]):
+            yield self._connection(part)
+
+    def _side(self, part: Part, pair: Pair) -> ConnectedSide:
+        return ConnectedSide(self._connection(part), self.job.databases[part], part, pair)
+
+    def _connection(self, part: Part) -> Connection:
+        if part not in self._open:
+            access = self.job.databases[part]
+            with reaching(access):
+                # READ COMMITTED, whatever the server's default: outside of a snapshot a statement sees what is there.
+                self._open[part] = engine_of(access).connect().execution_options(isolation_level="READ COMMITTED")
+        return self._open[part]
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def readers_of(snapshots: Snapshots, pair: Pair, rows: int) -> tuple[Side, Side]:
+    """Return what reads about so many rows of both sides, the producer's first, in snapshots."""
+
+    def side(part: Part, snapshot: Snapshot) -> Side:
+        if rows >= _WORTH_COPY:
+            return PostgresSide(snapshot.access, part, pair, snapshot.name, snapshot.settings)
+        return ConnectedSide(snapshot.connection, snapshot.access, part, pair)
+
+    return side("producer", snapshots.producer), side("consumer", snapshots.consumer)

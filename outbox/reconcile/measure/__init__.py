@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from typing import ClassVar
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_topic
@@ -23,8 +22,70 @@ _QUOTED = re.compile(
 )
 
 
+class Sums:
+    """What adds up columns of SELECT statements and of bodies under keys: a measure, or a total of a fleet."""
+
+    __slots__ = ()
+    #: What errors call one.
+    called: ClassVar[str]
+    name: str
+    by: tuple[str, ...]
+    values: tuple[str, ...]
+    in_flight: Mapping[str, str]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that each SELECT returns."""
+        return (*self.by, *self.values)
+
+    @property
+    def selects(self) -> dict[str, str]:
+        """The SELECT statements that there are, by what they are called."""
+        raise NotImplementedError
+
+    def refused(self, why: str) -> InvalidSettings:
+        """Return the error that names it."""
+        return InvalidSettings(f"{self.called} {self.name!r}: {why}")
+
+    def wrong(self) -> Iterator[str]:
+        """Say what is wrong with it; the first counts: what comes after it may make no sense."""
+        yield from self._wrong_columns()
+        for name, select in self.selects.items():
+            yield from wrong_select(name, select)
+        yield from self._wrong_paths()
+
+    def _wrong_columns(self) -> Iterator[str]:
+        if not _NAME.fullmatch(self.name):
+            yield "a name begins with a letter and has letters, digits, _ and - only"
+        for what, columns in (("by", self.by), ("values", self.values)):
+            if isinstance(columns, str):
+                yield f"{what} = {columns!r} must be a tuple; write ({columns!r},)"
+        if not self.values:
+            yield "no values; name at least one column to add up"
+        for column in self.columns:
+            if not isinstance(column, str) or not _COLUMN.fullmatch(column):
+                yield f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
+        if twice := sorted({column for column in self.columns if self.columns.count(column) > 1}):
+            yield f"{', '.join(twice)} is named twice among by and values; name each column once"
+
+    def _wrong_paths(self) -> Iterator[str]:
+        if self.in_flight and (missing := [column for column in self.columns if column not in self.in_flight]):
+            yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
+        if extra := sorted(self.in_flight.keys() - set(self.columns)):
+            yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
+        for column, path in self.in_flight.items():
+            try:
+                is_path = isinstance(path, str) and path and all(names_in(path))
+            except ValueError:
+                is_path = False
+            if not is_path:
+                yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
+            if path == COUNT and column in self.by:
+                yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"
+
+
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Sums):
     """A business measure of one pair: what the producer booked equals what the consumer booked plus what is under way.
 
     ``producer``, ``consumer`` and (optional) ``rolled_back`` are SELECT statements, run in the same snapshot as the
@@ -54,6 +115,7 @@ class Measure:
         InvalidMessage: topic or group isn't a name.
     """
 
+    called: ClassVar[str] = "measure"
     name: str
     topic: str
     group: str
@@ -67,8 +129,7 @@ class Measure:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.group)
-        # The first counts: what comes after it may make no sense.
-        for wrong in chain(wrong_columns(self), wrong_selects(self), self._without_bodies(), wrong_paths(self)):
+        for wrong in self.wrong():
             raise self.refused(wrong)
 
     def of(self, names: tuple[str, str]) -> bool:
@@ -76,46 +137,16 @@ class Measure:
         return (self.topic, self.group) == names
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that each SELECT returns."""
-        return (*self.by, *self.values)
-
-    @property
     def selects(self) -> dict[str, str]:
         """The SELECT statements that there are, by ``producer``, ``rolled_back`` and ``consumer``."""
         selects = {"producer": self.producer, "rolled_back": self.rolled_back, "consumer": self.consumer}
         return {side: sql for side, sql in selects.items() if sql is not None}
 
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names this measure."""
-        return InvalidSettings(f"measure {self.name!r}: {why}")
-
-    def _without_bodies(self) -> Iterator[str]:
+    def _wrong_paths(self) -> Iterator[str]:
         if not self.in_flight and self.producer is None:
             named = ", ".join(self.columns)
             yield f"without producer the bodies are summed, and in_flight must say where they have {named}"
-
-
-def wrong_columns(sums: Any) -> Iterator[str]:
-    """Say what is wrong with the name and the columns."""
-    if not _NAME.fullmatch(sums.name):
-        yield "a name begins with a letter and has letters, digits, _ and - only"
-    for what, columns in (("by", sums.by), ("values", sums.values)):
-        if isinstance(columns, str):
-            yield f"{what} = {columns!r} must be a tuple; write ({columns!r},)"
-    if not sums.values:
-        yield "no values; name at least one column to add up"
-    for column in sums.columns:
-        if not isinstance(column, str) or not _COLUMN.fullmatch(column):
-            yield f"{column!r} is no name of a column; use letters, digits and _, as in SELECT … AS amount"
-    if twice := sorted({column for column in sums.columns if sums.columns.count(column) > 1}):
-        yield f"{', '.join(twice)} is named twice among by and values; name each column once"
-
-
-def wrong_selects(sums: Any) -> Iterator[str]:
-    """Say what is wrong with the statements."""
-    for side, sql in sums.selects.items():
-        yield from wrong_select(side, sql)
+        yield from Sums._wrong_paths(self)
 
 
 def wrong_select(name: str, sql: str) -> Iterator[str]:
@@ -125,20 +156,3 @@ def wrong_select(name: str, sql: str) -> Iterator[str]:
         yield f"{name} must be a single SELECT; leave out the semicolon"
     if not re.match(r"[\s(]*(SELECT|WITH|VALUES|TABLE)\b", bare, re.IGNORECASE):
         yield f"{name} must be a single SELECT (or WITH … SELECT), not {bare[:40]!r}"
-
-
-def wrong_paths(sums: Any) -> Iterator[str]:
-    """Say what is wrong with where the bodies have the columns."""
-    if sums.in_flight and (missing := [column for column in sums.columns if column not in sums.in_flight]):
-        yield f"in_flight lacks {', '.join(missing)}; give its path in the body, such as 'amount'"
-    if extra := sorted(sums.in_flight.keys() - set(sums.columns)):
-        yield f"in_flight has {', '.join(extra)}, which is neither in by nor in values"
-    for column, path in sums.in_flight.items():
-        try:
-            is_path = isinstance(path, str) and path and all(names_in(path))
-        except ValueError:
-            is_path = False
-        if not is_path:
-            yield f"in_flight.{column} = {path!r} is no path; write names with dots between, as in 'order.currency'"
-        if path == COUNT and column in sums.by:
-            yield f"in_flight.{column} = '*' counts messages, and {column} is a part of the key"

@@ -6,7 +6,7 @@ Sums are exact, to the last digit. Bodies are added up by the database, and one 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sqlalchemy import DateTime, Uuid, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
+from outbox.consumer.sql import MATCHES
 from outbox.database.execute import (
     SERIALIZATION_FAILURE,
     STATEMENT_CANCELLED,
@@ -30,21 +31,18 @@ from outbox.database.execute import (
 from outbox.errors import ErrorKind, InvalidMessage, OutboxError, ReconcileError, SourceLost
 from outbox.message import content
 from outbox.message.compression import decompress
+from outbox.message.content import ENCODING_HEADER
 from outbox.message.masking import NAMES, names_in, path_of
-from outbox.reconcile.job import FIRST_ID, InboxState, Pair, ProducerState, Range, Window
-from outbox.reconcile.measure import COUNT, Measure, sql
+from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
+from outbox.reconcile.measure import COUNT, Measure, Sums
 from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
 from outbox.reconcile.source import in_savepoint
-from outbox.reconcile.sql import last_of, values_of
+from outbox.reconcile.sql import values_of
+from outbox.reconcile.tables import InboxState, ProducerState
 from outbox.text import MASK, storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-    from outbox.reconcile.fleet.config import FleetTotal
-
-    #: What adds up sums of SELECT statements and of bodies.
-    Sums = Measure | FleetTotal
 
 #: The parts of a key, in the order of the measure's ``by``; None is NULL.
 Key = tuple[str | None, ...]
@@ -122,8 +120,8 @@ class Bodies:
         there = 0
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
-            there += self._rows(statement(self._schema, sql.COUNT_HALVES, {"ids": batch}))[0][0]
-            self._add(statement(self._schema, sql.HALVES_OF, {**self._of_pair, "ids": batch}))
+            there += self._rows(statement(self._schema, COUNT_HALVES, {"ids": batch}))[0][0]
+            self._add(statement(self._schema, HALVES_OF, {**self._of_pair, "ids": batch}))
         if there < len(ids):
             self._tally.faults.append(
                 f"the bodies of {len(ids) - there} of {len(ids)} messages under way are no longer in the producer's "
@@ -137,13 +135,13 @@ class Bodies:
         ``starts`` are the positions, by queue, after which the group began.
         """
         values = {**self._of_pair, "queues": list(starts), "positions": list(starts.values())}
-        ids = {"first": window.first, "last": last_of(window)}
-        while following := self._rows(statement(self._schema, sql.BATCH_END, {**ids, "batch": BATCH})):
+        ids = {"first": window.first, "last": window.last}
+        while following := self._rows(statement(self._schema, BATCH_END, {**ids, "batch": BATCH})):
             ((end,),) = following
             batch = {"first": ids["first"], "last": UUID(int=end.int - 1)}
-            self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **batch}))
+            self._add(statement(self._schema, SETTLED_HALVES, {**values, **batch}))
             ids["first"] = end
-        self._add(statement(self._schema, sql.SETTLED_HALVES, {**values, **ids}))
+        self._add(statement(self._schema, SETTLED_HALVES, {**values, **ids}))
         return self._completed(f"{self._found} messages")
 
     def _completed(self, among: str) -> Tally:
@@ -159,7 +157,7 @@ class Bodies:
     def _add(self, halves: Statement) -> None:
         """Add the bodies of a batch; one by one if the database can't read all of them."""
         try:
-            rows = self._rows(sql.body_sums(halves, self._by, self._values))
+            rows = self._rows(body_sums(halves, self._by, self._values))
         except DBAPIError as error:
             # Data exception, and program limit exceeded: a nesting or a number that is too much for it.
             if sqlstate(error)[:2] not in {"22", "54"}:
@@ -174,7 +172,7 @@ class Bodies:
 
     def _add_one_by_one(self, halves: Statement) -> None:
         after = FIRST_ID
-        while rows := self._rows(sql.bodies(halves, after, CHUNK)):
+        while rows := self._rows(next_bodies(halves, after, CHUNK)):
             for id_, content_type, stored, encoding in rows:
                 try:
                     raw = decompress(stored, encoding, LARGEST_BODY)
@@ -218,7 +216,7 @@ def _at(body: Any, path: Path) -> Any:
 
 def _number_text(part: str | None) -> str | None:
     """Return a part of a key as the shortest text of its number; as it is if it is none."""
-    if part is None or not re.fullmatch(sql.NUMBER, part):
+    if part is None or not re.fullmatch(NUMBER, part):
         return part
     number = Decimal(part)
     return "0" if number.is_zero() else f"{number.normalize(EXACT):f}"
@@ -237,7 +235,7 @@ def _key(body: Any, path: Path) -> str | None:
 def _number(body: Any, path: Path) -> Decimal:
     value = _at(body, path)
     text = None if isinstance(value, bool) else _text(value)
-    if text is None or len(text) > sql.NUMBER_CHARS or not re.fullmatch(sql.NUMBER, text):
+    if text is None or len(text) > NUMBER_CHARS or not re.fullmatch(NUMBER, text):
         raise InvalidMessage(f"its {path_of(path)} is no number: {_quoted(path, value)}")
     return Decimal(text)
 
@@ -253,7 +251,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):
-        if abs(value.adjusted()) > sql.NUMBER_CHARS:
+        if abs(value.adjusted()) > NUMBER_CHARS:
             return None
         return f"{value.copy_abs() if value.is_zero() else value:f}"
     return str(value) if isinstance(value, str | int) else None
@@ -280,7 +278,7 @@ class Select:
 
         Returns which of its columns are numbers.
         """
-        columns = self._run(sql.select_columns(self.measure.selects[self.side]), self.measure.refused, _columns)
+        columns = self._run(select_columns(self.measure.selects[self.side]), self.measure.refused, _columns)
         names = [name for name, _ in columns]
         if missing := [column for column in self.measure.columns if column not in names]:
             raise self._refused(f"lacks {', '.join(missing)}; it returns {', '.join(names) or 'nothing'}")
@@ -301,7 +299,7 @@ class Select:
         """Run it, and return its sums; it is a `ReconcileError` if it failed, or took too long."""
         measure = self.measure
         rows = self._run(
-            sql.select_sums(measure.selects[self.side], measure.by, measure.values),
+            select_sums(measure.selects[self.side], measure.by, measure.values),
             lambda why: ReconcileError(str(measure.refused(why))),
             lambda result: result.all(),
         )
@@ -324,7 +322,7 @@ class Select:
             )
         bound = bare.bindparams(*(bindparam(name, type_=_TYPES[name]) for name in used))
         window, ids = self.window, self.window.range
-        values = {"since": window.since, "until": window.until, "first": ids.first, "last": last_of(ids)}
+        values = {"since": window.since, "until": window.until, "first": ids.first, "last": ids.last}
         try:
             with in_savepoint(self.connection, self.seconds):
                 return rows(self.connection.execute(bound, values))
@@ -473,14 +471,120 @@ def shown(by: Sequence[str], keys: Iterable[Key]) -> list[tuple[Key, Key]]:
     return sorted(labels.items(), key=lambda pair: [(part is None, part or "") for part in pair[1]])
 
 
+def side_by_side(measure: Sums, tallies: Sequence[Tally]) -> Iterator[tuple[Key, str, list[Decimal]]]:
+    """Yield each key, as it may be shown, and value with what each of the tallies has of it."""
+    zeros = [Decimal()] * len(measure.values)
+    for key, label in shown(measure.by, {key for tally in tallies for key in tally.sums}):
+        for at, value in enumerate(measure.values):
+            yield label, value, [tally.sums.get(key, zeros)[at] for tally in tallies]
+
+
 def _result(measure: Measure, pair: Pair, tallies: Mapping[str, Tally]) -> MeasureResult:
     nothing = Tally(measure.by, len(measure.values))
-    by_side = [tallies.get(side, nothing).sums for side in ("producer", "rolled_back", "consumer", "in_flight")]
-    zeros = [Decimal()] * len(measure.values)
-    rows = tuple(
-        MeasureRow(label, value, *(sums.get(key, zeros)[at] for sums in by_side))
-        for key, label in shown(measure.by, {key for sums in by_side for key in sums})
-        for at, value in enumerate(measure.values)
-    )
+    by_side = [tallies.get(side, nothing) for side in ("producer", "rolled_back", "consumer", "in_flight")]
+    rows = tuple(MeasureRow(key, value, *amounts) for key, value, amounts in side_by_side(measure, by_side))
     faults = tuple(fault for tally in tallies.values() for fault in tally.faults)
     return MeasureResult(measure.name, pair, measure.by, rows, faults)
+
+
+# --- statements -----------------------------------------------------------------------------------------
+
+#: What a body may have under a value, as text: what Python and PostgreSQL read as the same decimal.
+NUMBER = r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?"
+#: Its longest text.
+NUMBER_CHARS = 1000
+
+#: Half messages by their ids, as far as they are meant for the group. Rows: ``(id, content type, body, encoding)``.
+HALVES_OF = f"""
+SELECT h.id, h.content_type, h.body, h.headers ->> '{ENCODING_HEADER}' AS encoding
+  FROM {{s}}.half_message h WHERE h.id = ANY (%(ids)b::uuid[]) AND {MATCHES}"""
+
+#: How many of them are still there. Rows: ``(halves,)``.
+COUNT_HALVES = "SELECT count(*) FROM {s}.half_message WHERE id = ANY (%(ids)b::uuid[])"
+
+#: The half messages of a topic, from one id to another, that were committed and not taken back, as far as they are
+#: meant for the group, which began after some positions, by queue. Where the newest send lies: a message that was sent
+#: before the group began, and again since, is one of its own. Rows: as `HALVES_OF`.
+SETTLED_HALVES = f"""
+SELECT h.id, h.content_type, h.body, h.headers ->> '{ENCODING_HEADER}' AS encoding
+  FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id
+ WHERE h.id BETWEEN %(first)s AND %(last)s AND h.topic = %(topic)s AND o.resolution = 'commit'
+   AND {MATCHES}
+   AND NOT EXISTS (SELECT FROM {{s}}.compensation c WHERE c.half_id = h.id)
+   AND NOT EXISTS (SELECT FROM {{s}}.scheduled_message d WHERE d.half_id = h.id AND d.recalled_at IS NOT NULL)
+   AND (cardinality(%(queues)s::int[]) = 0 OR NOT EXISTS (
+       SELECT FROM (SELECT m.queue, m.position FROM {{s}}.message m
+                     WHERE m.half_id = h.id ORDER BY m.send_number DESC LIMIT 1) n
+         JOIN unnest(%(queues)s::int[], %(positions)s::bigint[]) AS s (queue, position) ON s.queue = n.queue
+        WHERE n.position <= s.position))"""
+
+#: The id that so many half messages precede. Rows: ``(id,)`` or none.
+BATCH_END = """
+SELECT id FROM {s}.half_message WHERE id BETWEEN %(first)s AND %(last)s ORDER BY id OFFSET %(batch)s LIMIT 1
+"""
+
+# OFFSET 0: a body is parsed once, and judged once, however many columns are taken from it (half the time). CASE: never,
+# where it isn't said to be JSON, or is compressed, which the client reads then.
+_SUMS = """
+WITH half AS ({halves}
+), part AS (
+    SELECT {parts}
+      FROM half h CROSS JOIN LATERAL (
+           SELECT CASE WHEN h.encoding IS NULL AND (h.content_type = 'application/json'
+                         OR lower(btrim(split_part(h.content_type, ';', 1))) ~ '(^application/json|[+]json)$')
+                       THEN convert_from(h.body, 'UTF8')::jsonb END AS body OFFSET 0) b
+    OFFSET 0
+), judged AS (
+    SELECT *, coalesce({good}, false) AS good FROM part OFFSET 0
+)
+SELECT good, count(*){columns} FROM judged GROUP BY good{keys}
+"""
+
+_IS_NUMBER = f"""jsonb_typeof({{c}}) IN ('number', 'string') AND {{c}} #>> '{{}}' ~ '^{NUMBER}$'
+                 AND length({{c}} #>> '{{}}') <= {NUMBER_CHARS}"""
+
+
+def next_bodies(halves: Statement, after: UUID, limit: int) -> Statement:
+    """Read the next bodies. Rows: ``(id, content type, body, encoding)``, by id."""
+    columns = "id, content_type, body, encoding"
+    sql = f"SELECT {columns} FROM ({halves.sql}) h WHERE id > %(after)s ORDER BY id LIMIT %(limit)s"
+    return Statement(sql, {**dict(halves.values), "after": after, "limit": limit})
+
+
+def body_sums(halves: Statement, by: Sequence[Sequence[str]], values: Sequence[Sequence[str] | None]) -> Statement:
+    """Add up what bodies carry; ``by`` and ``values`` are paths in them, None counts.
+
+    Rows: ``(readable, messages, *key, *sums)``; those that aren't readable have neither key nor sums. A body that
+    is said to be JSON, and isn't, makes the statement fail.
+    """
+    key = {f"k{number}": list(path) for number, path in enumerate(by)}
+    added = {f"v{number}": None if path is None else list(path) for number, path in enumerate(values)}
+    paths = {column: path for column, path in (key | added).items() if path is not None}
+    good = [f"jsonb_typeof({column}) NOT IN ('object', 'array')" for column in key]
+    good += [_IS_NUMBER.replace("{c}", column) for column in added if column in paths]
+    keys = [f", CASE WHEN good THEN {column} #>> '{{}}' END" for column in key]
+    sums = [
+        f", sum(CASE WHEN good THEN ({column} #>> '{{}}')::numeric END)" if path else ", count(*)::numeric"
+        for column, path in added.items()
+    ]
+    sql = _SUMS.format(
+        halves=halves.sql,
+        parts=", ".join(f"b.body #> %({column})s::text[] AS {column}" for column in paths) or "h.id",
+        good=" AND ".join(good) or "true",
+        columns="".join([*keys, *sums]),
+        keys="".join(keys),
+    )
+    return Statement(sql, {**dict(halves.values), **paths})
+
+
+def select_columns(select: str) -> str:
+    """Return the SQL that gives the columns of a user's SELECT and no row."""
+    return f"SELECT * FROM (\n{select}\n) AS measured LIMIT 0"
+
+
+def select_sums(select: str, by: Sequence[str], values: Sequence[str]) -> str:
+    """Return the SQL that adds up a user's SELECT. Rows: ``(*key, *sums)``."""
+    key = [f'"{column}"::text' for column in by]
+    added = [f'coalesce(sum("{column}"), 0)::numeric' for column in values]
+    grouped = f" GROUP BY {', '.join(key)}" if key else ""
+    return f"SELECT {', '.join([*key, *added])} FROM (\n{select}\n) AS measured{grouped}"

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST
@@ -65,6 +65,10 @@ class Run:
     ``ordered_by`` is the operator that ordered the run, ``schedule`` the timetable by which it began.
     """
 
+    columns: ClassVar[str] = (
+        "run=id topic group since=window_start until=window_end started=started_at took> "
+        "repairs=applied schedule result"
+    )
     database: str
     id: UUID
     job_id: UUID
@@ -300,7 +304,7 @@ class Reconciliations(OverDatabases):
     """
 
     def runs(self, criteria: RunFilter, page: PageRequest) -> Page[Run]:
-        """Return a page of the runs that fit, the newest first."""
+        """Return a page of the runs that fit, the newest first: each compared a topic with a group."""
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[Run]:
             at, run_id = after or (None, None)
@@ -311,7 +315,7 @@ class Reconciliations(OverDatabases):
         return page_of(self.databases, "consumer", checked(criteria), page, _NEWEST, read, ("runs", criteria))
 
     def run(self, run_id: UUID) -> RunView:
-        """Return a run, and its differences by kind.
+        """Return a run with the sums of its measures, and its differences by kind.
 
         Raises:
             NotFound: no registered database has it.
@@ -325,7 +329,7 @@ class Reconciliations(OverDatabases):
         return RunView(run, found)
 
     def findings(self, run_id: UUID, criteria: FindingFilter, page: PageRequest) -> Page[FindingRow]:
-        """Return a page of the findings of a run that fit, in their order.
+        """Return a page of the findings of a run that fit: the facts of either side about each message, and its repair.
 
         Raises:
             NotFound: no registered database has the run.
@@ -345,7 +349,7 @@ class Reconciliations(OverDatabases):
         return page_of(one, None, None, page, _BY_NUMBER, read, context)
 
     def finding(self, run_id: UUID, message_id: UUID) -> FindingView:
-        """Return what a run found of a message, with both sides as they were.
+        """Return what a run found of a message: both sides as they were, what it means, and what can be done.
 
         Raises:
             NotFound: there is no such run, or it found nothing of the message.
@@ -362,7 +366,9 @@ class Reconciliations(OverDatabases):
         return FindingView(run, row, producer, consumer, kind.meaning, kind.by_hand, repairs)
 
     def schedules(self) -> list[Schedule]:
-        """Return the reconciliations that living workers have declared, by database and name.
+        """Return the reconciliations that living workers have declared: when they run, what they compare.
+
+        They are in the order of databases and names.
 
         Raises:
             DatabaseUnreached: a database can't be reached.

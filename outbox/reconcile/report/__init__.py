@@ -37,21 +37,26 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import enum
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from outbox.reader import plain
-from outbox.reconcile.job import DONE, HEALED, InboxState, Outcome, ProducerState, Repair
+from outbox.reader import plain as as_plain
+from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
 from outbox.reconcile.rows import (
     DIGESTS,
     EXACT,
+    FINDING,
     ComparisonPlan,
     Estimate,
     Finding,
@@ -63,8 +68,15 @@ from outbox.reconcile.rows import (
     Repaired,
     Torn,
     to_findings,
+    to_uuids,
 )
-from outbox.text import counted, duration, key_text
+from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.text import counted, duration, key_text, plain, whole
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 
 def sentence_of(finding: Finding, now: dt.datetime) -> str:
@@ -363,7 +375,7 @@ VERSION = 1
 def as_json(result: JobResult, limit: int | None = None) -> dict[str, Any]:
     """Return the report as a value of plain JSON types; ``limit`` is as in `reports`."""
     reached = verdict(result)
-    value: dict[str, Any] = plain(
+    value: dict[str, Any] = as_plain(
         {
             "version": VERSION,
             "begun_at": result.begun_at,
@@ -406,7 +418,7 @@ def _lag(lag: Lag | None) -> dict[str, Any] | None:
     if lag is None:
         return None
     percentiles = {f"p{share}": lag.within(share / 100) for share in (50, 90, 99)}
-    return {**plain(lag), "total": lag.total, **percentiles}
+    return {**as_plain(lag), "total": lag.total, **percentiles}
 
 
 def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
@@ -426,5 +438,244 @@ def measure_as_json(measure: MeasureResult, limit: int | None = None) -> dict[st
         for name, rows in (("totals", measure.totals), ("rows", shown))
     }
     pair = {"topic": measure.pair.topic, "group": measure.pair.group}
-    value: dict[str, Any] = plain(named | pair | tables | {"rows_left_out": len(measure.rows) - len(shown)})
+    value: dict[str, Any] = as_plain(named | pair | tables | {"rows_left_out": len(measure.rows) - len(shown)})
     return value
+
+
+# --- as data ---------------------------------------------------------------------------------------------
+
+# The differences of a run as an Arrow table with names in place of numbers, and as a folder of Parquet files. It is a
+# data set that any reader of Hive's layout knows (Spark, DuckDB, Polars, pyarrow): each run of a pair is a file of its
+# own in the folder of the day (UTC) on which it began, `day=2026-03-14/RUN.parquet`. It is there at once and whole, and
+# the same run takes the place of its own file. A run without differences has a file without rows.
+
+#: What of a finding isn't as `rows.FINDING` has it: numbers stand for names there.
+_NAMES: dict[str, type[enum.IntEnum]] = {"state": ProducerState, "torn": Torn, "status": InboxState}
+
+#: One row for each difference that is listed. ``began_at`` is when the run began, by the databases' clock; ``action``
+#: is what the policy does about it, ``result`` what came of that: ``done``, ``healed``, or why it was refused; null
+#: where it wasn't tried. The rest is what either side says of the message (`rows.PRODUCER`, `rows.CONSUMER`), null
+#: where it says nothing; ``effects`` is null where no business table is named. ``message_id`` is the id as its own
+#: table has it.
+FINDINGS: pa.Schema = pa.schema(
+    [
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("began_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("group", pa.string(), nullable=False),
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("result", pa.string()),
+        *(
+            pa.field(field.name, pa.string() if field.name in _NAMES else field.type)
+            for field in FINDING
+            if field.name not in {"id", "outcome", "foreign_id", *DIGESTS}
+        ),
+    ]
+)
+
+#: Under which a file says in its own metadata how the pair fared: all that is counted, and the part left out.
+_KEY = b"outbox"
+
+
+def findings_of(result: JobResult) -> pa.Table:
+    """Return the differences of all pairs of a job, as `FINDINGS`.
+
+    Of each pair they are those that ``max_findings`` lets be listed; `PairResult.left_out` is how many it doesn't.
+    """
+    return pa.concat_tables([FINDINGS.empty_table(), *(_of_pair(pair, result) for pair in result.pairs)])
+
+
+def write_findings(folder: Path, result: JobResult) -> None:
+    """Write the differences of each pair of a job as a file of a data set, and make the folder if need be.
+
+    Raises:
+        OSError: a file can't be written; nothing of it remains under its name.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - of this form alone
+
+    for pair in result.pairs:
+        rows = _of_pair(pair, result)
+        of_day = folder / f"day={pair.begun_at.astimezone(dt.UTC):%Y-%m-%d}"
+        of_day.mkdir(parents=True, exist_ok=True)
+        counts = {outcome.label: number for outcome, number in sorted(pair.counts.items()) if number}
+        facts = {"counts": counts, "left_out": pair.left_out, "healed": pair.healed, "applied": result.applied}
+        facts |= {"since": pair.window.since, "until": pair.window.until}
+        with whole(of_day / f"{pair.run_id}.parquet") as file:
+            pq.write_table(rows.replace_schema_metadata({_KEY: json.dumps(as_plain(facts))}), file, compression="zstd")
+
+
+def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
+    found, number = pair.findings, pair.findings.num_rows
+    ids = to_uuids(found)
+    results = {repaired.id: repaired.result for repaired in pair.repairs}
+    actions = {kind: kind.repair(result.policy) for kind in KINDS}
+    columns = named(found) | {
+        "run": pa.repeat(str(pair.run_id), number),
+        "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
+        "topic": pa.repeat(pair.pair.topic, number),
+        "group": pa.repeat(pair.pair.group, number),
+        "action": _names({int(kind): action.value for kind, action in actions.items()}, found["outcome"]),
+        "result": pa.array([results.get(each) for each in ids], pa.string()),
+    }
+    return pa.table([columns[name] for name in FINDINGS.names], schema=FINDINGS)
+
+
+def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a table of findings (`rows.FINDING`), with names for numbers, and ids as texts."""
+    columns = {name: found[name] for name in found.column_names if name not in {"id", "outcome", "foreign_id"}}
+    ids = pa.array([str(each) for each in to_uuids(found)], pa.string())
+    columns["message_id"] = pc.coalesce(found["foreign_id"], ids)
+    columns["kind"] = _names({int(outcome): outcome.label for outcome in Outcome}, found["outcome"])
+    columns["effects"] = pc.if_else(pc.less(found["effects"], 0), None, found["effects"])
+    for name, kind in _NAMES.items():
+        # A finding that isn't torn says nothing about that.
+        names = {each.value: each.name.lower() for each in kind if each is not Torn.NO}
+        columns[name] = _names(names, found[name])
+    return columns
+
+
+def _names(names: dict[int, str], numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the names of numbers; null where there is none."""
+    known = pa.array([names.get(number) for number in range(max(names) + 1)], pa.string())
+    return pc.take(known, numbers)
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------
+
+_ROWS_SHOWN = 20
+
+
+def print_report(result: JobResult, console: Console, findings: int = 20) -> None:
+    """Print the report with at most so many findings in all, each pair and each kind with its share."""
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    pairs = ((*_summary(pair), *_findings(pair)) for pair in reports(result, findings))
+    for parts in (*pairs, *map(_measure, result.measures)):
+        for part in parts:
+            console.print(part)
+        console.print()
+    begun = result.begun_at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    repairs = "with" if result.applied else "without"
+    console.print(Text(f"begun at {begun}Z, took {duration(result.seconds)}, {repairs} repairs", "dim"))
+    reached = verdict(result)
+    console.print(Text(plain(reached.sentence), "bold green" if reached.in_sync else "bold red"))
+
+
+def _summary(report: PairReport) -> Iterator[RenderableType]:
+    from rich.table import Table  # noqa: PLC0415 - of this form alone
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    pair = report.result
+    yield Text(plain(str(pair.pair)), "bold")
+    facts = Table.grid("", "", padding=(0, 2))
+    for name, text in _facts(report):
+        facts.add_row(name, Text(plain(text)))
+    yield facts
+    yield ""
+    yield table_of(
+        ("messages>", "outcome", ""),
+        [
+            (f"{pair.counts[outcome]:,}", outcome.label, outcome.meaning)
+            for outcome in Outcome
+            if not outcome.differs and (pair.counts[outcome] or outcome is Outcome.CONSUMED)
+        ],
+    )
+    yield ""
+    if report.kinds:
+        yield table_of(
+            ("messages>", "difference", "left>", "repair"),
+            [
+                (
+                    f"{kind.number:,}",
+                    Text(kind.kind.label, "bold"),
+                    Text(f"{kind.left:,}", "bold red" if kind.left else "green"),
+                    kind.repair,
+                )
+                for kind in report.kinds
+            ],
+        )
+    else:
+        yield Text("no differences", "bold green")
+
+
+def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
+    pair, plan = report.result, report.result.plan
+    yield "window", f"{pair.window}, grace {duration(pair.window.grace)}"
+    yield "plan", f"{plan.tier.value} tier, {plan.engine.value} engine"
+    for why in plan.why:
+        yield "", why
+    ranges = [counted(plan.ranges, "range")]
+    if plan.buckets:
+        ranges += [f"{counted(plan.buckets, 'bucket')}", f"{plan.differing:,} differing", f"{plan.settled:,} settled"]
+    yield "read", f"{counted(plan.rows_read, 'row')} of {', '.join(ranges)}"
+    if cost := cost_of(plan):
+        yield "cost", cost
+    if pair.seconds:
+        stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in pair.seconds.items())
+        yield "took", f"{duration(sum(pair.seconds.values()))}: {stages}"
+    if report.lag:
+        yield "lag", report.lag
+    if behind := backlog_of(pair):
+        yield "backlog", behind
+    if bounded := listed_of(pair):
+        yield "listed", bounded
+    if pair.healed:
+        yield "healed", f"{counted(pair.healed, 'difference')} at the second look"
+
+
+def _findings(report: PairReport) -> Iterator[RenderableType]:
+    from rich.padding import Padding  # noqa: PLC0415 - of this form alone
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    for kind in report.kinds:
+        yield ""
+        yield Text(kind.kind.label, "bold").append(f": {kind.kind.meaning}", "default")
+        yield Padding(Text(f"mend: {plain(kind.mend)}"), (0, 0, 0, 2), expand=False)
+        shown = [finding for finding in report.findings if finding.outcome is kind.kind]
+        rows = [(finding.name, sentence_of(finding, report.result.begun_at)) for finding in shown]
+        yield Padding(table_of((), rows), (0, 0, 0, 2), expand=False)
+        if kind.number > len(rows):
+            rest = f"  … and {kind.number - len(rows):,} more" if rows else f"  {kind.number:,} of them"
+            yield Text(rest, "dim")
+
+
+def _measure(measure: MeasureResult) -> Iterator[RenderableType]:
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    yield Text(plain(f"{measure.name} ({measure.pair})"), "bold")
+    for fault in measure.faults:
+        yield Text(plain(fault), "bold red")
+    wrong = measure.unexplained
+    shown = [row for row in first_rows(measure, _ROWS_SHOWN) if row.unexplained]
+    rows = [_cells(row, "") for row in shown] + [_cells(row, "bold") for row in measure.totals]
+    yield table_of(
+        (", ".join(measure.by), "value", "producer>", "rolled\nback>", "consumer>", "in\nflight>", "unexplained>"), rows
+    )
+    explained = len(measure.rows) - len(wrong)
+    more = len(wrong) - len(shown)
+    left_out = f"{counted(more, 'more row')} with something unexplained; " if more else ""
+    yield Text(f"{left_out}{counted(explained, 'row')} {'adds' if explained == 1 else 'add'} up", "dim")
+
+
+def _cells(row: MeasureRow, style: str) -> list[Text]:
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    texts = (key_text(row.key), row.value, *map(amount, (row.producer, row.rolled_back, row.consumer, row.in_flight)))
+    unexplained = Text(amount(row.unexplained), "bold red" if row.unexplained else style)
+    return [*(Text(plain(text), style) for text in texts), unexplained]
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """Return rows as a table; a column name that ends with ``>`` is aligned to the right."""
+    from rich.table import Table  # noqa: PLC0415 - of this form alone
+    from rich.text import Text  # noqa: PLC0415 - of this form alone
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(columns))
+    for column in columns:
+        # Folded where it doesn't fit, and never cut: half a number is another number.
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(value if isinstance(value, Text) else Text(plain(value)) for value in row))
+    return table

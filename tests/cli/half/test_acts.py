@@ -1,4 +1,4 @@
-"""``outbox half reset``, ``commit`` and ``rollback``: of whom, with which reason, and what is refused."""
+"""``outbox half reset``, ``commit`` and ``rollback``: of several at once, as they are asked for, and in a race."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox import Resolution
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.decision import decide
 from outbox.operator import databases
 from tests.check.support import Bench
 from tests.cli.conftest import Cli
-from tests.cli.half.halves import BECAUSE, ESCAPE, audit, fenced, show
+from tests.cli.half.halves import BECAUSE, ESCAPE, audit, fenced
 
 
 def test_reset(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
@@ -75,24 +75,6 @@ def test_reset_of_something_else(cli: Cli, arguments: list[str]) -> None:
 # --- commit and rollback -------------------------------------------------------------------------------------------
 
 
-def test_commit(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
-    """Decided for ever; once more, or otherwise, is a conflict."""
-    half_id = str(world["parked"])
-    result = cli("half", "commit", half_id, *BECAUSE, "--yes", "-o", "json")
-    assert result.code == 0, result.err
-    assert result.err == f"message {half_id} is committed: it will be sent\n"
-    assert (result.json["action"], result.json["message_id"]) == ("commit", half_id)
-    assert bench.op(world["parked"]) == ("commit", "operator")
-    for act in ("commit", "rollback"):
-        again = cli("half", act, half_id, *BECAUSE, "--yes", "-o", "json")
-        assert (again.code, again.out) == (Code.CONFLICT, "")
-        assert "it is committed" in again.err
-    assert [(actor, target, reason) for actor, _, target, reason in audit(bench)] == [
-        ("ann", half_id, "the provider called")
-    ]
-    assert [act["action"] for act in show(cli, world["parked"])["audit"]] == ["commit"]
-
-
 def test_commit_fenced(cli: Cli, bench: Bench) -> None:
     """A fenced half is committed by force only."""
     half_id = fenced(bench)
@@ -130,13 +112,6 @@ def test_rollback_asks(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch, 
         assert asked.err.endswith("error: nothing was done (rollback)\n")
 
 
-def test_rollback_of_what_is_not_open(cli: Cli, world: dict[str, UUID]) -> None:
-    """A half that is decided is a conflict, one that isn't there is not found."""
-    decided = cli("half", "rollback", str(world["decided"]), *BECAUSE, "--yes")
-    assert (decided.code, "it is committed" in decided.err) == (Code.CONFLICT, True)
-    assert cli("half", "rollback", str(uuid4()), *BECAUSE, "--yes").code == Code.NOT_FOUND
-
-
 def test_rollback_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that is deciding the half and doesn't end is waited for so long and no longer: 4."""
     monkeypatch.setattr(databases, "PATIENCE", 0.05)
@@ -147,35 +122,6 @@ def test_rollback_while_another_decides(cli: Cli, bench: Bench, monkeypatch: pyt
             result = cli("half", act, str(half_id), *BECAUSE, "--yes")
             assert (result.code, result.err.count("\n")) == (Code.CONFLICT, 1), result.err
     assert (bench.op(half_id), audit(bench)) == (("commit", "producer"), [])
-
-
-# --- all acts ------------------------------------------------------------------------------------------------------
-
-ACTS = ("reset", "commit", "rollback")
-
-
-@pytest.mark.parametrize("act", ACTS)
-def test_acts_need_a_reason(cli: Cli, bench: Bench, act: str) -> None:
-    """Without a reason, or with an empty one: wrong usage, and nothing is done."""
-    half_id = bench.prepare()
-    for options in ([], ["--reason", " "], ["--reason", "why", "--actor", ""]):
-        for named in ([str(half_id)], ["--status", "parked"]):
-            if act == "check" and named == [str(half_id)] and "why" not in options:
-                continue  # of one half, nothing is lost by it
-            result = cli("half", act, *named, *options, "--yes")
-            assert (result.code, result.out) == (Code.USAGE, "")
-            assert "--reason" in result.err or "--actor is empty" in result.err
-    assert (bench.op(half_id), audit(bench)) == (None, [])
-
-
-@pytest.mark.parametrize("act", ACTS)
-def test_acts_on_unknown_halves(cli: Cli, bench: Bench, act: str) -> None:
-    """No such half: 3. No id at all: 2."""
-    unknown = cli("half", act, str(uuid4()), *BECAUSE, "--yes")
-    assert (unknown.code, unknown.out) == (Code.NOT_FOUND, "")
-    assert unknown.err.startswith("error: no registered database ")
-    assert cli("half", act, "42", *BECAUSE, "--yes").code == Code.USAGE
-    assert audit(bench) == []
 
 
 def test_actor_by_default(cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Resolution
-from outbox.cli.exits import Code
+from outbox.cli.output import Code
 from outbox.database.decision import fence_key
 from tests.check.support import Bench
 from tests.cli.conftest import Cli
 from tests.cli.half.halves import BECAUSE, audit, fenced
 from tests.kit import ROOT
+from tests.kit.warm import warm_python
 
 
 def test_check_by_the_next_pass(cli: Cli, bench: Bench) -> None:
@@ -115,7 +116,7 @@ def test_check_by_an_application_that_hangs(bench: Bench, url: str, tmp_path: Pa
     )
     half_id = bench.prepare()
     done = subprocess.run(
-        [sys.executable, "-m", "outbox.cli", "half", "check", str(half_id), *BECAUSE, "--app", "hanging:outbox"],
+        [warm_python(), "-m", "outbox.cli", "half", "check", str(half_id), *BECAUSE, "--app", "hanging:outbox"],
         env={**os.environ, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,13 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox import Resolution
-from outbox.cli import groups
-from outbox.cli.exits import Code
-from outbox.operator.look import lists_sql
+from outbox.cli.output import Code
 from tests.check.support import Bench
 from tests.cli.conftest import Cli
 from tests.cli.half.halves import ESCAPE, answering, fenced, ids, show
 from tests.kit import ROOT
+from tests.kit.warm import warm_python
 
 
 def test_list(cli: Cli, world: dict[str, UUID]) -> None:
@@ -72,62 +70,6 @@ def test_list_once_the_lease_of_a_dead_worker_ran_out(cli: Cli, bench: Bench, wo
     (row,) = [row for row in cli("half", "list", "-o", "json").json["items"] if row["id"] == str(world["asked"])]
     assert (row["status"], row["being_asked"]) == ("orphan", False)
     assert row["last_error"] == "asked, and no answer came: the worker died or was cut off"
-
-
-@pytest.mark.parametrize(
-    ("status", "names"),
-    [
-        ("parked", ["parked"]),
-        ("waiting", ["waiting", "asked"]),
-        ("orphan", ["orphan"]),
-        ("immune", ["immune"]),
-    ],
-)
-def test_list_by_status(cli: Cli, world: dict[str, UUID], status: str, names: list[str]) -> None:
-    """Each status finds its halves and no others."""
-    assert ids(cli("half", "list", "--status", status, "-o", "json")) == [world[name] for name in names]
-
-
-def test_list_by_topic_and_age(cli: Cli, bench: Bench, world: dict[str, UUID]) -> None:
-    """Topic and age narrow it down; the age is that of the half message, by the database's clock."""
-    assert ids(cli("half", "list", "--topic", "refunds", "-o", "json")) == [world["orphan"], world["immune"]]
-    assert ids(cli("half", "list", "--older-than", "1h", "-o", "json")) == []
-    bench.run("UPDATE outbox.half_message SET born_at = now() - interval '2 h' WHERE key IN ('b', 'd')")
-    assert ids(cli("half", "list", "--older-than", "1h", "-o", "json")) == [world["waiting"], world["orphan"]]
-    assert ids(cli("half", "list", "--older-than", "1h", "--topic", "refunds", "-o", "json")) == [world["orphan"]]
-    assert "2h00m" in cli("half", "list", "--older-than", "90m").out
-
-
-def test_list_pages(cli: Cli, world: dict[str, UUID]) -> None:
-    """Page by page one sees each half once."""
-    seen: list[UUID] = []
-    arguments: list[str] = []
-    while True:
-        page = cli("half", "list", "--limit", "2", "-o", "json", *arguments)
-        seen += ids(page)
-        if page.json["next_page_token"] is None:
-            break
-        arguments = ["--after", page.json["next_page_token"]]
-    assert seen == ids(cli("half", "list", "-o", "json"))
-    assert len(seen) == 5
-    assert "there may be more: --after" in cli("half", "list", "--limit", "2").err
-
-
-def test_list_gives_up_and_says_where(cli: Cli, world: dict[str, UUID], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that finds nothing in its window says where to go on, and finds it there; at the end it says no more."""
-    monkeypatch.setattr(lists_sql, "HALF_WINDOW", 2)
-    monkeypatch.setattr(groups, "SEARCHED", 2)
-    result = cli("half", "list", "--status", "orphan")
-    assert result.err.startswith("searched 2 half messages; to search further: --after ")
-    arguments: list[str] = []
-    found = []
-    while True:
-        page = cli("half", "list", "--status", "orphan", "-o", "json", *arguments)
-        found += ids(page)
-        if page.json["next_page_token"] is None:
-            break
-        arguments = ["--after", page.json["next_page_token"]]
-    assert found == [world["orphan"]]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +143,7 @@ def test_show_a_check_whose_worker_was_killed(cli: Cli, bench: Bench, url: str) 
     """For as long as its lease stands it may be being asked; then it is known that the worker died over it."""
     half_id = bench.prepare()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.check.asking_process", url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [warm_python(), "-m", "tests.check.asking_process", url], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     try:

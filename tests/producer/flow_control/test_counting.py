@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, insert, text
+from sqlalchemy import Connection, Engine, event, insert, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -18,8 +18,8 @@ from outbox.database.execute import Statement, execute
 from outbox.errors import OutboxBusy
 from outbox.producer import flow_control
 from outbox.worker import Worker
-from tests.kit import wait_until
-from tests.producer.backlog import dispatch_all, prepare_many, send_many
+from tests.kit import at_once, dispatch_all, wait_until
+from tests.producer.backlog import prepare_many, send_many
 from tests.producer.bank import (
     KINDS,
     Databases,
@@ -52,12 +52,9 @@ def test_off_by_default(engine: Engine, counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_undispatched": 50}, {"max_undispatched": 50, "max_undecided": 50}])
-def test_round_trips(limits: dict[str, int], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_trips(limits: dict[str, int], proxy: Proxy, through: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from the wire, a limit costs nothing while the last count is believed, and one round trip when it is due."""
-    assert engine.url.host
-    assert engine.url.port
-    proxy = Proxy(engine.url.host, engine.url.port)
-    through = create_engine(engine.url.set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
+
     outbox = Outbox(through, settings=Settings(listen=False, **limits))  # type: ignore[arg-type]
 
     def round_trips(messages: int) -> int:
@@ -70,16 +67,12 @@ def test_round_trips(limits: dict[str, int], engine: Engine, monkeypatch: pytest
             session.commit()
             return proxy.round_trips - before
 
-    try:
-        for due in (True, False):
-            monkeypatch.setattr(flow_control, "INTERVAL", 0.0 if due else 3600.0)
-            monkeypatch.setattr(flow_control, "PATIENCE", 0.0)
-            # Each connection prepares a statement when it meets it for the first time, and the first one counts.
-            first = [round_trips(n) for n in (0, 1, 2)]
-            assert [round_trips(n) for n in (0, 1, 2)] == ([1, 2, 2] if due and limits else [1, 1, 1]), first
-    finally:
-        through.dispose()
-        proxy.close()
+    for due in (True, False):
+        monkeypatch.setattr(flow_control, "INTERVAL", 0.0 if due else 3600.0)
+        monkeypatch.setattr(flow_control, "PATIENCE", 0.0)
+        # Each connection prepares a statement when it meets it for the first time, and the first one counts.
+        first = [round_trips(n) for n in (0, 1, 2)]
+        assert [round_trips(n) for n in (0, 1, 2)] == ([1, 2, 2] if due and limits else [1, 1, 1]), first
 
 
 def test_known_to_be_full_costs_nothing(engine: Engine, counts: list[int], counted_once: None) -> None:
@@ -322,19 +315,13 @@ def test_a_small_limit_holds_among_threads(engine: Engine, counted_once: None) -
     """What a transaction writes that is open counts; those that look at the same moment are as many as the threads."""
     outbox = limited(engine, limit=5)
     barrier = threading.Barrier(4)
-    sent: list[bool] = []
 
     def tell_any() -> None:
         with engine.begin() as connection:
             outbox.send(connection, "t", {"number": 1})
 
-    def run() -> None:
+    def run() -> int:
         barrier.wait(60)
-        sent.extend(accepted(tell_any) for _ in range(15))
+        return sum(accepted(tell_any) for _ in range(15))
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 5 <= sum(sent) <= 5 + 3
+    assert 5 <= sum(at_once(run, run, run, run)) <= 5 + 3

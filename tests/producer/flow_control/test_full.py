@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, Settings
 from outbox.embedded import ServerLike
 from outbox.errors import OutboxBusy, SchemaMissing
-from tests.producer.backlog import dispatch_all, prepare_many, send_many
+from tests.kit import dispatch_all
+from tests.producer.backlog import prepare_many, send_many
 from tests.producer.bank import (
     KINDS,
     Databases,

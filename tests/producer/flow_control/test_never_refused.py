@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from outbox import INJECTED, Orphan, Outbox, Resolution, Settings
 from outbox.check.check_pass import check_fences
 from outbox.errors import OutboxBusy
 from outbox.testing import check, drain
-from tests.consumer.support import Bench, make_ledger
+from tests.kit.bench import Bench, make_ledger
 from tests.producer.backlog import prepare_many, send_many
 from tests.producer.bank import (
     change,
@@ -80,28 +79,24 @@ def test_functions_in_two_phases(engine: Engine, always_counted: None) -> None:
     assert (ran, changes(engine), messages(engine)) == ([1], {1}, [0, 0, 1])
 
 
-def test_async_functions_in_two_phases(url: str, engine: Engine, always_counted: None) -> None:
+async def test_async_functions_in_two_phases(url: str, engine: Engine, always_counted: None) -> None:
     """An async function isn't run either when its half is refused."""
     prepare_many(engine, 1)
+    async_engine = create_async_engine(url)
+    outbox = Outbox(async_engine, settings=Settings(max_undecided=2))
+    ran: list[int] = []
 
-    async def run() -> None:
-        async_engine = create_async_engine(url)
-        outbox = Outbox(async_engine, settings=Settings(max_undecided=2))
-        ran: list[int] = []
+    @outbox.two_phase(topic="t", body=lambda number: {"number": number})
+    async def act(number: int, session: AsyncSession = INJECTED) -> None:
+        ran.append(number)
+        await session.execute(insert(change).values(number=number))
+        prepare_many(engine, 2)
 
-        @outbox.two_phase(topic="t", body=lambda number: {"number": number})
-        async def act(number: int, session: AsyncSession = INJECTED) -> None:
-            ran.append(number)
-            await session.execute(insert(change).values(number=number))
-            prepare_many(engine, 2)
-
-        await act(1)
-        with pytest.raises(OutboxBusy, match="max_undecided"):
-            await act(2)
-        assert ran == [1]
-        await async_engine.dispose()
-
-    asyncio.run(run())
+    await act(1)
+    with pytest.raises(OutboxBusy, match="max_undecided"):
+        await act(2)
+    assert ran == [1]
+    await async_engine.dispose()
     assert changes(engine) == {1}
 
 

@@ -12,7 +12,8 @@ from outbox import Outbox, Settings
 from outbox.check.check_pass import check_fences
 from outbox.errors import OutboxBusy, TransactionRequired
 from outbox.producer import flow_control
-from tests.producer.backlog import dispatch_all, prepare_many, send_many
+from tests.kit import dispatch_all
+from tests.producer.backlog import prepare_many, send_many
 from tests.producer.bank import (
     KINDS,
     Databases,

@@ -10,8 +10,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import cli
-from outbox.django.configuration import configuration
-from outbox.django.databases import database_url
+from outbox.django.databases import configuration, database_url
 
 
 class OutboxCommand(BaseCommand):

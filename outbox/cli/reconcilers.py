@@ -1,0 +1,278 @@
+"""``outbox reconcile fleet`` and ``outbox reconcile follow``: many services' databases as one, and one without an end.
+
+A fleet is found by the patterns of a file. A reconciliation that follows two databases runs in the foreground.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from sqlalchemy.exc import SQLAlchemyError
+
+from outbox.cli import options, output
+from outbox.cli.options import command, options_of, read_options
+from outbox.cli.output import Code, Output, needing
+from outbox.cli.reconcile import (
+    FILTERS,
+    SHOWN,
+    PairOptions,
+    RecordingOptions,
+    SourceOptions,
+    SummaryOptions,
+    described_job,
+    no_result,
+    writing,
+)
+from outbox.database.engines import connect, discard
+from outbox.database.execute import Backoff
+from outbox.errors import SourceError, was_interrupted
+from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
+from outbox.reconcile.job import PASS_EVERY, Job, Repair, Window, hidden
+from outbox.text import summary_of
+
+if TYPE_CHECKING:
+    from outbox.reconcile.fleet.members import Member
+    from outbox.reconcile.fleet.run import FleetResult
+    from outbox.reconcile.follow.follower import Follower, PassResult
+
+
+app: typer.Typer = typer.Typer(rich_markup_mode=None)
+
+#: They go over those of the file.
+_BOUNDS = options_of(Bounds)
+
+
+@command(app, "fleet", bounds=_BOUNDS)
+def fleet(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The fleet as a file, or a folder of files *.toml.")],
+    bounds: Any,
+    report: SummaryOptions,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only databases named so, and no totals; again for more."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Trust no range: verify all anew.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Repair what differs, by the policy.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compared; compare nothing.")] = False,
+    yes: options.YesOption = False,
+) -> None:
+    """Compare many services' databases as one: what is compared is found by the patterns of a file.
+
+    Databases are compared some at a time, and with a bounded number of sessions on each server. One that fails doesn't
+    end the others. The exit code is 0 in sync (or all repaired), 6 if differences are left, 5 if some came to no
+    result, 70 if none did.
+
+    \b
+    Examples:
+      outbox reconcile fleet fleet.toml --dry-run
+      outbox reconcile fleet fleet.toml --prometheus /var/lib/node_exporter/fleet.prom
+      outbox reconcile fleet fleet.d --only 'shop-*' --apply --yes
+    """
+    secrets: list[str] = []
+    with no_result(secrets), needing("outbox reconcile fleet", "reconcile"):
+        report.check()
+        whole = read_fleet(path)
+        secrets += [access.url for access in whole.databases.values()]
+        job = {**whole.job, **({"keep_for": 0.0} if fresh else {}), **({"apply": True} if apply else {})}
+        limits = dataclasses.replace(whole.bounds, **read_options(Bounds, bounds))
+        whole = dataclasses.replace(whole, job=job, bounds=limits, only=tuple(only or ()))
+        if dry_run:
+            _show(whole, report.output)
+            return
+        if whole.job.get("apply"):
+            options.need_terminal("not repairing", yes=yes)
+        result = _run(whole, yes=yes)
+        _report(report, result)
+
+    reached = result.verdict
+    if result.failed:
+        raise typer.Exit(Code.PARTIAL if result.results else Code.NO_RESULT)
+    raise typer.Exit(Code.PROBLEMS if reached.left or reached.measures else Code.DONE)
+
+
+def _show(fleet: Fleet, form: Output) -> None:
+    from outbox.reconcile.fleet.members import members_of  # noqa: PLC0415 - an extra
+
+    with output.Bars() as bars:
+        found = members_of(fleet, bars)
+    rows = [_row(member) for member in found.members]
+    table = output.rows_table("producer consumer priority> sessions pairs", rows)
+    output.print_as(form, {"members": rows, "unreachable": found.unreachable}, table)
+    for name, why in found.unreachable.items():
+        output.say(f"{name}: {why}")
+
+
+def _row(member: Member) -> dict[str, Any]:
+    return {
+        "producer": member.producer,
+        "consumer": member.consumer,
+        "priority": member.priority,
+        "sessions": ", ".join(f"{server}: {number}" for server, number in member.sessions.items()),
+        "pairs": ", ".join(map(str, member.job.pairs)),
+    }
+
+
+def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
+    from outbox.reconcile.fleet.run import compare_fleet, mend_fleet  # noqa: PLC0415 - an extra
+
+    with output.Bars() as bars:
+        result = compare_fleet(fleet, bars)
+    if fleet.job.get("apply"):
+        number = sum(
+            found
+            for member, each in result.results
+            for pair in each.pairs
+            for kind, found in pair.differences.items()
+            if kind.repair(member.job.policy) is not Repair.ALERT
+        )
+        if number and (yes or options.ask(f"Repair {number:,} differences?")):
+            with output.Bars() as bars:
+                mend_fleet(fleet, result, bars)
+    return result
+
+
+def _report(report: SummaryOptions, result: FleetResult) -> None:
+    from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
+        fleet_as_json,
+        print_fleet,
+        write_fleet_html,
+        write_fleet_prometheus,
+    )
+    from outbox.reconcile.report import write_findings  # noqa: PLC0415 - an extra
+
+    if report.output is Output.JSON:
+        output.print_json(fleet_as_json(result, report.limit))
+    else:
+        print_fleet(result, output.console(), SHOWN if report.limit is None else report.limit)
+    for name, path in report.files():
+        with writing(path):
+            if name == "html":
+                write_fleet_html(path, result)
+            elif name == "prometheus":
+                write_fleet_prometheus(path, result)
+            else:
+                for _, each in result.results:
+                    write_findings(path, each)
+
+
+#: What only a run has is left out.
+_WINDOW = options_of(Window, "last", "until")
+_JOB = options_of(
+    Job,
+    *("producer", "consumer", "pairs", "window", "measures", "record", "record_in", "spark"),
+    *("tier", "engine", "keep_for", "max_time", "max_findings", "workers"),
+)
+#: How long (seconds) until a pass that failed is tried again.
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+
+
+@command(app, "follow", filters=FILTERS, window=_WINDOW, job=_JOB)
+def follow(
+    *,
+    source: SourceOptions,
+    pairs: PairOptions,
+    filters: Any,
+    window: Any,
+    job: Any,
+    recording: RecordingOptions,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What it is called in the record.")] = "follow",
+    every: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Between two passes.")] = PASS_EVERY,
+    form: Annotated[Output, typer.Option("--output", "-o", help="json: an event a line.")] = Output.TABLE,
+    yes: options.YesOption = False,
+) -> None:
+    """Follow the log until Ctrl-C: tell what differs when it is past its grace period, and when it is gone.
+
+    It begins with what is sent from now on, or at --since, and goes on where it was when it is started again. A worker
+    does the same with `outbox.reconciliation("live", follows=True)`. The exit code is 6 if differences are left.
+
+    \b
+    Examples:
+      outbox reconcile follow --topic orders --group mail --grace 30s
+      outbox reconcile follow --app shop.messages:outbox --apply --yes -o json
+    """
+    secrets: list[str] = []
+    with no_result(secrets), needing("outbox reconcile follow", "reconcile"):
+        from outbox.reconcile.follow.follower import Follower  # noqa: PLC0415 - an extra
+
+        work = described_job(source, pairs, filters, window, {**read_options(Job, job), **recording.values(source)})
+        secrets += [work.producer.url, work.consumer.url, work.recorder.url]
+        if work.apply:
+            options.need_terminal("not repairing", yes=yes)
+        shown = _Shown(name, form)
+        followers = [Follower(work, pair, name, every, shown.report) for pair in work.pairs]
+        with _until_stopped():
+            _run_followers(work, followers)
+    raise typer.Exit(Code.PROBLEMS if any(shown.open.values()) else Code.DONE)
+
+
+def _run_followers(job: Job, followers: list[Follower]) -> None:
+    """Take the passes as they come due; say what goes wrong, and go on."""
+    from outbox.reconcile.source import engine_of  # noqa: PLC0415 - an extra
+
+    backoff, engine = Backoff(_FIRST_WAIT, _LONGEST_WAIT), engine_of(job.recorder)
+    with ExitStack() as stack:
+        for follower in followers:
+            stack.callback(follower.close)
+        connection = None
+        while True:
+            try:
+                connection = connection or connect(engine)
+                passes = [follower(connection) for follower in followers]
+                backoff.reset()
+                wait = 0.0 if any(each.more for each in passes) else 1.0
+            except (SourceError, SQLAlchemyError) as error:
+                if was_interrupted(error):
+                    raise KeyboardInterrupt from None
+                text = " ".join(summary_of(error).split())
+                for access in (job.producer, job.consumer, job.recorder):
+                    text = hidden(text, access.url)
+                output.say(f"{text}; it is tried again")
+                if connection is not None:
+                    discard(connection)
+                connection, wait = None, backoff.next()
+            time.sleep(wait)
+
+
+@dataclasses.dataclass
+class _Shown:
+    """Shows what passes have to tell, and knows how many differences are left of each pair."""
+
+    name: str
+    form: Output
+    open: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def report(self, result: PassResult) -> None:
+        """Show what a pass has to tell."""
+        from outbox.reconcile.follow.follower import events_of  # noqa: PLC0415 - an extra
+
+        self.open[str(result.pair)] = result.open.total()
+        for event in events_of(result, f"reconcile {self.name}: {result.pair}", self.name):
+            facts = event.facts()
+            if self.form is Output.JSON:
+                typer.echo(json.dumps({"event": event.code, **facts}))
+            else:
+                typer.echo(event.text % facts)
+
+
+@contextmanager
+def _until_stopped() -> Iterator[None]:
+    """Go on after the block once Ctrl-C or SIGTERM has ended it."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.say("stopped; when it is started again it goes on from here")
+    finally:
+        signal.signal(signal.SIGTERM, before)

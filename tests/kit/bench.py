@@ -1,0 +1,198 @@
+"""The world of whatever is consumed: a producer, a consumer, handlers, and a ledger in the consumer's database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from outbox import Message, Outbox, Settings
+from outbox.compensate.quarantine import quarantine_group
+from outbox.consumer.consumer import Consumer
+from outbox.message.model import Counts
+from tests.kit.passes import consume_all, declare, dispatch_all
+from tests.kit.tables import Tables
+
+T = TypeVar("T")
+
+LEDGER = text("INSERT INTO ledger (message_id, body, attempt) VALUES (:id, :body, :attempt)")
+
+
+def make_ledger(engine: Engine) -> None:
+    """Create the table into which handlers write: it takes the same message twice, so that a test can see it."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE ledger (n serial PRIMARY KEY, message_id uuid, body text, attempt int)"))
+
+
+def record(message: Message, session: Session) -> None:
+    """Write a message into the ledger."""
+    session.execute(LEDGER, {"id": message.id, "body": str(message.body), "attempt": message.attempt})
+
+
+def but(body: Any, act: Callable[[Message, Session], Any]) -> Callable[[Message, Session], Any]:
+    """Return a handler that records every message, and does something more with the one of this body."""
+
+    def handler(message: Message, session: Session) -> Any:
+        record(message, session)
+        return act(message, session) if message.body == body else None
+
+    return handler
+
+
+def fail(message: Message, session: Session | None = None) -> None:
+    """Fail, in a transaction and outside of one."""
+    raise RuntimeError("ill")
+
+
+class Ward:
+    """A handler, in a transaction or outside of one, that fails where it is told to; it writes into the ledger first.
+
+    It fails for the bodies in ``ill`` (``once``: at their first attempt only), and for all while what it needs is
+    ``down``. ``calls`` are the bodies of all its calls, ``done`` those that it handled, after each of which
+    it does ``afterwards``.
+    """
+
+    def __init__(
+        self, *ill: Any, once: bool = False, down: bool = False, error: type[BaseException] = RuntimeError
+    ) -> None:
+        self.ill = set(ill)
+        self.once, self.down, self.error = once, down, error
+        self.calls: list[Any] = []
+        self.done: list[Any] = []
+        self.afterwards: Callable[[Any], object] = lambda body: None
+
+    def __call__(self, message: Message, session: Session | None = None) -> None:
+        """Handle a message."""
+        self.calls.append(message.body)
+        if session is not None:
+            record(message, session)
+        if self.down:
+            raise ConnectionError("the provider is down")
+        if message.body in self.ill and not (self.once and message.attempt > 1):
+            raise self.error("ill")
+        self.done.append(message.body)
+        self.afterwards(message.body)
+
+
+@dataclass(frozen=True)
+class InboxRow:
+    """What an inbox knows about a message."""
+
+    status: str
+    attempts: int
+    error: str | None
+
+
+class Bench(Tables):
+    """A producer and the consumers of its topic `t`, driven by hand, pass by pass; SQL is on the consumer's side."""
+
+    def __init__(self, producer: Engine, consumer: Engine, settings: Settings) -> None:
+        super().__init__(consumer)
+        self.settings = settings
+        self.producer, self.consumer = producer, consumer
+        self.app = Outbox(producer, settings=settings)
+        self.sink = Outbox(consumer, settings=settings)
+        self.connection = consumer.connect()
+        self.source = self.connection if producer is consumer else producer.connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+        self.source.close()
+
+    def send(self, *bodies: Any, **options: Any) -> list[UUID]:
+        """Send bodies in one transaction, by default under one key, and dispatch them."""
+        options.setdefault("key", "k")
+        with self.producer.begin() as connection:
+            ids = [self.app.send(connection, options.pop("topic", "t"), body, **options) for body in bodies]
+        self.dispatch()
+        return ids
+
+    def dispatch(self) -> None:
+        """Dispatch and release all there is."""
+        dispatch_all(self.producer, self.settings)
+
+    def resend(self, *ids: UUID) -> None:
+        """Append messages once more."""
+        self.app.operator.resend(ids, by="me", why="test")
+
+    def declare(self, handler: Callable[..., Any] = record, **options: Any) -> Consumer:
+        """Return a consumer of topic `t`, as its first pass finds it.
+
+        ``early``: as that of a worker which started before all that has happened so far, when the group was known.
+        """
+        group, topic = options.pop("group", "g"), options.pop("topic", "t")
+        early = options.pop("early", False)
+        limits = options.pop("settings", self.settings)
+        consumer = declare(self.consumer, topic, group, handler, settings=limits, **options)
+        if not early:
+            consumer.start(self.connection, self.source)
+            quarantine_group(self.connection, self.source, limits.schema, group, topic)
+        return consumer
+
+    def consume(self, consumer: Consumer) -> Counts:
+        """Consume until nothing is left that could be consumed now; async handlers in a loop of their own."""
+        return self._made(consumer, lambda connection, source: consume_all(consumer, connection, source))
+
+    def consume_on(self, consumer: Consumer, connection: Connection, source: Connection) -> Counts:
+        """Do the same on other connections."""
+        return consume_all(consumer, connection, source)
+
+    def retry(self, consumer: Consumer, *, due: bool = True) -> Counts:
+        """Make all failures due, and retry them once."""
+        if due:
+            self.age_retries()
+        return self._made(consumer, consumer.retry_once)
+
+    def _made(self, consumer: Consumer, passes: Callable[[Connection, Connection], Counts]) -> Counts:
+        if consumer.subscription.is_async and consumer.subscription.transactional:
+            return asyncio.run(self.in_loop(lambda connection: passes(connection, connection)))
+        return passes(self.connection, self.source)
+
+    async def in_loop(self, act: Callable[[Connection], T]) -> T:
+        """Do something on a connection of a loop's own, where both sides are in one database."""
+        assert self.producer is self.consumer
+        engine = create_async_engine(self.consumer.url)
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(act)
+        finally:
+            await engine.dispose()
+
+    @contextmanager
+    def another(self, **options: Any) -> Iterator[tuple[Connection, Connection]]:
+        """Connect to both databases as another worker does; ``options`` are those of its engine on the consumer's."""
+        engine = create_engine(self.consumer.url, **options) if options else self.consumer
+        with engine.connect() as connection:
+            if self.producer is self.consumer:
+                yield connection, connection
+            else:
+                with self.producer.connect() as source:
+                    yield connection, source
+        if options:
+            engine.dispose()
+
+    def ledger(self) -> list[str]:
+        """Return the bodies that were recorded, in order."""
+        return [str(body) for body in self.rows("SELECT body FROM ledger ORDER BY n")]
+
+    def inbox(self, group: str = "g") -> dict[UUID, InboxRow]:
+        """Return the inbox of a group."""
+        sql = (
+            "SELECT message_id, status, attempts, last_error FROM outbox.consumer_message WHERE consumer_group = :group"
+        )
+        return {row[0]: InboxRow(*row[1:]) for row in self.rows(sql, group=group)}
+
+    def statuses(self, group: str = "g") -> list[tuple[str, int]]:
+        """Return status and attempts of each message in the inbox, in the order of their ids."""
+        rows = self.inbox(group)
+        return [(rows[id_].status, rows[id_].attempts) for id_ in sorted(rows)]
