@@ -97,9 +97,10 @@ UPGRADE = (
         id UUID CONSTRAINT pk_reconciliation_run PRIMARY KEY, topic {name} NOT NULL, consumer_group {name} NOT NULL,
         window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, started_at {now}, finished_at TIMESTAMPTZ,
         counts JSONB, error TEXT, job_id UUID NOT NULL, applied BOOLEAN NOT NULL DEFAULT false,
-        schedule {name}, plan JSONB, measures JSONB)""",
+        schedule {name}, ordered_by TEXT, plan JSONB, measures JSONB)""",
     """CREATE INDEX ix_reconciliation_run_topic_consumer_group_started_at
         ON {s}.reconciliation_run (topic, consumer_group, started_at)""",
+    "CREATE INDEX ix_reconciliation_run_job_id ON {s}.reconciliation_run (job_id)",
     """CREATE TABLE {s}.reconciliation_finding (
         id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_reconciliation_finding PRIMARY KEY,
         run_id UUID NOT NULL, message_id UUID, kind TEXT NOT NULL, detail JSONB,
@@ -112,13 +113,6 @@ UPGRADE = (
     """CREATE TABLE {s}.reconciliation_mark (
         consumer_group {name}, topic {name}, version BIGINT NOT NULL, mark JSONB NOT NULL, written_at {now},
         CONSTRAINT pk_reconciliation_mark PRIMARY KEY (consumer_group, topic))""",
-    """CREATE TABLE {s}.reconciliation_order (id UUID CONSTRAINT pk_reconciliation_order PRIMARY KEY,
-        schedule {name} NOT NULL, topic {name} NOT NULL, consumer_group {name} NOT NULL, dry_run BOOLEAN NOT NULL,
-        requested_by TEXT NOT NULL, reason TEXT NOT NULL, origin JSONB,
-        created_at {now}, taken_at TIMESTAMPTZ, job_id UUID,
-        CONSTRAINT ck_reconciliation_order_taken CHECK ((taken_at IS NULL) = (job_id IS NULL)))""",
-    "CREATE INDEX ix_reconciliation_order_open ON {s}.reconciliation_order (created_at) WHERE taken_at IS NULL",
-    "CREATE INDEX ix_reconciliation_order_job_id ON {s}.reconciliation_order (job_id)",
     # Arguments are called as the columns are: a bare name is the column's.
     """CREATE FUNCTION {s}.receive(consumer_group text, message_id uuid, topic text, queue integer, at_position bigint,
         body bytea DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql {pinned}

@@ -309,7 +309,7 @@ DUTIES = (
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
-        SELECT ON reconciliation_order segment_hold consumer_passage reread_message group_control
+        SELECT ON segment_hold consumer_passage reread_message group_control
         """,
     ),
     Duty(
@@ -321,7 +321,7 @@ DUTIES = (
         INSERT UPDATE ON bulk_job bulk_item topic_pause
         USAGE ON op_sequence
         consumer: operator admin
-        INSERT ON audit reconciliation_order
+        INSERT ON audit
         INSERT UPDATE ON bulk_job bulk_item group_control
         INSERT UPDATE DELETE ON dead_letter_note
         """,

@@ -144,7 +144,7 @@ def prune_runs_once(
     """
     deletes = _Deletes(connection, settings, stopping)
     values = {"group": group, "topic": topic, "retention": settings.record_retention}
-    rows = sum(deletes.all(old, **values) for old in (sql.old_findings, sql.old_runs, sql.old_orders))
+    rows = sum(deletes.all(old, **values) for old in (sql.old_findings, sql.old_runs))
     return Counts(taken=rows, done=rows)
 
 
@@ -217,7 +217,7 @@ DUTIES = (
         SELECT INSERT DELETE ON topic_total
         consumer: consumer
         SELECT DELETE ON attempt_history dead_letter_note consumer_message reread_message consumer_offset
-        SELECT DELETE ON consumer_lease rate_grant reconciliation_run reconciliation_finding reconciliation_order
+        SELECT DELETE ON consumer_lease rate_grant reconciliation_run reconciliation_finding
         SELECT INSERT UPDATE ON segment_hold
         """,
         role="prune",

@@ -229,13 +229,6 @@ SELECT r.id FROM {s}.reconciliation_run r
                   AND n.schedule IS NOT DISTINCT FROM r.schedule AND n.started_at > r.started_at)
 """)
 
-#: Delete what operators ordered of reconciliations ``retention`` seconds ago. Rows: one for each.
-old_orders: Template = _deleting("""
-SELECT id FROM {s}.reconciliation_order
- WHERE topic = %(topic)s AND consumer_group = %(group)s
-   AND created_at < clock_timestamp() - make_interval(secs => %(retention)s)
-""")
-
 #: Delete samples that are ``age`` seconds old. Rows: one for each.
 old_samples: Template = _deleting("""
 SELECT sampled_at FROM {s}.stats_sample

@@ -35,8 +35,6 @@ FILL = (
     """SELECT gen_random_uuid(), 'w', '1', '[]', now(), now() + interval '1 day', '{"check": {}, "dispatch": {}}', """
     "jsonb_agg(jsonb_build_object('kind', 'consumer', 'topic', t, 'group', 'billing', 'name', 'f', 'options', "
     f"jsonb_build_object())) FROM ({NAMES}) f",
-    "INSERT INTO outbox.reconciliation_order (id, schedule, topic, consumer_group, dry_run, requested_by, reason) "
-    f"SELECT gen_random_uuid(), 'nightly', t, 'billing', false, 'ann', 'x' FROM ({NAMES}) f",
 )
 
 

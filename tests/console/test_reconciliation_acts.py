@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection
 
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.duty.repairs import Repairs
@@ -16,6 +13,7 @@ from tests.console.reconciled import Reconciled, reconciled
 from tests.console.test_pages_look import well_made
 from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Http, Shop, console_of
+from tests.kit.runs import take_turn
 from tests.operator.health import report
 
 RUNS, ORDERS = "/reconciliations/runs", "/reconciliations/orders"
@@ -31,7 +29,7 @@ def reconciler(shop: Shop) -> JobReconciler:
     options = {"cron": None, "every": 86_400.0, "timezone": "UTC", "pairs": [list(pair) for pair in found.pairs]}
     declared = {"kind": "reconciliation", "topic": "", "group": None, "name": "nightly", "options": options}
     report(shop.engine, handlers=[declared])
-    work(shop, found)
+    take_turn(shop.engine, shop.outbox)
     return found
 
 
@@ -41,16 +39,10 @@ def found(shop: Shop, reconciler: JobReconciler) -> Reconciled:
     return reconciled(shop)
 
 
-def work(shop: Shop, duty: Callable[[Connection, Connection], object]) -> None:
-    """Have a worker look once for what there is to do."""
-    with shop.engine.connect() as connection:
-        auto = connection.execution_options(isolation_level="AUTOCOMMIT")
-        duty(auto, auto)
-
-
 def repaired(shop: Shop, reconciler: JobReconciler) -> None:
     """Have a worker carry out the repairs that are ordered."""
-    work(shop, partial(Repairs([reconciler], shop.outbox.settings.schema), stopping=lambda: False))
+    with shop.engine.connect() as connection:
+        Repairs([reconciler], shop.outbox.settings.schema)(connection, connection, lambda: False)
 
 
 def result_of(http: Http, run: UUID, message: UUID) -> str | None:
@@ -116,7 +108,7 @@ def test_a_dry_run(acting: Http, shop: Shop, reconciler: JobReconciler) -> None:
     (order,) = acting.get(ORDERS).json()["items"]
     assert (order["schedule"], order["dry_run"], order["requested_by"]) == ("nightly", True, "otto")
     assert acting.post(ORDER).status_code == 409
-    work(shop, reconciler)
+    take_turn(shop.engine, shop.outbox)
     newest = acting.get(f"{RUNS}?page_size=1").json()["items"][0]
     assert (newest["ordered_by"], newest["applied"], newest["schedule"]) == ("otto", False, None)
     assert acting.get(ORDERS).json()["items"] == []
@@ -129,7 +121,7 @@ def test_run_now_by_the_api(acting: Http, shop: Shop, reconciler: JobReconciler)
     """With what the order says; what no worker has is refused, and says what there is."""
     answer = acting.post(ORDER, {"topic": TOPIC, "group": GROUP, "reason": "now"})
     assert (answer.status_code, answer.json()["dry_run"]) == (202, False)
-    work(shop, reconciler)
+    take_turn(shop.engine, shop.outbox)
     refused = acting.post(ORDER.replace("nightly", "weekly"))
     assert refused.status_code == 409
     assert "there is nightly" in refused.json()["detail"]

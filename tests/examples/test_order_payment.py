@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,10 +32,10 @@ from outbox import Outbox, Settings, testing
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.operator.model import MessageFate, MessageFilter, PageRequest
-from outbox.reconcile.duty.reconciliation import reconcilers
 from outbox.reconcile.job import EngineName, Outcome
 from outbox.reconcile.run import reconcile
 from tests.kit import rebound, sample
+from tests.kit.runs import take_turn
 
 ROOT = Path(__file__).parents[2]
 #: What each user has at first.
@@ -302,14 +301,12 @@ def test_the_scheduler_tells_what_is_lost_within_a_minute(services: Services) ->
     settling.reconciliation(
         EACH_MINUTE, every=60, config=declared.config, job={"window": {"grace": 0.0}, "keep_for": 0}
     )
-    (reconciler,) = reconcilers(settling, threading.Event())
 
     def minute() -> str:
         with services.orders.begin() as connection:
             past = "started_at = started_at - interval '61 s', finished_at = finished_at - interval '61 s'"
             connection.execute(text(f"UPDATE outbox.reconciliation_run SET {past}"))
-        with services.orders.connect() as own, services.orders.connect() as source:
-            assert reconciler(own, source).done == 1
+        take_turn(services.orders, settling)
         return each_minute(services.orders)[0].state
 
     services.pay(1)

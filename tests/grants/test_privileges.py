@@ -23,6 +23,7 @@ from outbox.operator.health.grants import ROLES, granting, needs_of
 from outbox.prune import rewrite
 from outbox.prune import sql as prune_sql
 from outbox.reconcile.record import settled
+from outbox.reconcile.record.requests import RunRequest
 from outbox.reconcile.source import PostgresSide
 from tests.grants.town import ACTS, Town
 
@@ -37,6 +38,7 @@ SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("consume", "consumer"): [consumer_sql.forget("outbox", "g", _ID)],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
     ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],
+    ("runs", "producer"): [RunRequest("all", "t", "g").send("outbox", _ID)],
     ("reconcile", "producer"): [
         Statement(
             in_schema(settled._TOUCHED_AT_PRODUCER, "outbox"),

@@ -41,11 +41,14 @@ from outbox.operator.model import Selector
 from outbox.operator.operator import Operator
 from outbox.producer import sql as producer_sql
 from outbox.prune.prune_pass import prune_consumer_once, prune_producer_once, prune_records_once
-from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
+from outbox.reconcile.duty.reconciliation import JobReconciler, begun, lose, reconcilers
 from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.job import Access, Job, Pair, Window
-from outbox.reconcile.record.orders import ReconciliationOrders, give_back, take
+from outbox.reconcile.record.orders import ReconciliationOrders
+from outbox.reconcile.record.requests import RunRequest
+from outbox.reconcile.record.timetable import last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
+from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
 from outbox.testing import make_due
 from outbox.worker.report import Facts, leave, report_once
@@ -468,11 +471,11 @@ def compare(town: Town) -> None:
     for _ in range(2):
         job = Job(producer, consumer, (Pair("t", "g"),), window=Window(grace=0.0))
         assert reconcile(job).pairs[0].counts
-    _take_orders(town, job)
+    _take_repairs(town, job)
 
 
-def _take_orders(town: Town, job: Job) -> None:
-    """Take a run that is ordered, and a repair, which this role may order nothing for and repair nothing by."""
+def _take_repairs(town: Town, job: Job) -> None:
+    """Take a repair that is ordered, which this role may order nothing for and repair nothing by."""
     app = Outbox(town.owned["consumer"], settings=town.settings)
     app.consumer("t", group="g", source=job.producer.url)(fail)
     app.reconciliation("all", every=3600)
@@ -483,13 +486,29 @@ def _take_orders(town: Town, job: Job) -> None:
     ordered = [owned.repair(run, kind="parked", repair="retry", by="ada", why="why").id for _ in range(2)]
     Operator.open({"consumer": town.owned["consumer"]}, town.settings).cancel(ordered[1], by="ada")
     with town.at["consumer"].connect() as connection:
-        execute_module.execute(
-            connection,
-            take("outbox", schedule="all", topic="t", group="g", job=uuid7()),
-            give_back("outbox", job=uuid7()),
-        )
-        connection.rollback()
         Repairs([reconciler], "outbox")(connection, connection, lambda: False)
+
+
+def ask_for_a_run(town: Town) -> None:
+    """Send the message by which a reconciliation is run, once."""
+    request, message_id = RunRequest("all", "t", "g"), uuid7()
+    for _ in range(2):
+        with town.at["producer"].begin() as connection:
+            execute_module.execute(connection, request.send("outbox", message_id))
+    assert town.producer.rows("SELECT count(*) FROM outbox.half_message WHERE topic = 'outbox.reconcile'") == [1]
+
+
+def begin_a_run(town: Town) -> None:
+    """Look when a reconciliation was run last, and begin a run anew whose worker was lost."""
+    own = Access(town.at["consumer"].url.render_as_string(hide_password=False), town.settings)
+    job, message_id = Job(own, own, (Pair("t", "g"),), window=Window(grace=0.0)), uuid7()
+    with town.at["consumer"].begin() as connection:
+        for _ in range(2):
+            last_scheduled(connection, "outbox", "all", job.names)
+            execute_module.execute(connection, begun("outbox", job=message_id), lose("outbox", job=message_id))
+            execute_module.execute(connection, *RunIds.new(job, "all", message_id=message_id).begin(job))
+    ended = f"SELECT error IS NOT NULL FROM outbox.reconciliation_run WHERE job_id = '{message_id}' ORDER BY 1"
+    assert town.consumer.rows(ended) == [False, True]
 
 
 def look(town: Town) -> None:
@@ -544,12 +563,12 @@ def order(part: Part) -> Callable[[Town], None]:
             for note in ("first", "second", ""):
                 operator.note(group.fingerprint, by="ada", note=note)
         if part == "consumer":
-            _order_run(town)
             operator.set_rate("g", "5/s", by="ada")
             operator.pause_group("g", by="ada", why="why")
             operator.resume_group("g", by="ada")
             operator.set_rate("g", None, by="ada")
         else:
+            ask_for_a_run(town)
             Sagas(operator.databases).answer(_command(town)[1], "done", by="ada", why="why")
             for _ in range(2):
                 operator.pause_topic("paused", by="ada", why="why", create=True)
@@ -586,14 +605,6 @@ def _command(town: Town) -> tuple[UUID, UUID]:
     return flow, command
 
 
-def _order_run(town: Town) -> None:
-    options = {"cron": None, "every": 60, "timezone": "UTC", "pairs": [["t", "g"]]}
-    handlers = [{"kind": "reconciliation", "topic": "", "group": None, "name": "all", "options": options}]
-    with town.owned["consumer"].connect() as connection:
-        report_once(connection, town.settings, Facts(uuid7(), "w", "1", [], handlers, {}), lambda _: {})
-    ReconciliationOrders(town.operator("consumer").databases).run_now("all", by="ada")
-
-
 #: What each duty does, by name and part. A duty that reads one database and writes another is there for both.
 ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("send", "producer"): send,
@@ -611,6 +622,8 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("consume", "producer"): consume,
     ("consume", "consumer"): consume,
     ("prune", "consumer"): prune_inbox,
+    ("runs", "producer"): ask_for_a_run,
+    ("runs", "consumer"): begin_a_run,
     ("reconcile", "producer"): compare,
     ("reconcile", "consumer"): compare,
     ("look", "producer"): look,

@@ -299,21 +299,6 @@ VALUES (:id, :id, 't', :group, clock_timestamp() - make_interval(days => :age), 
 FINDING = "INSERT INTO outbox.reconciliation_finding (run_id, message_id, kind) VALUES (:id, :id, 'missing')"
 
 
-ORDER = """
-INSERT INTO outbox.reconciliation_order (id, schedule, topic, consumer_group, dry_run, requested_by, reason, created_at)
-VALUES (gen_random_uuid(), 'nightly', 't', 'g', true, 'ada', 'why', clock_timestamp() - make_interval(days => :age))
-"""
-
-
-def test_old_orders_of_reconciliations_go(engine: Engine) -> None:
-    """What operators ordered goes after ``record_retention``, also if no worker has taken it."""
-    with engine.begin() as connection:
-        connection.execute(text(ORDER), [{"age": age} for age in (300, 200, 100, 10)])
-    with engine.connect() as connection:
-        assert prune_consumer_once(connection, connection, Settings(prune_batch=2), "g", "t").taken == 3
-        assert connection.scalar(text("SELECT count(*) FROM outbox.reconciliation_order")) == 1
-
-
 def test_old_records_of_reconciliations_go(engine: Engine) -> None:
     """Runs and findings go after ``record_retention``; the newest run of each schedule says when the next is due."""
     old, older, nightly, young, another = (UUID(int=n) for n in range(1, 6))

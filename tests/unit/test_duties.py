@@ -21,7 +21,7 @@ from tests.kit import ROOT
 #: What a worker plans by itself: a group's duties share the lanes of its threads, and the report tells of all others.
 OF_A_GROUP = {"consume", "retry"}
 #: What the functions of an application are called by in its tests, otherwise than by their duty's name.
-TRIED = {"consume": "drain", "reconcile": "outbox reconcile"}
+TRIED = {"consume": "drain", "runs": "outbox reconcile", "reconcile": "outbox reconcile"}
 
 
 def test_each_row_is_in_the_list() -> None:

@@ -14,7 +14,7 @@ def main() -> int:
     """Run until a signal comes; return the exit code."""
     outbox = Outbox(create_engine(sys.argv[1]))
     outbox.reconciliation("fleet", every=3600, fleet=sys.argv[2])
-    return Worker(outbox, roles=["reconcile"]).run()
+    return Worker(outbox, roles=["dispatch", "release", "reconcile"]).run()
 
 
 if __name__ == "__main__":

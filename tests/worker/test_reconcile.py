@@ -13,24 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import create_engine, make_url, text
 
 from outbox import Outbox, Settings, embedded
-from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings
+from outbox.database import migration
+from outbox.database.execute import execute as database_execute
+from outbox.embedded import ServerLike
+from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings, SchemaMissing
+from outbox.message.model import uuid7
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
 from outbox.reconcile.job import Pair, Reconciliation
+from outbox.reconcile.record.requests import RunRequest
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
 from tests.kit import wait_until
+from tests.kit.runs import take_turn
 from tests.worker.conftest import Bench
 
 NewBench = Callable[..., Bench]
 NOW = dt.datetime(2026, 3, 10, 12, 0, tzinfo=dt.UTC)
 RUNS = "SELECT id FROM outbox.reconciliation_run"
 ENDED = f"{RUNS} WHERE finished_at IS NOT NULL"
+ASKED = "SELECT deliver_at FROM outbox.half_message WHERE topic = 'outbox.reconcile'"
 ERRORS = "SELECT error FROM outbox.reconciliation_run WHERE error IS NOT NULL"
 BEGAN = "started_at = started_at - make_interval(secs => {0}), finished_at = finished_at - make_interval(secs => {0})"
+ROLES = ["dispatch", "release", "reconcile"]
 MISSING = {"window": {"grace": 0.0}, "apply": True}
 
 
@@ -52,8 +60,9 @@ def execute(bench: Bench, sql: str) -> None:
 
 
 def age(bench: Bench, seconds: float) -> None:
-    """Make all runs so much older."""
+    """Make all runs so much older, and the leases of workers."""
     execute(bench, f"UPDATE outbox.reconciliation_run SET {BEGAN.format(seconds)}")
+    execute(bench, f"UPDATE outbox.consumer_lease SET until = until - make_interval(secs => {seconds})")
 
 
 def only(outbox: Outbox) -> JobReconciler:
@@ -65,10 +74,9 @@ def only(outbox: Outbox) -> JobReconciler:
 
 def look(bench: Bench, outbox: Outbox | None = None) -> int:
     """Let a worker look once whether it is due, and return how many pairs it compared."""
-    (reconciler,) = reconcilers(outbox or bench.outbox, threading.Event())
-    with bench.observer.connect() as connection:
-        auto = connection.execution_options(isolation_level="AUTOCOMMIT")
-        return reconciler(auto, auto).taken
+    before = len(bench.rows(RUNS))
+    take_turn(bench.engine, outbox or bench.outbox)
+    return len(bench.rows(RUNS)) - before
 
 
 @contextmanager
@@ -96,7 +104,7 @@ def test_a_worker_reconciles_and_repairs(bench: Bench, caplog: pytest.LogCapture
     bench.work(roles=["dispatch", "consume"])
     wait_until(bench.effects, "the message is consumed")
     execute(bench, "DELETE FROM outbox.consumer_message")
-    bench.work(roles=["reconcile"])
+    bench.work(roles=["release", "reconcile"])
     wait_until(lambda: results, "the reconciliation has come to a result")
     assert [{kind.label: number for kind, number in pair.differences.items()} for pair in results[0].pairs] == [
         {"missing": 1}
@@ -114,7 +122,7 @@ def test_one_of_many_workers_runs_it(new_bench: NewBench, url: str) -> None:
     """Workers that start together run it once between them."""
     benches = [new_bench(url) for _ in range(4)]
     results = [declare(bench) for bench in benches]
-    workers = [bench.work(roles=["reconcile"]) for bench in benches]
+    workers = [bench.work(roles=ROLES) for bench in benches]
     wait_until(lambda: benches[0].rows(ENDED), "it was run")
     for worker in workers:
         wait_until(lambda w=worker: all(h.last_success for h in w.health().values()), "every worker has looked")  # type: ignore[misc]
@@ -122,28 +130,103 @@ def test_one_of_many_workers_runs_it(new_bench: NewBench, url: str) -> None:
     assert sum(map(len, results)) == 1
 
 
-def test_two_that_begin_a_run_race(bench: Bench) -> None:
-    """Of two workers that see at once that it is due, one runs it, also if the other comes later."""
+def test_workers_send_one_message_for_a_run(bench: Bench) -> None:
+    """However many, and however often: what the time and the name make is there, or is sent."""
     declare(bench)
-    first, second = only(bench.outbox), only(bench.outbox)
-    with bench.observer.connect() as one, bench.observer.connect() as other:
-        for connection in (one, other):
-            with connection.begin():
-                assert first._is_due(first._last(connection))
-        job = first.work_at(NOW)
-        assert first._begin(one, job) is not None
-        assert second._begin(other, job) is None
-    assert len(bench.rows(RUNS)) == 1
+    with bench.engine.connect() as connection:
+        for each in (only(bench.outbox), only(bench.outbox)):
+            each.schedule(connection, connection)
+    assert len(bench.rows(ASKED)) == 1
+    assert look(bench) == 1
+    # That of the next run was sent when this one had ended.
+    assert len(bench.rows(ASKED)) == 2
+    assert look(bench) == 0
+    (deliver_at,) = bench.rows(f"{ASKED} AND deliver_at > now()")
+    assert deliver_at is not None
 
 
-def test_a_beginning_under_way_keeps_others_off(bench: Bench) -> None:
-    """A worker that comes while another one begins a run leaves it to that one, and doesn't wait."""
+def test_a_timetable_that_changed(bench: Bench) -> None:
+    """The message of a time that it doesn't have any more is passed over; the right one is sent."""
+    declare(bench, every=3600)
+    assert look(bench) == 1
+    bench.outbox.reconciliations.clear()
+    declare(bench, every=86400)
+    assert look(bench) == 0
+    execute(bench, "UPDATE outbox.scheduled_message SET deliver_at = now()")
+    assert look(bench) == 0
+    assert bench.rows("SELECT count(*) FROM outbox.consumer_message WHERE status = 'consumed'") == [3]
+    age(bench, 2 * 3600)
+    bench.outbox.reconciliations.clear()
+    declare(bench, every=3600)
+    assert look(bench) == 1
+
+
+def test_a_message_that_is_handled_again(bench: Bench) -> None:
+    """What was run isn't run once more; a run without an end is, since its worker was lost over it."""
+    declare(bench, every=86400)
+    assert look(bench) == 1
+    execute(bench, "DELETE FROM outbox.consumer_message")
+    execute(bench, "DELETE FROM outbox.consumer_offset")
+    assert look(bench) == 0
+    execute(bench, "UPDATE outbox.reconciliation_run SET finished_at = NULL, plan = NULL")
+    execute(bench, "DELETE FROM outbox.consumer_message")
+    execute(bench, "DELETE FROM outbox.consumer_offset")
+    assert look(bench) == 1
+    assert bench.rows(ERRORS) == ["its worker was lost over it; run again"]
+    assert len(bench.rows("SELECT DISTINCT job_id FROM outbox.reconciliation_run")) == 1
+
+
+def test_a_worker_of_another_reconciliation_leaves_it_alone(bench: Bench) -> None:
+    """Each has a group of its own: workers share the topic, and not what they declare."""
     declare(bench)
-    reconciler = only(bench.outbox)
-    with bench.observer.connect() as one, one.begin(), bench.observer.connect() as other:
-        one.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": reconciler._key})
-        assert reconciler._begin(other, reconciler.work_at(NOW)) is None
-    assert bench.rows(RUNS) == []
+    other = Outbox(bench.engine, settings=Settings())
+    other.consumer("paid", group="mail")(bench.handle)
+    other.reconciliation("other", every=3600)
+    assert look(bench, other) == 1
+    assert look(bench) == 1
+    assert sorted(bench.rows("SELECT schedule FROM outbox.reconciliation_run")) == ["nightly", "other"]
+
+
+def test_runs_are_not_reconciled(bench: Bench) -> None:
+    """The internal topic is none that an application consumes."""
+    declare(bench)
+    assert only(bench.outbox).pairs == [("paid", "mail")]
+
+
+def test_no_two_runs_at_once(new_bench: NewBench, url: str) -> None:
+    """While one worker runs it, another one leaves what is due, and what is ordered, in the queue."""
+    one, other = new_bench(url), new_bench(url)
+    results = declare(one, every=0.01), declare(other, every=0.01)
+    with held(one, "reconciliation_mark") as waits:
+        one.work(roles=ROLES)
+        wait_until(waits, "the reconciliation hangs")
+        request = RunRequest("nightly", "paid", "mail", "ada")
+        with other.engine.begin() as connection:
+            database_execute(connection, request.send("outbox", uuid7()))
+        take_turn(other.engine, other.outbox)
+        assert len(one.rows(RUNS)) == 1
+        assert results == ([], [])
+    wait_until(lambda: len(one.rows(ENDED)) >= 3, "what was asked for meanwhile is run, too")
+    runs = one.rows("SELECT started_at FROM outbox.reconciliation_run ORDER BY started_at OFFSET 1")
+    ends = one.rows("SELECT finished_at FROM outbox.reconciliation_run WHERE finished_at IS NOT NULL ORDER BY 1")
+    assert all(began >= ended for began, ended in zip(runs, ends, strict=False))
+
+
+def test_a_database_without_the_producers_tables(server: ServerLike, url: str) -> None:
+    """Runs are messages of it: a worker with a reconciliation says at its start what is missing, and how to mend it."""
+    server.create_database("consumer_only")
+    try:
+        migration.upgrade(server.url("consumer_only"), ["consumer"])
+        engine = create_engine(server.url("consumer_only"))
+        outbox = Outbox(engine)
+        outbox.consumer("paid", group="mail", source=url)(lambda message, session: None)
+        outbox.reconciliation(every=3600)
+        for roles in (["reconcile"], None):
+            with pytest.raises(SchemaMissing, match=r"producer.*outbox db upgrade"):
+                Worker(outbox, roles=roles).start()
+        engine.dispose()
+    finally:
+        server.drop_database("consumer_only")
 
 
 def test_missed_while_no_worker_ran(bench: Bench) -> None:
@@ -160,19 +243,18 @@ def test_missed_while_no_worker_ran(bench: Bench) -> None:
 def test_runs_by_hand_are_not_those_of_the_timetable(bench: Bench) -> None:
     """What somebody compares by hand doesn't take the place of what is due."""
     declare(bench)
+    by_hand = "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group)"
+    execute(bench, f"{by_hand} VALUES (gen_random_uuid(), gen_random_uuid(), 'paid', 'mail')")
     assert look(bench) == 1
-    execute(bench, "UPDATE outbox.reconciliation_run SET schedule = NULL")
+    execute(bench, f"{by_hand} VALUES (gen_random_uuid(), gen_random_uuid(), 'paid', 'mail')")
+    age(bench, 3600)
     assert look(bench) == 1
-    other = Outbox(bench.engine, settings=Settings())
-    other.consumer("paid", group="mail")(bench.handle)
-    other.reconciliation("other", every=3600)
-    assert look(bench, other) == 1
 
 
 def test_by_the_clock_of_a_worker(bench: Bench) -> None:
     """A running worker looks by itself when it is due again."""
     results = declare(bench, every=0.2)
-    bench.work(roles=["reconcile"])
+    bench.work(roles=ROLES)
     wait_until(lambda: len(results) >= 3, "it ran three times")
 
 
@@ -232,7 +314,7 @@ def test_a_worker_that_stops_cuts_it(bench: Bench, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO, "outbox.worker")
     results = declare(bench, every=86400)
     with held(bench, "reconciliation_mark") as waits:
-        worker = bench.work(roles=["reconcile"])
+        worker = bench.work(roles=ROLES)
         wait_until(waits, "the reconciliation hangs")
         assert not worker.stop(0.1)
     wait_until(lambda: bench.rows(ERRORS) == ["interrupted"], "the record says so")
@@ -245,8 +327,8 @@ def test_a_worker_that_stops_cuts_it(bench: Bench, caplog: pytest.LogCaptureFixt
 def test_a_worker_that_stops_waits_for_no_query(bench: Bench) -> None:
     """A read that takes long is cancelled: the worker drains in time."""
     declare(bench)
-    with held(bench, "op_message") as waits:
-        worker = bench.work(roles=["reconcile"])
+    with held(bench, "compensation") as waits:
+        worker = bench.work(roles=ROLES)
         wait_until(waits, "the read hangs")
         assert worker.stop()
     assert bench.rows(ERRORS) == ["interrupted"]
@@ -260,7 +342,7 @@ def test_a_server_that_restarts(
     """After the database was restarted the timetable goes on by itself, and what was due meanwhile is made up for."""
     bench = new_bench(own_url)
     results = declare(bench, every=0.2)
-    worker = bench.work(roles=["reconcile"])
+    worker = bench.work(roles=ROLES)
     wait_until(lambda: results, "it ran")
     own_server.restart()
     # What the restart has cut off would else be waited for.
@@ -277,7 +359,7 @@ def test_groups_that_consume_from_several_databases(bench: Bench, new_database: 
     bench.outbox.reconciliation("one", every=60, job={"pairs": [Pair("far", "mail")]})
     names = [each.name for each in reconcilers(bench.outbox, threading.Event())]
     assert names == ["reconcile nightly: far → mail", "reconcile nightly: paid → mail", "reconcile one: far → mail"]
-    bench.work(roles=["reconcile"])
+    bench.work(roles=ROLES)
     wait_until(lambda: len(bench.rows(ENDED)) == 3, "all three were run")
     assert bench.rows(ERRORS) == []
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox import Outbox, Settings
+from outbox import Settings
 from outbox.errors import InvalidSettings
 from outbox.operator.databases import Databases
 from outbox.prune.prune_pass import prune_runs_once
-from outbox.reconcile.duty.reconciliation import FleetReconciler, reconcilers
+from outbox.reconcile.duty.reconciliation import reconcilers
 from outbox.reconcile.fleet.run import FleetResult
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER
@@ -27,7 +27,7 @@ from outbox.worker import Worker
 from tests.kit import python, wait_until
 from tests.reconcile.town import IN_SYNC, Town, fate, url_of
 from tests.worker.conftest import Bench
-from tests.worker.test_reconcile import ENDED, ERRORS, RUNS, age, execute, held, look
+from tests.worker.test_reconcile import ENDED, ERRORS, ROLES, RUNS, age, execute, held, look
 
 NewBench = Callable[..., Bench]
 STATES = "SELECT concat_ws(' ', topic, consumer_group, schedule, counts) FROM outbox.reconciliation_run"
@@ -77,7 +77,7 @@ def test_a_worker_runs_a_fleet(bench: Bench, yard: Yard, caplog: pytest.LogCaptu
     """It compares and repairs databases of which the worker's own is none, which records that it was run."""
     caplog.set_level(logging.INFO, "outbox.worker")
     results = yard.declare(bench)
-    bench.work(roles=["reconcile"])
+    bench.work(roles=ROLES)
     wait_until(lambda: results, "the fleet has come to a result")
     assert [(str(each.member), each.error) for each in results[0].members] == [("shop → bank", "")]
     assert bench.rows(STATES) == ['* * fleet {"missing": 1, "consumed": 2}']
@@ -91,7 +91,7 @@ def test_one_of_many_workers_runs_it(new_bench: NewBench, url: str, yard: Yard) 
     """Workers that start together run it once between them."""
     benches = [new_bench(url) for _ in range(3)]
     results = [yard.declare(bench) for bench in benches]
-    workers = [bench.work(roles=["reconcile"]) for bench in benches]
+    workers = [bench.work(roles=ROLES) for bench in benches]
     wait_until(lambda: benches[0].rows(ENDED), "it was run")
     for worker in workers:
         wait_until(lambda w=worker: all(h.last_success for h in w.health().values()), "every worker has looked")  # type: ignore[misc]
@@ -137,7 +137,7 @@ def test_a_worker_that_stops_cuts_it(bench: Bench, yard: Yard, caplog: pytest.Lo
     caplog.set_level(logging.DEBUG, "outbox.worker")
     results = yard.declare(bench, every=86400)
     with held(_beside(bench, yard), "reconciliation_mark") as waits:
-        worker = bench.work(roles=["reconcile"])
+        worker = bench.work(roles=ROLES)
         wait_until(waits, "the reconciliation hangs")
         assert not worker.stop(0.1)
         wait_until(lambda: "1 at work, which end at their next step" in caplog.text, "the fleet has stopped the member")
@@ -156,7 +156,7 @@ def _beside(bench: Bench, yard: Yard) -> Bench:
 def test_operators_see_it_and_order_it(bench: Bench, yard: Yard) -> None:
     """A dry run is ordered as that of any timetable, and repairs nothing."""
     yard.declare(bench)
-    worker = bench.work(roles=["reconcile"])
+    worker = bench.work(roles=ROLES)
     wait_until(lambda: bench.rows(ENDED), "it was run")
     yard.town.plant([fate(status=InboxState.NONE)])
     operators = ReconciliationOrders(Databases.open({"own": bench.observer}, bench.outbox.settings))
@@ -181,8 +181,8 @@ def test_its_old_runs_are_pruned(bench: Bench, yard: Yard) -> None:
         age(bench, 91 * 86400)
     with bench.engine.connect() as connection:
         assert prune_runs_once(connection, Settings(), "*", "*").done == 2
-    worker = bench.work(roles=["reconcile", "prune"])
-    wait_until(lambda: f"prune reconcile fleet: fleet {yard.file}" in worker.health(), "the worker prunes them")
+    worker = bench.work(roles=[*ROLES, "prune"])
+    wait_until(lambda: "prune run fleet" in worker.health(), "the worker prunes them")
 
 
 @pytest.mark.parametrize(
@@ -213,27 +213,8 @@ def test_refused_where_it_is_declared(bench: Bench) -> None:
         reconcilers(bench.outbox, threading.Event())
 
 
-def test_two_that_begin_a_run_race(bench: Bench, yard: Yard) -> None:
-    """Of two workers that see at once that it is due, one runs it."""
-    yard.declare(bench)
-    first, second = (_only(bench.outbox) for _ in range(2))
-    with bench.observer.connect() as one, bench.observer.connect() as other:
-        for connection in (one, other):
-            with connection.begin():
-                now = first._last(connection).now
-        assert first._begin(one, first.work_at(now)) is not None
-        assert second._begin(other, second.work_at(now)) is None
-    assert len(bench.rows(RUNS)) == 1
-
-
-def _only(outbox: Outbox) -> FleetReconciler:
-    (only,) = reconcilers(outbox, threading.Event())
-    assert isinstance(only, FleetReconciler)
-    return only
-
-
 def test_a_worker_that_is_killed_leaves_it_to_the_next(bench: Bench, yard: Yard) -> None:
-    """After SIGKILL in the middle of a member the run has no end; minutes later another worker takes it up."""
+    """After SIGKILL in the middle of a member the run has no end; another worker begins it anew when the lease ends."""
     with held(_beside(bench, yard), "reconciliation_mark") as waits:
         with python("tests.worker.fleet_worker", bench.engine, str(yard.file)) as process:
             wait_until(waits, "the reconciliation hangs")
@@ -241,9 +222,8 @@ def test_a_worker_that_is_killed_leaves_it_to_the_next(bench: Bench, yard: Yard)
             process.wait(timeout=60)
         results = yard.declare(bench)
         assert look(bench) == 0
-    age(bench, LOST_AFTER + 1)
-    execute(bench, "UPDATE outbox.reconciliation_run SET plan = NULL")
+    execute(bench, "UPDATE outbox.consumer_lease SET until = clock_timestamp() WHERE worker IS NOT NULL")
     assert look(bench) == 1
     assert [each.result.in_sync for each in results[0].members if each.result] == [False]
-    assert len(bench.rows(ENDED)) == 1
-    assert len(bench.rows(RUNS)) == 2
+    assert bench.rows(ERRORS) == ["its worker was lost over it; run again"]
+    assert len(bench.rows("SELECT DISTINCT job_id FROM outbox.reconciliation_run")) == 1

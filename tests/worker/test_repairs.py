@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,6 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 
 from outbox.acts.changes import Actor
-from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidRequest, SelectorChanged, SourceLost
 from outbox.message.model import Counts
 from outbox.operator.bulk import sql as bulk_sql
@@ -21,14 +21,14 @@ from outbox.operator.databases import Databases
 from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
 from outbox.reconcile.duty.reconciliation import JobReconciler
 from outbox.reconcile.duty.repairs import Repairs
-from outbox.reconcile.record import orders
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
 from outbox.reconcile.record.views import FindingFilter, RunFilter
 from outbox.testing import drain
 from outbox.worker.report import Facts, handlers_of, report_once
 from tests.kit import wait_until
+from tests.kit.runs import take_turn
 from tests.worker.conftest import Bench
-from tests.worker.test_reconcile import MISSING, NOW, age, declare, only
+from tests.worker.test_reconcile import MISSING, NOW, ROLES, RUNS, age, declare, look, only
 
 OTTO = Actor("otto", {"via": "console"})
 
@@ -38,7 +38,7 @@ def reconciler(bench: Bench) -> JobReconciler:
     """A reconciliation with repairs, which has run and isn't due; its worker has reported."""
     declare(bench, name="all", job=MISSING)
     found = only(bench.outbox)
-    passed(bench, found)
+    assert look(bench) == 1
     reported(bench, found)
     return found
 
@@ -85,10 +85,10 @@ def put(bench: Bench, **by_status: UUID) -> None:
         connection.execute(text(insert), [{"id": each, "status": status} for status, each in by_status.items()])
 
 
-def dry_run(bench: Bench, found: JobReconciler) -> UUID:
+def dry_run(bench: Bench) -> UUID:
     """Order a dry run, have it taken, and return the run."""
     desk(bench).run_now("all", by=OTTO, dry_run=True)
-    assert passed(bench, found) == 1
+    assert look(bench) == 1
     (run,) = desk(bench).runs(RunFilter(), PageRequest(size=1)).items
     return run.id
 
@@ -116,7 +116,7 @@ def test_a_dry_run_is_taken_once_and_repairs_nothing(bench: Bench, reconciler: J
     assert [each.id for each in desk(bench).orders()] == [order.id]
     with pytest.raises(ActRefused, match="ordered already"):
         desk(bench).run_now("all", by=OTTO)
-    assert [passed(bench, each) for each in (reconciler, only(bench.outbox))] == [1, 0]
+    assert [look(bench) for _ in range(2)] == [1, 0]
     run, first = desk(bench).runs(RunFilter(), PageRequest()).items
     assert (run.counts or {})["missing"] == 1
     assert (run.applied, run.schedule, run.ordered_by) == (False, None, "otto")
@@ -132,7 +132,7 @@ def test_a_run_now_repairs_as_declared(bench: Bench, reconciler: JobReconciler) 
     """In the name of who ordered it."""
     lost(bench)
     desk(bench).run_now("all", by=OTTO)
-    assert passed(bench, reconciler) == 1
+    assert look(bench) == 1
     assert bench.rows("SELECT actor FROM outbox.audit WHERE action = 'resend'") == ["otto"]
 
 
@@ -143,29 +143,54 @@ def test_an_order_of_what_no_worker_has(bench: Bench, reconciler: JobReconciler)
 
 
 def test_two_workers_take_an_order(bench: Bench, reconciler: JobReconciler) -> None:
-    """Who comes while another one takes it goes on without it."""
+    """The message is in a queue that one of them has leased: the other one comes too late for it."""
     desk(bench).run_now("all", by=OTTO)
-    named = {"schedule": "all", "topic": "paid", "group": "mail"}
-    with bench.observer.begin() as one, bench.observer.begin() as other:
-        (first,) = execute(one, orders.take("outbox", **named, job=UUID(int=1)))
-        (second,) = execute(other, orders.take("outbox", **named, job=UUID(int=2)))
-    assert (first, second) == ([(False, "otto")], [])
+    before = len(bench.rows(RUNS))
+    turns = [threading.Thread(target=take_turn, args=(bench.engine, bench.outbox)) for _ in range(2)]
+    for each in turns:
+        each.start()
+    for each in turns:
+        each.join()
+    take_turn(bench.engine, bench.outbox)
+    assert len(bench.rows(RUNS)) == before + 1
 
 
 def test_an_interrupted_order_is_taken_again(bench: Bench, reconciler: JobReconciler) -> None:
     """A worker that stops over a run leaves the order to another one."""
+    lost(bench)
     desk(bench).run_now("all", by=OTTO)
-    reconciler._progress._stopping.set()
-    assert passed(bench, reconciler) == 0
-    assert len(desk(bench).orders()) == 1
-    assert passed(bench, only(bench.outbox)) == 1
+    (first,) = desk(bench).orders()
+    stopping = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        run = JobReconciler._carry_out
+
+        def stopped(*args: Any) -> Any:
+            stopping.set()
+            return run(*args)
+
+        patch.setattr(JobReconciler, "_carry_out", stopped)
+        take_turn(bench.engine, bench.outbox, stopping=stopping)
+    (second,) = desk(bench).orders()
+    assert second == replace(first, id=second.id, created_at=second.created_at)
+    assert second.id != first.id
+    assert look(bench) == 1
     assert desk(bench).orders() == []
+    (run_, *_) = desk(bench).runs(RunFilter(), PageRequest()).items
+    assert (run_.ordered_by, run_.error) == ("otto", None)
+
+
+def test_an_order_needs_the_tables_of_both_parts(bench: Bench, reconciler: JobReconciler) -> None:
+    """A message goes by the producer's tables: where there are none, the order is refused, with its mend."""
+    view = desk(bench)
+    object.__setattr__(view.databases["shop"], "parts", ("consumer",))
+    with pytest.raises(ActRefused, match=r"'shop' has only the consumer's tables.*outbox db upgrade"):
+        view.run_now("all", by=OTTO)
 
 
 def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconciler) -> None:
     """Each item has its outcome, each finding its result, the audit the operator and the reason; once is enough."""
     lost(bench, 3)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
     preview = desk(bench).preview_repair(run)
     assert (preview.number, preview.left_out, preview.workers) == (3, 0, ["w"])
     assert preview.described == "repair 3 messages of group mail, topic paid (by the policy of the run)"
@@ -194,7 +219,7 @@ def test_a_repair_resends_what_is_missing(bench: Bench, reconciler: JobReconcile
 def test_what_has_healed_is_left_alone(bench: Bench, reconciler: JobReconciler) -> None:
     """Between the run and the repair the group has consumed it; and what is of another kind by now isn't touched."""
     healed, parked = lost(bench, 2)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
     put(bench, consumed=healed, parked=parked)
     job = desk(bench).repair(run, by=OTTO, why="lost")
     passed(bench, repairs_of(reconciler))
@@ -212,7 +237,7 @@ def test_a_repair_that_is_named(bench: Bench, reconciler: JobReconciler) -> None
     one, other = lost(bench, 2)
     put(bench, parked=one)
     put(bench, parked=other)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
     assert desk(bench).preview_repair(run).left_out == 2
     with pytest.raises(ActRefused, match="nothing to repair"):
         desk(bench).repair(run, by=OTTO, why="why")
@@ -243,7 +268,7 @@ def test_selections_that_are_none(more: dict[str, Any], says: str) -> None:
 def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, reconciler: JobReconciler) -> None:
     """What was confirmed is what is ordered."""
     lost(bench, 2)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
     with pytest.raises(InvalidRequest, match="give a reason"):
         desk(bench).repair(run, by=OTTO, why=" ")
     with pytest.raises(SelectorChanged, match="now 2"):
@@ -254,7 +279,7 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
 def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconciler) -> None:
     """What it was at is taken up by another one at once; what it had done isn't done again."""
     lost(bench, 2)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
     job = desk(bench).repair(run, by=OTTO, why="lost")
     repairer = repairs_of(reconciler)
     with pytest.MonkeyPatch.context() as patch:
@@ -271,7 +296,7 @@ def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconcile
 def test_two_workers_repair_at_once(bench: Bench, reconciler: JobReconciler) -> None:
     """What one is at is locked: the other one leaves it alone."""
     lost(bench, 2)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
     with bench.observer.begin() as one:
         one.execute(text("SELECT FROM outbox.bulk_item WHERE number = 1 FOR UPDATE"))
         assert passed(bench, repairs_of(reconciler)) == 1
@@ -283,7 +308,7 @@ def test_two_workers_repair_at_once(bench: Bench, reconciler: JobReconciler) -> 
 def test_a_database_out_of_reach_fails_no_item(bench: Bench, reconciler: JobReconciler) -> None:
     """Repairs wait until it is back, while those of other runs go on."""
     lost(bench, 1)
-    waiting = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    waiting = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
     away = make_url(reconciler.work_at(NOW).producer.url).set(port=1).render_as_string(hide_password=False)
 
     def far(now: Any, work_at: Any = reconciler.work_at) -> Any:
@@ -301,7 +326,7 @@ def test_a_database_out_of_reach_fails_no_item(bench: Bench, reconciler: JobReco
 def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> None:
     """What isn't done yet is never done."""
     lost(bench, 2)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
     databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
     BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
     assert passed(bench, repairs_of(reconciler)) == 0
@@ -312,7 +337,7 @@ def test_a_repair_that_is_cancelled(bench: Bench, reconciler: JobReconciler) -> 
 def test_a_repair_of_another_reconciliation_is_left_to_its_worker(bench: Bench, reconciler: JobReconciler) -> None:
     """A worker carries out only what it has the databases of."""
     lost(bench)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="lost")
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
     with bench.observer.connect() as connection:
         assert not Repairs([], "outbox")(connection, connection, lambda: False)
     assert job_now(bench, job).pending == 1
@@ -321,7 +346,7 @@ def test_a_repair_of_another_reconciliation_is_left_to_its_worker(bench: Bench, 
 def test_a_repair_is_no_faster_than_its_rate(bench: Bench, reconciler: JobReconciler) -> None:
     """All workers together: what was done counts until its time is over, and what one is at keeps the others off."""
     lost(bench, 3)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test", rate=0.001)
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="test", rate=0.001)
     assert job.rate == 0.001
     assert passed(bench, repairs_of(reconciler)) == 1
     assert passed(bench, repairs_of(reconciler)) == 0
@@ -344,7 +369,7 @@ def test_a_rate_that_is_none(bench: Bench, reconciler: JobReconciler, rate: floa
 def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: JobReconciler) -> None:
     """Nobody knows any more what it found: what is left is skipped, and says why."""
     lost(bench, 2)
-    job = desk(bench).repair(dry_run(bench, reconciler), by=OTTO, why="test")
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="test")
     with bench.observer.begin() as connection:
         connection.execute(text("DELETE FROM outbox.reconciliation_finding"))
         connection.execute(text("DELETE FROM outbox.reconciliation_run"))
@@ -357,7 +382,7 @@ def test_a_repair_whose_run_is_pruned_ends(bench: Bench, reconciler: JobReconcil
 def test_a_list_of_runs_says_what_is_left(bench: Bench, reconciler: JobReconciler) -> None:
     """Beside what was found: nothing, once all of it is repaired."""
     lost(bench, 2)
-    run = dry_run(bench, reconciler)
+    run = dry_run(bench)
 
     def shown() -> list[tuple[int | None, int | None]]:
         return [(each.differences, each.left) for each in desk(bench).runs(RunFilter(), PageRequest(size=1)).items]
@@ -372,7 +397,7 @@ def test_a_worker_takes_what_is_ordered(bench: Bench, reconciler: JobReconciler)
     """A real one: it runs, and it repairs; the timetable isn't due."""
     lost(bench)
     age(bench, 1)
-    bench.work(roles=["reconcile"])
+    bench.work(roles=ROLES)
     desk(bench).run_now("all", by=OTTO, dry_run=True)
     wait_until(
         lambda: len(bench.rows("SELECT id FROM outbox.reconciliation_run WHERE counts IS NOT NULL")) == 2, "a run"

@@ -267,7 +267,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("messages", Integer, nullable=False),
         ],
         # A pair of topic and group, compared. ``job_id`` joins those of one job; without an end it died, or runs.
-        # ``schedule`` is that of the worker by which it began, NULL if an operator began it by hand.
+        # ``schedule`` is that of the worker by which it began, NULL if an operator began it by hand, or ordered it.
         "reconciliation_run": [
             Column("id", Uuid, primary_key=True),
             Column("topic", NAME, nullable=False),
@@ -281,30 +281,13 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("job_id", Uuid, nullable=False),
             Column("applied", Boolean, nullable=False, server_default=text("false")),
             Column("schedule", NAME),
+            Column("ordered_by", Text),
             Column("plan", JSONB),
             # The sums of the pair's measures, as the report has them: all totals, and keys that don't add up.
             Column("measures", JSONB),
             # Serves "the last run of this pair".
             Index(None, "topic", "consumer_group", "started_at"),
-        ],
-        # A run that an operator has ordered of a worker's reconciliation, which is known by its name and its first
-        # pair. The worker that takes it writes of which job the runs are.
-        "reconciliation_order": [
-            Column("id", Uuid, primary_key=True),
-            Column("schedule", NAME, nullable=False),
-            Column("topic", NAME, nullable=False),
-            Column("consumer_group", NAME, nullable=False),
-            Column("dry_run", Boolean, nullable=False),
-            Column("requested_by", Text, nullable=False),
-            Column("reason", Text, nullable=False),
-            Column("origin", JSONB),
-            Column("created_at", TIME, nullable=False, server_default=NOW),
-            Column("taken_at", TIME),
-            Column("job_id", Uuid),
-            CheckConstraint("(taken_at IS NULL) = (job_id IS NULL)", name="taken"),
-            # Serves workers: the open orders.
-            Index("ix_reconciliation_order_open", "created_at", postgresql_where=text("taken_at IS NULL")),
-            # Serves the look from a run to its order.
+            # Serves the look from a message that asks for a run to its runs.
             Index(None, "job_id"),
         ],
         "reconciliation_finding": [

@@ -2,47 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from outbox.database.duty import BULK, COUNTED_CONSUMER, Duty, Post, Task, alone, whole
-from outbox.prune.prune_pass import prune_runs_once
+from outbox.database.duty import BULK, COUNTED_CONSUMER, PARTS, Duty, Post, Task, whole
+from outbox.message.model import Counts
+from outbox.prune.prune_pass import prune_consumer_once, prune_runs_once
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.settings import Settings
 
 
-def _tasks(at: Post) -> Iterator[Task]:
+def _run(at: Post) -> Iterator[Task]:
+    if not at.outbox.reconciliations:
+        return
+    from outbox.reconcile.duty.reconciliation import SCHEDULE_EVERY, reconcilers  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.runs import Runs  # noqa: PLC0415 - what few workers do
+
+    settings, found = at.settings, reconcilers(at.outbox, at.stopping)
+    for each in found:
+        how: Any = {"after": at.wake_dispatch, "compares": (each.declared.name, each.pairs)}
+        yield Task(
+            name=each.name, one_pass=whole(each.schedule), every=SCHEDULE_EVERY, lane="upkeep", parts=PARTS, **how
+        )
+    for name in dict.fromkeys(each.declared.name for each in found):
+        runs = Runs(name, [each for each in found if each.declared.name == name], at.outbox, at.stopping, at.at_end)
+        # A lane of its own: a run may take long, and nothing must wait for it.
+        yield Task(name=runs.name, one_pass=whole(runs), every=settings.retry_interval, lane="reconcile", parts=PARTS)
+        if "prune" in at.roles:
+            every, prune = settings.prune_interval, partial(_prune, settings, name)
+            yield Task(name=f"prune {runs.name}", one_pass=prune, every=every, lane="upkeep", parts=PARTS)
+
+
+def _prune(
+    settings: Settings, name: str, connection: Connection, source: Connection, stopping: Callable[[], bool]
+) -> Counts:
+    """Delete what the group of a reconciliation needs no more, and old runs of fleets, which have no group."""
+    from outbox.reconcile.record.requests import TOPIC  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.record.timetable import FLEET  # noqa: PLC0415 - what few workers do
+
+    counts = prune_consumer_once(connection, source, settings, name, TOPIC, stopping=stopping)
+    return counts + prune_runs_once(connection, settings, *FLEET, stopping=stopping)
+
+
+def _follow(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
     from outbox.reconcile.duty.following import followings  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.duty.repairs import Repairs  # noqa: PLC0415 - what few workers do
 
-    repairing: list[Any] = []
-    for reconciler in reconcilers(at.outbox, at.stopping):
-        # A lane of its own: a job may take long, and nothing must wait for it.
-        yield _task(reconciler, "reconcile")
-        if isinstance(reconciler, JobReconciler):
-            repairing.append(reconciler)
-        elif "prune" in at.roles:
-            ((topic, group),) = reconciler.pairs
-            one_pass = alone(prune_runs_once, at.settings, group, topic)
-            every, name = at.settings.prune_interval, f"prune {reconciler.name}"
-            yield Task(name=name, one_pass=one_pass, every=every, lane="upkeep", parts=("consumer",))
+    having: list[Any] = [each for each in reconcilers(at.outbox, at.stopping) if isinstance(each, JobReconciler)]
     for following in followings(at.outbox, at.stopping):
         at.at_end(following.end)
+        compares = following.declared.name, following.pairs
         # Nothing that takes long must keep it.
-        yield _task(following, None)
-        repairing.append(following)
-    if repairing:
-        repairs = Repairs(repairing, at.settings.schema)
+        yield Task(
+            name=following.name, one_pass=whole(following), every=following.wait, parts=("consumer",), compares=compares
+        )
+        having.append(following)
+    if having:
+        repairs = Repairs(having, at.settings.schema)
         yield Task(name="repair", one_pass=repairs, every=at.settings.idle_wait, parts=("consumer",))
 
 
-def _task(work: Any, lane: str | None) -> Task:
-    how: Any = {"lane": lane, "parts": ("consumer",), "compares": (work.declared.name, work.pairs)}
-    return Task(name=work.name, one_pass=whole(work), every=work.wait, **how)
-
-
 DUTIES = (
+    # The messages are consumed as any: that takes the rights to consume, and those to reconcile.
+    Duty(
+        "runs",
+        "Sends and handles the messages by which reconciliations are run.",
+        """
+        producer: worker
+        SELECT(id) INSERT ON half_message
+        INSERT ON op_message
+        USAGE ON op_sequence
+        consumer: reconciler
+        SELECT INSERT UPDATE ON reconciliation_run
+        """,
+        role="reconcile",
+        tasks=_run,
+        functions="reconciliations",
+    ),
     Duty(
         "reconcile",
         "Compares both sides by a timetable or without an end, and repairs what operators order.",
@@ -55,11 +98,10 @@ DUTIES = (
         INSERT UPDATE ON reconciliation_run
         SELECT INSERT UPDATE ON reconciliation_finding reconciliation_mark
         SELECT ON consumer_start consumer_passage reread_message
-        SELECT UPDATE ON reconciliation_order
         SELECT INSERT DELETE ON reconciliation_settled
         """,
         role="reconcile",
-        tasks=_tasks,
+        tasks=_follow,
         functions="reconciliations",
     ),
 )

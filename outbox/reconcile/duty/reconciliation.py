@@ -1,10 +1,16 @@
-"""The reconciliation as a duty: the first worker that finds it due runs it, once for all workers.
+"""The reconciliation as a duty: its runs are messages, handled outside of transactions.
 
-No transaction or lock is held while it runs. The record keeps the other workers off: under a transaction-level lock a
-worker makes sure that no run has begun since the reconciliation was due, and writes that one begins.
+Each message requests one run (`outbox.reconcile.record.requests`).
 
-When it is due follows from its timetable, from how the last run ended, and from the database's clock
-(`outbox.reconcile.record.timetable`).
+When the next run is due follows from the timetable, from how the last run ended, and from the database's clock
+(`outbox.reconcile.record.timetable`). So each worker can send its message at any time, and all send the same one:
+between two runs there is one, and a timetable that has changed makes another one. The worker that gets a message looks
+once more whether a run is due: one that isn't, since the timetable has changed or another message came first, is passed
+over.
+
+No transaction or lock is held while it runs. The lease of the queue keeps the other workers off, and the messages of a
+reconciliation come one after the other, since they have one key. A worker that dies leaves its message to the next one
+when the lease ends; one that stops gives an ordered run to another worker, by a message of its own.
 """
 
 from __future__ import annotations
@@ -13,21 +19,22 @@ import datetime as dt
 import importlib
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
 
-from outbox.database.execute import execute, lock_key
-from outbox.database.sql import try_lock
+from outbox.database.execute import Template, execute
+from outbox.database.sql import wait_at_most
 from outbox.errors import InvalidSettings, pip_install
 from outbox.message.answer import finished
+from outbox.message.ids import derived_id
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values, job_of, merged, own_access, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
-from outbox.reconcile.record.orders import give_back, take
+from outbox.reconcile.record.requests import RunRequest
 from outbox.reconcile.record.timetable import FLEET, LastRun, Timetable, last_scheduled
 from outbox.telemetry.events import (
     ReconciliationFailed,
@@ -46,11 +53,22 @@ if TYPE_CHECKING:
     from outbox.reconcile.record.write import Recorded, RunIds
     from outbox.reconcile.rows import JobResult
 
+#: How many runs a message has begun, and how many of them have no end: their worker has died, or lost the queue.
+begun: Template = Template("""
+SELECT count(*), count(*) FILTER (WHERE finished_at IS NULL) FROM {s}.reconciliation_run WHERE job_id = %(job)s
+""")
+#: End those runs of a message: they are begun anew.
+lose: Template = Template("""
+UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = 'its worker was lost over it; run again'
+ WHERE job_id = %(job)s AND finished_at IS NULL
+""")
+
 logger: logging.Logger = logging.getLogger("outbox.worker")
 
-#: The longest and the shortest time (seconds) between two reads of the record: operators wait for what they order.
-READ_EVERY = 5.0
-_READ_FIRST = 0.1
+#: The pause (seconds) between two looks whether the message of the next run is there.
+SCHEDULE_EVERY = 5.0
+#: How long (seconds) a look waits for a lock.
+_PATIENCE = 3.0
 #: Any time, for a job that is only looked at.
 SOME_TIME = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PAIRS_NAMED = 3
@@ -67,7 +85,8 @@ def reconcilers(outbox: ServedOutbox, stopping: threading.Event) -> list[JobReco
         if declared.fleet is not None:
             found.append(_of_fleet(declared, Path(declared.fleet), outbox, stopping))
         elif declared.follows is False:
-            found += [JobReconciler(declared, values, stopping) for values in values_of(declared, outbox)]
+            own = own_access(outbox)
+            found += [JobReconciler(declared, values, own, stopping) for values in values_of(declared, outbox)]
     return found
 
 
@@ -128,46 +147,75 @@ Work = TypeVar("Work", bound="Recorded")
 
 
 class Reconciler(ABC, Generic[Work]):
-    """The runs of one timetable, with their record in one database; its calls are the passes of a duty.
+    """The runs of one timetable, with their record in the database of the Outbox.
 
-    ``name`` is that of the duty. ``pairs`` are the topics and groups of its runs, ``schema`` is that of their record.
+    ``name`` is that of the duty. ``pairs`` are the topics and groups of its runs, ``own`` is the database.
     """
 
     def __init__(
         self,
         declared: Reconciliation,
+        own: Access,
         stopping: threading.Event,
         *,
         name: str,
         pairs: Sequence[tuple[str, str]],
-        schema: str,
     ) -> None:
         self.declared: Reconciliation = declared
         self.name: str = name
         self.pairs: list[tuple[str, str]] = list(pairs)
-        self.schema: str = schema
+        self._own = own
         self._timetable = Timetable(declared)
         self._progress = _Logged(stopping)
-        self._due_at = time.monotonic()
-        self._key = lock_key("reconcile", schema, declared.name, *self.pairs[0])
+        self._sent: UUID | None = None
 
-    def wait(self) -> float:
-        """Return after how many seconds to read the record again."""
-        return min(max(self._due_at - time.monotonic(), _READ_FIRST), READ_EVERY)
-
-    def __call__(self, connection: Connection, _: Connection) -> Counts:
-        """Run it if it is due, or an operator has ordered it, and no other worker does."""
+    def schedule(self, connection: Connection, _: Connection) -> Counts:
+        """Send the message of the next run, unless it is there."""
         with connection.begin():
-            last = self._last(connection)
-        work = self.work_at(last.now)
-        if self._is_due(last):
-            ids = self._begin(connection, work)
-        else:
-            work, ids = self._take_order(connection, work)
-        if ids is None:
+            execute(connection, wait_at_most(_PATIENCE))
+            return self._send_next(connection)
+
+    def _send_next(self, connection: Connection) -> Counts:
+        last = self._last(connection)
+        # A run that is at work comes first: the next one follows from how it ends.
+        if last.running and self._timetable.due_in(last) > 0:
             return Counts()
-        pairs = len(work.names)
-        return Counts(taken=pairs, done=pairs) if self._run(work, ids) else Counts(taken=pairs, failed=pairs)
+        request, due = RunRequest(self.declared.name, *self.pairs[0]), self._timetable.due_at(last)
+        message_id = request.scheduled_id(last, due)
+        if message_id == self._sent:
+            return Counts()
+        execute(connection, request.send(self._own.settings.schema, message_id, due))
+        self._sent = message_id
+        return Counts(taken=1, done=1)
+
+    def handle(self, message_id: UUID, request: RunRequest) -> None:
+        """Run what a message asks for, unless it was run, or isn't due any more; have the next one sent."""
+        from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
+        from outbox.reconcile.source import connected  # noqa: PLC0415 - an extra
+
+        schema, ordered = self._own.settings.schema, request.by is not None
+        with connected(self._own) as connection:
+            last = self._last(connection)
+            ((number, lost),) = execute(connection, begun(schema, job=message_id))[0]
+            has_ended = number and not lost
+            if has_ended or not (number or ordered or self._timetable.due_in(last) <= 0):
+                return
+            work = self.work_at(last.now)
+            if request.by is not None:
+                work = self._ordered(work, request.by, dry_run=request.dry_run)
+            schedule = None if ordered else self.declared.name
+            ids = RunIds.new(work, schedule, message_id=message_id, ordered_by=request.by)
+            execute(connection, lose(schema, job=message_id), *ids.begin(work))
+        try:
+            self._run(work, ids)
+        except Interrupted:
+            self._tell(ReconciliationInterrupted, "was interrupted, and will be run again")
+            if ordered:
+                with connected(self._own) as connection:
+                    execute(connection, request.send(schema, derived_id(message_id, "again")))
+            return
+        with connected(self._own) as connection:
+            self._send_next(connection)
 
     @abstractmethod
     def work_at(self, now: dt.datetime) -> Work:
@@ -182,69 +230,34 @@ class Reconciler(ABC, Generic[Work]):
         """Run it; return its result."""
 
     @abstractmethod
-    def _tell_of(self, result: Any) -> bool:
-        """Tell what came of it; False if it counts as failed."""
+    def _tell_of(self, result: Any) -> None:
+        """Tell what came of it."""
 
     def _last(self, connection: Connection) -> LastRun:
-        return last_scheduled(connection, self.schema, self.declared.name, self.pairs)
+        return last_scheduled(connection, self._own.settings.schema, self.declared.name, self.pairs)
 
-    def _is_due(self, last: LastRun) -> bool:
-        due_in = self._timetable.due_in(last)
-        self._due_at = time.monotonic() + due_in
-        return due_in <= 0
+    def _run(self, work: Work, ids: RunIds) -> None:
+        """Run it; if it comes to no result, that is in the record, and a line in the log.
 
-    def _begin(self, connection: Connection, work: Work) -> RunIds | None:
-        """Write that a run begins, unless another worker was faster."""
-        from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
-
-        with connection.begin():
-            ((taken, *_),) = execute(connection, try_lock(self._key))[0]
-            # Read again under the lock, by a statement that sees what earlier holders of the lock have committed.
-            if not taken or not self._is_due(self._last(connection)):
-                return None
-            ids = RunIds.new(work, self.declared.name)
-            execute(connection, *ids.begin(work))
-        return ids
-
-    def _take_order(self, connection: Connection, work: Work) -> tuple[Work, RunIds | None]:
-        """Take an order, if there is one, and write that its run begins; the timetable knows nothing of it."""
-        from outbox.reconcile.record.write import RunIds  # noqa: PLC0415 - an extra
-
-        ids, (topic, group) = RunIds.new(work), self.pairs[0]
-        named = {"schedule": self.declared.name, "topic": topic, "group": group, "job": ids.job}
-        with connection.begin():
-            (rows,) = execute(connection, take(self.schema, **named))
-            if not rows:
-                return work, None
-            dry_run, actor = rows[0]
-            ordered = self._ordered(work, actor, dry_run=dry_run)
-            execute(connection, *ids.begin(ordered))
-        return ordered, ids
-
-    def _run(self, work: Work, ids: RunIds) -> bool:
-        """Run it; False if it came to no result, which is in the record, and a line in the log."""
+        Raises:
+            Interrupted: the worker stops.
+        """
         from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
-        from outbox.reconcile.source import connected  # noqa: PLC0415 - an extra
 
         try:
             result = self._carry_out(work, ids)
         except Interrupted:
-            self._tell(ReconciliationInterrupted, "was interrupted, and will be run again")
-            # The worker's own connection may be closed by now.
-            with connected(work.recorder) as own:
-                execute(own, give_back(self.schema, job=ids.job))
-            return False
-        except Exception as error:  # the duty goes on, and the record says when it is due again
+            raise
+        except Exception as error:  # the record says when it is due again
             self._tell(ReconciliationFailed, why_of(error, work))
             logger.debug("%s failed", self.name, exc_info=error)
-            return False
-        is_done = self._tell_of(result)
+            return
+        self._tell_of(result)
         try:
             if self.declared.report is not None:
                 finished("it", self.declared.report(result))
         except Exception as error:  # it is the application's function
             self._tell(ReconciliationReportFailed, f"its report failed: {why_of(error, work)}", error=error)
-        return is_done
 
     def _tell(self, kind: Callable[..., TelemetryEvent], sentence: str, **facts: Any) -> None:
         emit(kind(duty=self.name, reconciliation=self.declared.name, sentence=sentence, **facts))
@@ -253,11 +266,11 @@ class Reconciler(ABC, Generic[Work]):
 class JobReconciler(Reconciler["Job"]):
     """A reconciliation of groups that consume from one database."""
 
-    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
+    def __init__(self, declared: Reconciliation, values: Values, own: Access, stopping: threading.Event) -> None:
         self._declared, self._values = declared, values
         # Refused now rather than at night.
         job = self.work_at(SOME_TIME)
-        super().__init__(declared, stopping, name=name_of(declared, job), pairs=job.names, schema=job.consumer.schema)
+        super().__init__(declared, own, stopping, name=name_of(declared, job), pairs=job.names)
 
     def work_at(self, now: dt.datetime) -> Job:
         """Return the job."""
@@ -274,12 +287,11 @@ class JobReconciler(Reconciler["Job"]):
 
         return reconcile(work, self._progress, ids)
 
-    def _tell_of(self, result: JobResult) -> bool:
+    def _tell_of(self, result: JobResult) -> None:
         from outbox.reconcile.report import verdict  # noqa: PLC0415 - an extra
 
         reached = verdict(result)
         self._tell(ReconciliationFinished, reached.sentence, clean=not (reached.left or reached.measures))
-        return True
 
 
 class FleetReconciler(Reconciler["FleetRun"]):
@@ -287,9 +299,9 @@ class FleetReconciler(Reconciler["FleetRun"]):
 
     def __init__(self, declared: Reconciliation, fleet: Fleet, own: Access, stopping: threading.Event) -> None:
         job = {"actor": f"reconciliation {declared.name}", **fleet.job}
-        self._fleet, self._own = replace(fleet, job=job), own
+        self._fleet = replace(fleet, job=job)
         name = f"reconcile {declared.name}: fleet {declared.fleet}"
-        super().__init__(declared, stopping, name=name, pairs=[FLEET], schema=own.schema)
+        super().__init__(declared, own, stopping, name=name, pairs=[FLEET])
 
     def work_at(self, now: dt.datetime) -> FleetRun:
         """Return the fleet."""
@@ -305,10 +317,9 @@ class FleetReconciler(Reconciler["FleetRun"]):
     def _carry_out(self, work: FleetRun, ids: RunIds) -> FleetResult:
         return work.carry_out(ids, self._progress)
 
-    def _tell_of(self, result: FleetResult) -> bool:
+    def _tell_of(self, result: FleetResult) -> None:
         if result.failed:
             self._tell(ReconciliationFailed, result.sentence)
         else:
             reached = result.verdict
             self._tell(ReconciliationFinished, result.sentence, clean=not (reached.left or reached.measures))
-        return not result.failed

@@ -1,7 +1,8 @@
 """What operators order of reconciliations: that one is run now, and that what a run has found is repaired.
 
-Both are rows in the consumer's database, which a worker takes that has the reconciliation: an order needs neither the
-producer's database nor a library of the extra. A repair is a bulk job, whose items are the findings.
+A run is ordered by a message to the workers that have the reconciliation, in the database that has its record; a repair
+by a bulk job, whose items are the findings. So an order needs neither the producer's database nor a library of the
+extra.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from uuid import UUID
 
 from outbox.acts.changes import MAX_ITEMS, Actor, checked_actor, record_of
 from outbox.acts.whole_acts import RECONCILE, REPAIR
-from outbox.database.execute import Template, execute, query, statement
-from outbox.database.sql import plan_by_index
+from outbox.database.execute import execute, lock_key, query, statement
+from outbox.database.sql import plan_by_index, take_lock
 from outbox.errors import ActRefused, BulkJobTooLarge, InvalidRequest, SelectorChanged
 from outbox.message.model import uuid7
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.databases import Database
 from outbox.operator.model import MAX_IDS, BulkJob
 from outbox.reconcile.job import KINDS, Repair
+from outbox.reconcile.record.requests import TOPIC, RunRequest
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted
 
@@ -107,34 +109,15 @@ class RepairPreview:
 
 # --- statements ------------------------------------------------------------------------------------------------------
 
-_OPEN_ORDERS = """
-SELECT id, schedule, topic, consumer_group, dry_run, requested_by, reason, created_at
-  FROM {s}.reconciliation_order WHERE taken_at IS NULL ORDER BY created_at
+# Those that no worker has begun with; the name of a group is the reconciliation's.
+_OPEN_ORDERS = f"""
+SELECT h.id, h.body, h.born_at
+  FROM {{s}}.half_message h JOIN {{s}}.op_message o ON o.half_id = h.id AND o.resolution = 'commit'
+ WHERE h.topic = '{TOPIC}' AND h.deliver_at IS NULL
+   AND NOT EXISTS (SELECT FROM {{s}}.consumer_message m WHERE m.consumer_group = h.key AND m.message_id = h.id)
+   AND NOT EXISTS (SELECT FROM {{s}}.reconciliation_run r WHERE r.job_id = h.id)
+ ORDER BY h.born_at, h.id
 """
-
-_ORDER = """
-INSERT INTO {s}.reconciliation_order (id, schedule, topic, consumer_group, dry_run, requested_by, reason, origin)
-SELECT %(id)s, %(schedule)s, %(topic)s, %(group)s, %(dry_run)s, %(actor)s, %(reason)s, %(origin)s::jsonb
- WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_order
-                    WHERE taken_at IS NULL AND schedule = %(schedule)s AND topic = %(topic)s
-                      AND consumer_group = %(group)s)
-RETURNING created_at
-"""
-
-#: Take the oldest order of a reconciliation, unless another worker does. Rows: ``(dry_run, requested_by)`` or none.
-take: Template = Template("""
-UPDATE {s}.reconciliation_order
-   SET taken_at = clock_timestamp(), job_id = %(job)s
- WHERE id = (SELECT id FROM {s}.reconciliation_order
-              WHERE taken_at IS NULL AND schedule = %(schedule)s AND topic = %(topic)s AND consumer_group = %(group)s
-              ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING dry_run, requested_by
-""")
-
-#: Leave an order to another worker, since the job that took it was interrupted.
-give_back: Template = Template(
-    "UPDATE {s}.reconciliation_order SET taken_at = NULL, job_id = NULL WHERE job_id = %(job)s"
-)
 
 _FOUND = f"""
     SELECT id, message_id, kind, coalesce(action, 'alert') AS action
@@ -184,11 +167,12 @@ class ReconciliationOrders(Reconciliations):
     """
 
     def orders(self) -> list[RunOrder]:
-        """Return the runs that are ordered, and that no worker has taken yet, the oldest first."""
+        """Return the runs that are ordered, and that no worker has begun yet, the oldest first."""
         found: list[RunOrder] = []
         for database in self.databases.having("consumer"):
-            with database.read_only() as connection:
-                found += [RunOrder(database.name, *row) for row in query(connection, database.schema, _OPEN_ORDERS)]
+            if "producer" in database.parts:
+                with database.read_only() as connection:
+                    found += _open_orders(connection, database)
         return found
 
     def run_now(
@@ -207,16 +191,23 @@ class ReconciliationOrders(Reconciliations):
         chosen = self._declared(schedule, database, topic, group)
         if chosen.follows is not None:
             raise ActRefused(f"reconciliation {schedule!r} follows the log without an end: there is no run to order")
-        (first, *_), home, order_id = chosen.pairs, self.databases[chosen.database], uuid7()
-        values = {"id": order_id, "schedule": schedule, "topic": first[0], "group": first[1], "dry_run": dry_run}
-        values |= {"actor": actor.name, "reason": why.strip(), "origin": _json(actor.origin)}
+        home, order_id = self.databases[chosen.database], uuid7()
+        if "producer" not in home.parts:
+            raise ActRefused(
+                f"database {home.name!r} has only the consumer's tables, and a run is ordered by a message of topic "
+                f"{TOPIC}: make the producer's tables there too, by outbox db upgrade"
+            )
+        request = RunRequest(schedule, *chosen.pairs[0], actor.name, why.strip(), dry_run)
         recorded = {"order": str(order_id), "dry_run": dry_run}
         with home.acting() as connection:
-            rows = query(connection, home.schema, _ORDER, **values)
-            if not rows:
+            execute(connection, take_lock(lock_key("reconcile", home.schema, schedule)))
+            waiting = [each for each in _open_orders(connection, home) if each.schedule == schedule]
+            if any((each.topic, each.group) == request.pair for each in waiting):
                 raise ActRefused(f"reconciliation {schedule!r} is ordered already, and waits for a worker")
+            execute(connection, request.send(home.schema, order_id))
             execute(connection, record_of(home.schema, RECONCILE.name, actor, why, schedule, recorded))
-        return RunOrder(home.name, order_id, schedule, *first, dry_run, actor.name, why.strip(), rows[0][0])
+            (order,) = (each for each in _open_orders(connection, home) if each.id == order_id)
+        return order
 
     def preview_repair(
         self, run_id: UUID, kind: str | None = None, messages: tuple[UUID, ...] | None = None, repair: str | None = None
@@ -317,6 +308,15 @@ class ReconciliationOrders(Reconciliations):
         with database.read_only() as connection:
             having = self._schedules_in(connection, database)
         return sorted({worker for each in having if (run.topic, run.group) in each.pairs for worker in each.workers})
+
+
+def _open_orders(connection: Connection, database: Database) -> list[RunOrder]:
+    found = []
+    for order_id, body, born_at in query(connection, database.schema, _OPEN_ORDERS):
+        request = RunRequest.of(json.loads(bytes(body)))
+        named = request.schedule, *request.pair, request.dry_run, request.by or "", request.why
+        found.append(RunOrder(database.name, order_id, *named, born_at))
+    return found
 
 
 def described(run: Run, selection: RepairSelection, number: int) -> str:

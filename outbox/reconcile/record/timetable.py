@@ -89,15 +89,18 @@ class Timetable:
 
     def due_in(self, last: LastRun) -> float:
         """Return in how many seconds it is due; 0 or less if it is."""
+        return (self.due_at(last) - last.now).total_seconds()
+
+    def due_at(self, last: LastRun) -> dt.datetime:
+        """Return when it is due; while a run is at work, when that would count as lost."""
         if last.began is None or last.heard_of is None:
-            return 0.0
+            return last.now
         if last.running or last.ended is None:
-            due = last.heard_of + dt.timedelta(seconds=LOST_AFTER)
-        else:
-            due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
-            if self._trigger is not None:
-                following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
-                due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
-            if last.failed:
-                due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
-        return (due - last.now).total_seconds()
+            return last.heard_of + dt.timedelta(seconds=LOST_AFTER)
+        due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
+        if self._trigger is not None:
+            following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
+            due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
+        if last.failed:
+            due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
+        return due

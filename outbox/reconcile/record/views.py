@@ -229,8 +229,7 @@ SELECT id, job_id, topic, consumer_group, state, window_start, window_end, start
             SELECT count(*) FROM (SELECT FROM {{s}}.reconciliation_finding f
                                    WHERE f.run_id = r.id AND {settled} IS NOT TRUE LIMIT {most_left}) f)) END,
        {measures}::text,
-       nullif(plan - {hidden}, jsonb_build_object())::text, error, schedule,
-       (SELECT o.requested_by FROM {{s}}.reconciliation_order o WHERE o.job_id = r.job_id LIMIT 1)
+       nullif(plan - {hidden}, jsonb_build_object())::text, error, schedule, ordered_by
   FROM (SELECT r.*, {heard_of} AS heard_of, d.differences,
                CASE WHEN r.finished_at IS NULL AND {heard_of} < clock_timestamp() - make_interval(secs => {lost})
                     THEN 'unended'
@@ -260,10 +259,14 @@ _RUNS = Query(f"""{_LISTED}
 
 _RUN = Query(f"{_WHOLE}\n WHERE id = %(id)s")
 
+# One that was lost, and begun again, has several runs of a pair.
 _NEWEST_JOB = Query(f"""{_LISTED}
- WHERE job_id = (SELECT job_id FROM {{s}}.reconciliation_run WHERE schedule = %(schedule)s
-                    AND (topic, consumer_group) = ANY (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
-                  ORDER BY started_at DESC LIMIT 1)
+ WHERE id IN (
+    SELECT DISTINCT ON (topic, consumer_group) id FROM {{s}}.reconciliation_run
+     WHERE job_id = (SELECT job_id FROM {{s}}.reconciliation_run WHERE schedule = %(schedule)s
+                        AND (topic, consumer_group) = ANY (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))
+                      ORDER BY started_at DESC LIMIT 1)
+     ORDER BY topic, consumer_group, started_at DESC)
  ORDER BY topic, consumer_group
 """)
 

@@ -26,8 +26,9 @@ _BATCH = 2_000
 _KEYS = 100
 
 _BEGIN = """
-INSERT INTO {s}.reconciliation_run (id, job_id, topic, consumer_group, window_start, window_end, schedule)
-VALUES (%(id)s, %(job)s, %(topic)s, %(group)s, %(since)s::timestamptz, %(until)s::timestamptz, %(schedule)s)
+INSERT INTO {s}.reconciliation_run (id, job_id, topic, consumer_group, window_start, window_end, schedule, ordered_by)
+VALUES (%(id)s, %(job)s, %(topic)s, %(group)s, %(since)s::timestamptz, %(until)s::timestamptz, %(schedule)s,
+        %(ordered_by)s)
 ON CONFLICT (id) DO NOTHING
 """
 
@@ -96,20 +97,32 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """What a job is called in the record, and its runs, one for each pair; ``schedule`` is that which began it."""
+    """What a job is called in the record, and its runs, one for each pair.
+
+    ``schedule`` is that which began it, ``ordered_by`` the operator. A job that a message asks for is called as that.
+    """
 
     job: UUID
     runs: tuple[UUID, ...]
     schedule: str | None = None
+    ordered_by: str | None = None
 
     @classmethod
-    def new(cls, job: Recorded, schedule: str | None = None) -> RunIds:
-        """Return new ones for a job."""
-        return cls(uuid7(), tuple(uuid7() for _ in job.names), schedule)
+    def new(
+        cls,
+        job: Recorded,
+        schedule: str | None = None,
+        *,
+        message_id: UUID | None = None,
+        ordered_by: str | None = None,
+    ) -> RunIds:
+        """Return new ones for a job; ``message_id`` is that of the message that asks for it."""
+        return cls(message_id or uuid7(), tuple(uuid7() for _ in job.names), schedule, ordered_by)
 
     def begin(self, job: Recorded) -> list[Statement]:
         """Return what writes that the pairs are being compared, where it isn't written: without an end, it died."""
-        known = {"job": self.job, "since": job.window.since, "until": job.window.until, "schedule": self.schedule}
+        known: dict[str, object] = {"job": self.job, "since": job.window.since, "until": job.window.until}
+        known |= {"schedule": self.schedule, "ordered_by": self.ordered_by}
         return [
             statement(job.recorder.schema, _BEGIN, {**known, "id": run_id, "topic": topic, "group": group})
             for run_id, (topic, group) in zip(self.runs, job.names, strict=True)

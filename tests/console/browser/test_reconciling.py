@@ -39,7 +39,7 @@ def audited(fresh_engine: Callable[[], Engine]) -> Iterator[Town]:
         }  # fmt: skip
         job = {"window": {"grace": 0.0}, "pair": [{"topic": "transfer", "group": CREDIT}], "measure": [sums]}
         town.bank_b.reconciliation("daily", every=dt.timedelta(days=1), job=job)
-        with town.at_work(), Worker(town.bank_b, roles=["reconcile"]):
+        with town.at_work(), Worker(town.bank_b, roles=["dispatch", "release", "reconcile"]):
             wait_until(lambda: _count(town, _ENDED) >= 1, "the first run")
             wait_until(lambda: _count(town, _REPORTED) >= 1, "the worker reports")
             yield town
