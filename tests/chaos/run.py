@@ -300,7 +300,8 @@ class Chaos:
             with self._banks.a.connect() as a, self._banks.b.connect() as b:
                 ((halves, undecided, debited),) = a.execute(_UNSETTLED)
                 rolled_back, jobs = a.scalar(_ROLLED_BACK) or 0, a.scalar(_OPEN_JOBS) or 0
-                settled = rolled_back + (b.scalar(_SETTLED) or 0)
+                # Bank A has a group of its own: that of on_delivered, which its notices tell.
+                settled = rolled_back + (a.scalar(_SETTLED) or 0) + (b.scalar(_SETTLED) or 0)
                 return halves - settled + undecided + debited + jobs, settled
         except DBAPIError:
             return None

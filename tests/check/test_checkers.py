@@ -80,7 +80,8 @@ def change(session: Session) -> None:
 def give(given: Any) -> Any:
     """Return or raise what an answer is made of."""
     if isinstance(given, BaseException):
-        raise given
+        # What was raised before has a traceback of before, too.
+        raise given.with_traceback(None)
     return given() if given is coroutine else given
 
 

@@ -52,7 +52,7 @@ BY_HAND = {
     "acts/whole_acts.py: done refused": "what an operator answers",
     "acts/changes.py: committed scheduled": "the declaration itself",
     "acts/changes.py: rolled_back undecided": "the declaration itself",
-    "reconcile/tables/declare.py: recalled rolled_back": "the declaration itself",
+    "reconcile/tables.py: recalled rolled_back": "the declaration itself",
     "reconcile/repair.py: consumed quarantined": "what a repair writes",
 }
 _LIST = re.compile(r"(?:IN|<@|&&)\s*\(?\s*((?:'\w+'\s*,\s*)+'\w+'|'\{[\w,]+\}')")

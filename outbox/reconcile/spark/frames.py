@@ -112,11 +112,11 @@ class SparkEngine(ExitStack):
         """
         if not tasks:
             return
-        opened, sides = self.session, (comparison.producer, comparison.consumer)
-        for side in sides:
+        opened, both = self.session, (comparison.producer, comparison.consumer)
+        for side in both:
             if isinstance(side, PostgresSide):
                 refuse_loopback(opened.master, side.access.resolved().url)
-        partitions, lakes = len(tasks), [side for side in sides if isinstance(side, LakeSide)]
+        partitions, lakes = len(tasks), [side for side in both if isinstance(side, LakeSide)]
         if opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
         with translating([secret for side in lakes for secret in side.secrets]):
