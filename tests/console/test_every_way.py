@@ -214,12 +214,16 @@ def _text(value: Any) -> str:
 
 @pytest.fixture(scope="module")
 def full(ways: Ways) -> Ways:
-    """A desk with a message in each state, a bulk job, and what operators did."""
+    """A desk with a message in each state, bulk jobs, and what operators did: each filter leaves something out."""
     for state in HALF_STATES:
         ways.desk.half(state)
     for state in INBOX_STATES:
         ways.desk.inbox(state)
-    ways.desk.act("resend", ways.desk.half("dispatched"))
+    sent = ways.desk.half("dispatched")
+    ways.desk.act("resend", sent)
+    ways.desk.half("undecided", topic="orders")
+    ways.desk.inbox("failed", group="bank-c")
+    ways.desk.operator.cancel(ways.desk.start("resend", sent).id, by="bob", why=WHY)
     ways.desk.run("INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)"
                   " VALUES (:group, 'transfers', 0, 0, 0)", group=GROUP)  # fmt: skip
     with ways.desk.engine.begin() as connection:

@@ -136,7 +136,7 @@ def test_a_task_that_breaks_is_told_in_one_line(engine: SparkEngine, night: Nigh
     assert str(caught.value).startswith("a task failed on Spark: AttributeError: 'NoneType'")
     assert "\n" not in str(caught.value)
     (note,) = caught.value.__notes__
-    assert "judge.py" in note
+    assert "rows.py" in note
     assert "java" not in note
 
 
