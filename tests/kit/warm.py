@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-#: What is imported before the first fork.
+#: What is imported before the first fork, if it is installed: the oldest libraries are tried without some of these.
 _IMPORTED = (
     "alembic.command",
     "django.contrib.admin",
@@ -191,7 +191,8 @@ def _run(arguments: list[str]) -> None:
 
 def _serve(folder: str) -> None:
     for name in _IMPORTED:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     # A run that is interrupted ends its programs by itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
