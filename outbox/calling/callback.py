@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,11 +16,10 @@ from outbox.message.notice import PARKED, notice_group, original_of, parked_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Callback(CalledFunction):
+class Callback(CalledFunction, ABC):
     """A function that learns facts about messages of a topic: ``function(fact, session)``, in the group of `group`.
 
-    ``app`` is the group of the `Outbox` that declares it. A class below says in ``internal`` by which internal topic it
-    learns them, and in `fact` what it gets.
+    ``app`` is the group of its `Outbox`. A class below says by which ``internal`` topic it learns, and what it gets.
     """
 
     kind: ClassVar[CalledKind] = CALLBACK
@@ -31,9 +31,9 @@ class Callback(CalledFunction):
         """The group that handles its notices, whose name is also their tag."""
         return notice_group(self.app, self.topic)
 
+    @abstractmethod
     def fact(self, notice: Message, facts: Mapping[str, Any]) -> Any:
         """Return what the function is called with."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

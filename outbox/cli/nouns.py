@@ -1,4 +1,4 @@
-"""The command groups of what is no message: groups, topics, sagas, bulk jobs, and the audit of all acts."""
+"""The command groups beside those of messages: groups, topics, sagas, bulk jobs, and the audit of all acts."""
 
 from __future__ import annotations
 

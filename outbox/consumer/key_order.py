@@ -35,7 +35,6 @@ from outbox.consumer.sql import (
     of_earlier_passage,
 )
 from outbox.consumer.subscription import EVERYTHING, to_entry
-from outbox.database.at_commit import at_commit
 from outbox.database.execute import Row, Statement, Template, execute, read_source
 from outbox.database.session import begin
 from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
@@ -184,11 +183,11 @@ def release(connection: Connection, source: Connection, subscription: Subscripti
 def _write_notices(
     connection: Connection, source: Connection, subscription: Subscription, schema: str, parked: Sequence[Row]
 ) -> None:
-    """Tell the callback that these messages are parked."""
-    bodies = read_source(source, *(message_by_id(schema, id=row[0], **EVERYTHING) for row in parked))
-    for (message_id, queue, _, reason), found in zip(parked, bodies, strict=True):
+    """Tell the callback that these messages are parked; a sequence may be long, so a body at a time."""
+    for message_id, queue, _, reason in parked:
+        (found,) = read_source(source, message_by_id(schema, id=message_id, **EVERYTHING))
         message = to_entry(found[0], subscription, queue).message if found else None
-        at_commit(connection, *tell_parked(schema, subscription, message_id, message, reason, 0))
+        execute(connection, *tell_parked(schema, subscription, message_id, message, reason, 0))
 
 
 def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> list[Statement]:

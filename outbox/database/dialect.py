@@ -112,7 +112,7 @@ def _for_psycopg2(sql: str) -> str:
 
 
 class _Array(list[Any]):
-    """A list that psycopg2 binds as an array, whatever the application has it do with lists."""
+    """A list that psycopg2 binds as an array, also where the application has it do something else with lists."""
 
 
 @cache
@@ -170,7 +170,7 @@ def parsed_url(text: str | URL, what: str = "the URL of a database", error: type
 
 
 def command(url: URL, verb: str, parts: tuple[str, ...], schema: str) -> str:
-    """Return the command that mends the tables; it has psycopg 3, whatever the application uses, and no password."""
+    """Return the command that mends the tables; it has psycopg 3, also for other drivers, and no password."""
     shown = url_of(url).render_as_string(hide_password=True)
     which = "".join(f" --part {part}" for part in parts)
     where = "" if schema == "outbox" else f" --schema {schema}"

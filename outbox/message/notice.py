@@ -18,13 +18,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
-from outbox.message.content import (
-    INTERNAL_PREFIX,
-    MAX_GROUP,
-    NOTICE_HEADER,
-    OPTION_HEADERS,
-    Codecs,
-)
+from outbox.message.content import INTERNAL_PREFIX, MAX_GROUP, NOTICE_HEADER, OPTION_HEADERS, Codecs
 from outbox.message.model import Message, Orphan
 
 #: The internal topic of what a producer has learnt of its messages.

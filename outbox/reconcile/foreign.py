@@ -1,8 +1,8 @@
-"""Tables that aren't ours: rows as the judge has them, whatever source they are of; and one of PostgreSQL's as a side.
+"""Tables that aren't ours: rows as the judge has them, from a source of any kind; and one of PostgreSQL's as a side.
 
 The columns of such a side are looked up, and its rows checked, first. The user chooses table, query and columns, so the
 statements are put together here: names are quoted, values bound, and a query is a subquery. What reads them is in a
-transaction that is read only. Both sides are digested by what reads their rows, whatever they are, in the same buckets.
+transaction that is read only. Both sides are digested by what reads their rows, in the same buckets.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ _TEXT = re.compile(r"text/.+|application/(.+\+)?(json|xml)|application/x-www-for
 class Body:
     """The body of a message as it may be shown.
 
-    ``text`` is None for what is no text, or hidden; ``masked`` names the paths whose values were masked; ``truncated``
-    tells that there is more. ``size`` is None where something of it is masked or hidden, whose length it would tell.
-    A body of over 1 MiB is opened only to be revealed.
+    ``text`` is None for a hidden body, or a binary one; ``masked`` names the paths whose values were masked;
+    ``truncated`` tells that there is more. ``size`` is None where something of it is masked or hidden, whose length it
+    would tell. A body of over 1 MiB is opened only to be revealed.
     """
 
     content_type: str

@@ -478,7 +478,7 @@ class Sessions:
         if part not in self._open:
             access = self.job.databases[part]
             with reaching(access):
-                # READ COMMITTED, whatever the server's default: outside of a snapshot a statement sees what is there.
+                # READ COMMITTED, against the server's default: outside of a snapshot a statement sees what is there.
                 self._open[part] = engine_of(access).connect().execution_options(isolation_level="READ COMMITTED")
         return self._open[part]
 
