@@ -80,6 +80,9 @@ class Holder(Protocol):
         """Raise because of a call that would end the transaction, or has ended it."""
 
 
+#: Where a driver's connection has the holder that keeps its transaction open, and that SQLAlchemy may roll it back.
+HELD_BY, ROLLS_BACK = "outbox_hold", "outbox_rolls_back"
+
 #: Gives up the items to be written at the commit of the connection.
 Source = Callable[[Connection], list[Item]]
 
@@ -220,12 +223,17 @@ def savepoint(connection: Connection) -> Iterator[None]:
             write_now(connection)
 
 
-def keep_open(connection: Connection, holder: Holder) -> RootTransaction | None:
-    """Have a holder asked about the end of a connection's transaction; None if there is none, or it has a holder."""
+def keep_open(connection: Connection, holder: Holder, *, statements: bool) -> RootTransaction | None:
+    """Have a holder asked about the end of a connection's transaction; None if there is none, or it has a holder.
+
+    ``statements``: it hears of each statement.
+    """
     _listen(connection)
     transaction = connection.get_transaction()
     if transaction is None or transaction in _held:
         return None
+    if statements:
+        _listen_to_statements(connection.engine)
     _held[transaction] = holder
     return transaction
 
@@ -288,7 +296,6 @@ def hook(engine: Engine) -> None:
         # An engine that is made of another one has its listeners, which that may be calling now, in another thread.
         if _on_commit not in engine.dispatch.commit:
             had_events = engine._has_events
-            event.listen(engine, "before_cursor_execute", _before_execute)
             event.listen(engine, "commit_twophase", _on_commit_twophase)
             event.listen(engine, "prepare_twophase", _on_prepare_twophase)
             event.listen(engine, "rollback", _on_rollback)
@@ -297,6 +304,13 @@ def hook(engine: Engine) -> None:
             event.listen(engine, "commit", _on_commit)
             engine._has_events = had_events
         _hooked.add(engine)
+
+
+def _listen_to_statements(engine: Engine) -> None:
+    if _before_execute not in engine.dispatch.before_cursor_execute:
+        had_events = engine._has_events
+        event.listen(engine, "before_cursor_execute", _before_execute)
+        engine._has_events = had_events
 
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
@@ -345,7 +359,9 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
 def _let_roll_back(connection: Connection) -> bool:
     """Let SQLAlchemy roll a transaction back that is held open; tell whether the connection is there to do so."""
     if is_there := not is_lost(connection):
-        getattr(driver_of(connection), "__dict__", {}).pop("rollback", None)
+        own = getattr(driver_of(connection), "__dict__", {})
+        if HELD_BY in own:
+            own[ROLLS_BACK] = True
     return is_there
 
 

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from sqlalchemy.exc import InvalidRequestError
 
 from outbox.database.at_commit import (
+    HELD_BY,
     HOLD,
+    ROLLS_BACK,
     can_begin_ahead,
     commit_and_begin,
     keep_open,
@@ -147,8 +149,9 @@ class JoinedSession:
         self._cursors: list[Any] = []
         self._in_pipeline = False
         engine = connection.info.get(OUTBOX_ENGINE, connection.engine)
-        self._running = RunningTransaction(engine, is_async, self.open, connection)
-        self._token: Token[Any] = _running.set(self._running)
+        running = RunningTransaction(engine, is_async, self.open, connection)
+        self._sent = running.sent  # not what has it: that knows this one, and each message would leave a circle
+        self._token: Token[Any] = _running.set(running)
         self._handled: Token[Any] = HANDLED.set(None)
         self._left: list[str] = connection.info.setdefault(_LEFT, [])
         if self._left:  # by a function that failed: not all of it was rolled back
@@ -190,7 +193,7 @@ class JoinedSession:
         """
         HANDLED.set(argument)
         self._hold.function = function
-        self._running.sent.clear()
+        self._sent.clear()
         try:
             result = function(argument, self.open() if self._kind is CarrierKind.SESSION else self._other())
             answer = wait_for(result) if self._is_async else result
@@ -430,8 +433,11 @@ class Hold:
 
     def add(self, connection: Connection) -> None:
         """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
-        if (transaction := keep_open(connection, self)) is not None:
-            self._taken.append((connection, transaction, hold_open(driver_of(connection), self)))
+        driver = driver_of(connection)
+        # psycopg's cursors tell of SQLAlchemy's statements, too; it need not tell of them once more for each message.
+        is_heard = self.left is not None and hasattr(driver, "pgconn")
+        if (transaction := keep_open(connection, self, statements=not is_heard)) is not None:
+            self._taken.append((connection, transaction, hold_open(driver, self)))
 
     def release(self) -> None:
         """Let the transactions be ended again."""
@@ -575,6 +581,9 @@ def tidying(left: Sequence[str]) -> str:
     return _TIDY_UP.replace("{own}", f"{{{own}}}").replace("{discard}", discard)
 
 
+_NO_EFFECTS: tuple[str | None, bool] = None, False
+
+
 def effects_of(sql: str) -> tuple[str | None, bool]:
     """Return the command in statements that ends the transaction, and whether they leave something in the session."""
     return (_effects if len(sql) < _LONG else _effects.__wrapped__)(sql)
@@ -588,45 +597,62 @@ def _effects(sql: str) -> tuple[str | None, bool]:
     # Calls also in texts, which may be the code of a block; and without them, which may look like the end of a call.
     called = _LEAVES_BY_CALL.search(sql) or _LEAVES_BY_CALL.search(code)
     leaves = _LEAVES.search(code) or called or _TEMPORARY.search(sql)
-    return ending, leaves is not None
+    return (ending, leaves is not None) if ending or leaves else _NO_EFFECTS
 
 
 def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
     """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
 
-    That is a call of its methods, or a statement of a cursor that is made meanwhile.
+    That is a call of its methods, or a statement of a cursor that is made meanwhile. The connection is of another class
+    for so long: each handled message begins and ends this.
     """
     if not hasattr(driver, "pgconn"):
         return lambda: None
-
-    def transaction(*args: Any, **options: Any) -> Any:
-        # On a connection that has yet to begin one, it would be no savepoint.
-        begun = in_transaction(driver)
-        return type(driver).transaction(driver, *args, **options) if begun else hold.refuse("transaction()")
-
-    def refused(call: str, *_: Any) -> NoReturn:
-        hold.refuse(f"{call} of the driver's connection")
-
-    held = {
-        "commit": partial(refused, "commit()"),
-        "rollback": partial(refused, "rollback()"),
-        "set_autocommit": partial(refused, "set_autocommit()"),
-        "_set_autocommit": partial(refused, "autocommit"),
-        "transaction": transaction,
-        "cursor_factory": refusing(driver.cursor_factory),
-        "row_factory": driver.row_factory,
-        "outbox_hold": hold,
-    }
     own = vars(driver)
-    before = {name: own[name] for name in held if name in own}
-    own.update(held)
+    kind: Any = type(driver)
+    outer, cursors, rows = own.get(HELD_BY), driver.cursor_factory, driver.row_factory
+    if outer is None:
+        driver.__class__ = _held_kind(kind)
+    own[HELD_BY], driver.cursor_factory = hold, refusing(cursors)
 
     def let() -> None:
-        for name in held:
-            own.pop(name, None)
-        own.update(before)
+        driver.cursor_factory, driver.row_factory = cursors, rows
+        if outer is None:
+            driver.__class__ = kind
+            del own[HELD_BY]
+            own.pop(ROLLS_BACK, None)
+        else:
+            own[HELD_BY] = outer
 
     return let
+
+
+@cache
+def _held_kind(kind: type) -> type:
+    """Return the class of connections whose methods refuse to end the transaction."""
+    plain: Any = kind
+
+    def refused(call: str) -> Callable[..., NoReturn]:
+        return lambda driver, *_: vars(driver)[HELD_BY].refuse(f"{call} of the driver's connection")
+
+    refuse_rollback = refused("rollback()")
+
+    def rollback(driver: Any) -> Any:
+        return (plain.rollback if ROLLS_BACK in vars(driver) else refuse_rollback)(driver)
+
+    def transaction(driver: Any, *args: Any, **options: Any) -> Any:
+        # On a connection that has yet to begin one, it would be no savepoint.
+        begun = in_transaction(driver)
+        return plain.transaction(driver, *args, **options) if begun else vars(driver)[HELD_BY].refuse("transaction()")
+
+    methods: dict[str, Any] = {
+        "commit": refused("commit()"),
+        "rollback": rollback,
+        "set_autocommit": refused("set_autocommit()"),
+        "_set_autocommit": refused("autocommit"),
+        "transaction": transaction,
+    }
+    return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
 
 
 @cache
@@ -637,7 +663,10 @@ def refusing(kind: type) -> type:
         plain = getattr(kind, name)
 
         def run(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
-            hold: Hold | None = getattr(cursor.connection, "outbox_hold", None)
+            # Almost all statements: it is to cost them next to nothing.
+            if query.__class__ is str and len(query) < _LONG and _effects(query) is _NO_EFFECTS:
+                return plain(cursor, query, *args, **options)
+            hold: Hold | None = getattr(cursor.connection, HELD_BY, None)
             if hold is None or query is _NOTE:
                 return plain(cursor, query, *args, **options)
             sql = _text_of(query, cursor)

@@ -1,0 +1,104 @@
+"""What a message passes through leaves no circle of objects: a collector would have to find each, for every message."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session
+
+from outbox import Message
+from tests.kit.bench import Bench, record
+
+MESSAGES = 20
+
+
+def by_cursor(message: Message, cursor: psycopg.Cursor[Any]) -> None:
+    """Write into the ledger."""
+    cursor.execute("INSERT INTO ledger (message_id) VALUES (%s)", (message.id,))
+
+
+def by_connection(message: Message, connection: Connection) -> None:
+    """Write into the ledger."""
+    connection.exec_driver_sql("INSERT INTO ledger (message_id) VALUES (%s)", (message.id,))
+
+
+def outside(message: Message) -> None:
+    """Do nothing, outside of a transaction."""
+
+
+def all_at_once(messages: list[Message], session: Session) -> None:
+    """Write a list into the ledger."""
+    for message in messages:
+        record(message, session)
+
+
+def circles(work: Callable[[], object]) -> Counter[str]:
+    """Return how many objects of each type only a collector could take away after some work, done once before."""
+    work()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        work()
+        gc.collect()
+        return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("handler", "options"),
+    [
+        (record, {}),
+        (record, {"batch": 10}),
+        (by_cursor, {}),
+        (by_cursor, {"batch": 10, "pipeline": True}),
+        (by_connection, {}),
+        (all_at_once, {"batch": 10, "takes_batch": True}),
+        (outside, {"transactional": False}),
+        (record, {"ordered": "key"}),
+    ],
+)
+def test_a_handled_message_leaves_no_circle(bench: Bench, handler: Any, options: dict[str, Any]) -> None:
+    """Fewer than one for each message: a pass may leave some."""
+    consumer = bench.declare(handler, **options)
+
+    def work() -> None:
+        bench.send(*range(MESSAGES))
+        bench.consume(consumer)
+
+    found = circles(work)
+    assert not {kind: each for kind, each in found.items() if each >= MESSAGES}
+
+
+def test_a_sent_message_leaves_no_circle(bench: Bench) -> None:
+    """By a session, a connection, and each decorator."""
+    app = bench.app
+
+    @app.transactional(topic="t")
+    def order(session: Session, number: int) -> int:
+        return number
+
+    @app.two_phase(topic="t")
+    def pay(session: Session, number: int) -> None:
+        session.execute(text("SELECT 1"))
+
+    def work() -> None:
+        for number in range(MESSAGES):
+            with Session(bench.producer) as session, session.begin():
+                app.send(session, "t", number)
+            with bench.producer.begin() as connection:
+                app.send(connection, "t", number)
+            order(number)
+            pay(number)
+
+    found = circles(work)
+    assert not {kind: each for kind, each in found.items() if each >= MESSAGES}
