@@ -19,6 +19,7 @@ from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
 from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
+from outbox.reconcile import run as reconciling
 from outbox.reconcile.duty.reconciliation import JobReconciler
 from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
@@ -30,6 +31,7 @@ from tests.kit.runs import take_turn
 from tests.worker.conftest import Bench
 from tests.worker.test_reconcile import MISSING, NOW, ROLES, RUNS, age, declare, look, only
 
+LEASES_OVER = "UPDATE outbox.bulk_item SET next_attempt_at = clock_timestamp()"
 OTTO = Actor("otto", {"via": "console"})
 
 
@@ -277,24 +279,75 @@ def test_a_repair_needs_a_reason_and_the_number_that_was_shown(bench: Bench, rec
 
 
 def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconciler) -> None:
-    """What it was at is taken up by another one at once; what it had done isn't done again."""
+    """When the lease of its items is over, another one takes them up; what it had done isn't done again."""
     lost(bench, 2)
     run = dry_run(bench)
     job = desk(bench).repair(run, by=OTTO, why="lost")
     repairer = repairs_of(reconciler)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk_sql, "settle", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(bulk_sql, "end_lease", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             passed(bench, repairer)
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
-    assert (job_now(bench, job).pending, results(bench, run)) == (2, [None, None])
-    passed(bench, repairer)
+    assert passed(bench, repairer) == 0
+    assert {(item.state, item.outcome, item.attempts) for item in items_of(bench, job)} == {
+        ("pending", "it is being done", 1)
+    }
+    with bench.observer.begin() as connection:
+        connection.execute(text(LEASES_OVER))
+    assert passed(bench, repairer) == 2
+    assert {item.attempts for item in items_of(bench, job)} == {2}
     assert job_now(bench, job).pending == 0
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
 
 
+def test_no_transaction_is_open_while_a_repair_asks_other_databases(bench: Bench, reconciler: JobReconciler) -> None:
+    """The worker's connection is idle for so long, and cancelling leaves alone what is being done."""
+    lost(bench, 2)
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
+    states: list[str] = []
+    cancelled: list[int] = []
+
+    def looked(*args: Any, repair: Any = reconciling.repair_found, **options: Any) -> Any:
+        found = "SELECT state FROM pg_stat_activity WHERE pid = ANY ({}) "
+        states.extend(bench.rows(found.format(f"ARRAY[{worker.info['pid']}]")))
+        databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
+        cancelled.append(BulkJobs(databases).cancel(job.id, by=OTTO, why="no").cancelled)
+        return repair(*args, **options)
+
+    with bench.engine.connect() as worker, pytest.MonkeyPatch.context() as patch:
+        worker.info["pid"] = worker.scalar(text("SELECT pg_backend_pid()"))
+        worker.rollback()
+        patch.setattr(reconciling, "repair_found", looked)
+        assert repairs_of(reconciler)(worker, worker).done == 2
+    assert (states, cancelled) == (["idle"], [0])
+    assert (job_now(bench, job).done, job_now(bench, job).cancelled) == (2, 0)
+
+
+def test_one_item_that_fails_fails_alone(bench: Bench, reconciler: JobReconciler) -> None:
+    """The others of its lease are done."""
+    bad, good = lost(bench, 2)
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
+
+    def broken(
+        mending: Any, pair: Any, run_id: Any, kinds: Any, repair: Any = reconciling.repair_found, **options: Any
+    ) -> Any:
+        if bad in kinds:
+            raise ValueError("odd")
+        return repair(mending, pair, run_id, kinds, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciling, "repair_found", broken)
+        assert passed(bench, repairs_of(reconciler)) == 1
+    outcomes = {item.message_id: (item.state, item.attempts, item.outcome) for item in items_of(bench, job)}
+    assert outcomes == {
+        bad: ("failed", 1, "ValueError: odd"),
+        good: ("done", 1, "resend: sends it once more under its id"),
+    }
+
+
 def test_two_workers_repair_at_once(bench: Bench, reconciler: JobReconciler) -> None:
-    """What one is at is locked: the other one leaves it alone."""
+    """What one takes is locked: the other one leaves it alone."""
     lost(bench, 2)
     job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
     with bench.observer.begin() as one:

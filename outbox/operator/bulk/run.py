@@ -1,9 +1,9 @@
 """Carry bulk jobs out: item by item in small transactions, so that a crash at any point leaves nothing half done.
 
 A worker, the command line that ordered the job, or several of these at once run it. Each locks the next items, skips
-those that another one has, acts on their messages, and commits what became of them together with that. An act that has
-transactions of its own, such as a repair, is done while the items are locked: what a process did that died over them is
-found done by the next one.
+those that another one has, acts on their messages, and commits what became of them together with that. An act that asks
+other databases, such as a repair, is done under a lease instead, which no transaction is open for: of a process that
+died over its items, another one finds done what it did.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ SLICE = 1.0
 PATIENCE = 0.5
 AGAIN = 5.0
 MOST = 60
+#: For how long (seconds) items are leased. A repair that takes longer may be done by two: the second finds it healed.
+LEASE = 120.0
 
 NOTHING = Counts()
 _ACTIONS = sorted(name for name, act in ACTS.items() if not act.as_job)
@@ -65,7 +67,8 @@ class OpenJob:
     begun: bool
 
 
-#: Acts on the messages of some items, which are locked by the transaction of the connection; returns what came of each.
+#: Acts on the messages of some items, which are locked by the transaction of the connection, or leased, and then it is
+#: in none; returns what came of each.
 ActOnItems = Callable[["Connection", Sequence[Target]], Sequence[ActOutcome]]
 
 
@@ -100,10 +103,12 @@ def carry_out(
     bulk_job_id: UUID | None = None,
     stopping: Callable[[], bool] = lambda: False,
     rated: bool = True,
+    leased: bool = False,
 ) -> Counts:
     """Carry on with the open bulk jobs of these actions, each for a while; end those of which nothing is left.
 
-    ``act_of`` returns how a bulk job is carried out here, None: it is left to other workers.
+    ``act_of`` returns how a bulk job is carried out here, None: it is left to other workers. ``leased``: the act asks
+    other databases, and no transaction is open meanwhile.
 
     Returns ``taken`` items, of these ``done`` ones and ``failed`` ones (those that were refused are neither); ``more``
     if something is left that could be done now.
@@ -124,7 +129,7 @@ def carry_out(
         job = OpenJob(job_id, action, actor, reason, json.loads(options or "{}"), via, limited, begun)
         if (act := act_of(job)) is not None:
             try:
-                counts += _Run(connection, schema, job, act, stopping).carry_on()
+                counts += _Run(connection, schema, job, act, stopping, leased).carry_on()
             except OutboxError as error:
                 if not _is_unreached(error):
                     raise
@@ -148,6 +153,7 @@ class _Run:
     _job: OpenJob
     _apply: ActOnItems
     _stopping: Callable[[], bool]
+    _leased: bool
     _taken: list[Row] = field(default_factory=list)
 
     def carry_on(self) -> Counts:
@@ -188,22 +194,34 @@ class _Run:
         return counts
 
     def _act(self, after: int, limit: int) -> Counts:
-        schema, job = self._schema, self._job
+        schema, job, settled = self._schema, self._job, list[sql.Settled]()
         self._taken = []
         with self._connection.begin():
             execute(self._connection, wait_at_most(PATIENCE))
-            if job.rate is not None:
-                limit = min(limit, self._budget(job.rate))
+            limit = self._within_rate(limit)
             self._taken = query(self._connection, schema, sql.TAKE, id=job.id, after=after, limit=limit)
             if not self._taken:
                 return NOTHING
-            targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
-            outcomes = self._apply(self._connection, targets)
-            settled = [_settled(row, outcome) for row, outcome in zip(self._taken, outcomes, strict=True)]
-            execute(self._connection, sql.settle(schema, job.id, settled))
+            numbers = [number for number, *_ in self._taken]
+            if self._leased:
+                execute(self._connection, statement(schema, sql.LEASE, {"id": job.id, "numbers": numbers, "s": LEASE}))
+            else:
+                settled = self._applied()
+                execute(self._connection, sql.settle(schema, job.id, settled))
+        if self._leased:
+            try:
+                settled = self._applied()
+            finally:
+                if not is_lost(self._connection):
+                    with self._connection.begin():
+                        execute(self._connection, *sql.end_lease(schema, job.id, settled, numbers))
         done = sum(item.state == "done" for item in settled)
         failed = sum(item.state == "failed" for item in settled)
         return Counts(len(settled), done, failed, more=len(settled) == limit)
+
+    def _applied(self) -> list[sql.Settled]:
+        targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
+        return [_settled(*each) for each in zip(self._taken, self._apply(self._connection, targets), strict=True)]
 
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
@@ -220,11 +238,15 @@ class _Run:
             execute(self._connection, sql.settle(self._schema, self._job.id, [settled]))
         return Counts(1, failed=int(settled.state == "failed"), more=True)
 
-    def _budget(self, rate: float) -> int:
+    def _within_rate(self, limit: int) -> int:
         """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""
-        if not query(self._connection, self._schema, sql.LOCK_RATED, id=self._job.id):
+        job = self._job
+        if job.rate is None:
+            return limit
+        if not query(self._connection, self._schema, sql.LOCK_RATED, id=job.id):
             return 0
-        return int(query(self._connection, self._schema, sql.BUDGET, id=self._job.id, rate=rate)[0][0])
+        ((budget,),) = query(self._connection, self._schema, sql.BUDGET, id=job.id, rate=job.rate)
+        return min(limit, int(budget))
 
 
 def _settled(row: Row, outcome: ActOutcome) -> sql.Settled:

@@ -207,6 +207,23 @@ SELECT number, message_id, consumer_group, attempts
    FOR UPDATE SKIP LOCKED
 """
 
+#: What an item says while it is leased.
+_LEASED = "it is being done"
+
+#: Lease items, which are locked, for so many seconds; that counts as a try.
+LEASE = f"""
+UPDATE {{s}}.bulk_item
+   SET attempts = attempts + 1, outcome = '{_LEASED}', changed_at = clock_timestamp(),
+       next_attempt_at = clock_timestamp() + make_interval(secs => %(s)s::float8)
+ WHERE bulk_job_id = %(id)s AND number = ANY (%(numbers)s::int[])
+"""
+
+# Of an item whose lease ran out, another process may have settled it.
+_GIVE_BACK = f"""
+UPDATE {{s}}.bulk_item SET attempts = attempts - 1, outcome = NULL, next_attempt_at = clock_timestamp()
+ WHERE bulk_job_id = %(id)s AND number = ANY (%(numbers)s::int[]) AND state = 'pending' AND outcome = '{_LEASED}'
+"""
+
 # The range is for the index: of a bulk job that is younger than the statistics, a hash join would else read all items
 # for each batch.
 _SETTLE = """
@@ -242,15 +259,24 @@ LOCK = "SELECT finished_at, cancelled_at FROM {s}.bulk_job WHERE id = %(id)s FOR
 
 #: Cancel the open items of a bulk job, which is locked. Rows: ``(number,)``.
 # A compensation that has begun has quarantined the message at consumers: a worker releases it there, and ends the item.
-CANCEL = """
+# What is leased ends as it ends: it may be done by now.
+CANCEL = f"""
 WITH marked AS (
-    UPDATE {s}.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
+    UPDATE {{s}}.bulk_job SET cancelled_at = clock_timestamp(), cancelled_by = %(actor)s WHERE id = %(id)s
 )
-UPDATE {s}.bulk_item
+UPDATE {{s}}.bulk_item
    SET state = 'cancelled', changed_at = clock_timestamp()
  WHERE bulk_job_id = %(id)s AND state = 'pending' AND (action <> 'compensate' OR attempts = 0)
+   AND outcome IS DISTINCT FROM '{_LEASED}'
 RETURNING number
 """
+
+
+def end_lease(schema: str, bulk_job_id: UUID, items: Sequence[Settled], leased: Sequence[int]) -> list[Statement]:
+    """Give leased items back, which costs them no try; write what became of those that were acted on, as `settle`."""
+    returned = statement(schema, _GIVE_BACK, {"id": bulk_job_id, "numbers": list(leased)})
+    return [returned, *([settle(schema, bulk_job_id, items)] if items else [])]
+
 
 # --- how it is shown -------------------------------------------------------------------------------------
 

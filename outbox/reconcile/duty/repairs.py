@@ -1,7 +1,7 @@
 """The repairs that operators have ordered of what reconciliations found: bulk jobs, whose items are the findings.
 
 They are carried out as any bulk job, by a worker that has the reconciliation. A repair has transactions of its own in
-both databases, while its items are locked: of a worker that died over them, another one finds repaired messages healed.
+both databases, while its items are leased: of a worker that died over them, another one finds repaired messages healed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OUTCOMES: Mapping[str, Outcome] = {kind.label: kind for kind in KINDS}
 _RUN: Template = Template("SELECT topic, consumer_group FROM {s}.reconciliation_run WHERE id = %(run)s")
 
 _FINDINGS: Template = Template("""
-SELECT message_id, kind, coalesce(action, 'alert') FROM {s}.reconciliation_finding
+SELECT message_id, kind, coalesce(action, 'alert'), result FROM {s}.reconciliation_finding
  WHERE run_id = %(run)s AND message_id = ANY (%(ids)s::uuid[])
 """)
 
@@ -53,7 +53,7 @@ class Repairs:
     def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         """Carry on with each repair that is ordered, as fast as it may be; those of pruned runs end."""
         act_of = partial(self._act_of, connection)
-        return carry_out(connection, self._schema, [REPAIR.name], act_of, stopping=stopping)
+        return carry_out(connection, self._schema, [REPAIR.name], act_of, stopping=stopping, leased=True)
 
     def _act_of(self, connection: Connection, ordered: OpenJob) -> ActOnItems | None:
         """Return how findings of a run are repaired; None if this worker doesn't have the reconciliation."""
@@ -83,12 +83,15 @@ def _repair(
     from outbox.reconcile.run import repair_found  # noqa: PLC0415 - an extra
 
     schema, run = job.consumer.schema, UUID(ordered.options["run"])
-    (rows,) = execute(connection, _FINDINGS(schema, run=run, ids=[target.message_id for target in targets]))
+    with connection.begin():
+        (rows,) = execute(connection, _FINDINGS(schema, run=run, ids=[target.message_id for target in targets]))
     chosen = ordered.options.get("repair")
-    found = {each: (_OUTCOMES[kind], Repair(chosen or action)) for each, kind, action in rows if kind in _OUTCOMES}
-    results: dict[UUID, str] = {}
+    found = {each: (_OUTCOMES[kind], Repair(chosen or action)) for each, kind, action, _ in rows if kind in _OUTCOMES}
+    # What a worker has done that died over its lease isn't looked at again: it would be taken for something else.
+    results: dict[UUID, str] = {each: DONE for each, *_, result in rows if result == DONE}
+    left = {each: known for each, known in found.items() if each not in results}
     by_repair = itemgetter(1)
-    for (kind, action), group in itertools.groupby(sorted(found.items(), key=by_repair), key=by_repair):
+    for (kind, action), group in itertools.groupby(sorted(left.items(), key=by_repair), key=by_repair):
         ids = [message_id for message_id, _ in group]
         if action is Repair.ALERT:
             results |= dict.fromkeys(ids, "refused: the policy of the run only reports it; name a repair")
@@ -102,7 +105,8 @@ def _repair(
     # A message without a result has changed under the repair's hands.
     tried = {each: Repaired(each, *known, results.get(each, REFUSED_BUSY)) for each, known in found.items()}
     if news := [each for each in tried.values() if each.result != REFUSED_BUSY]:
-        execute(connection, acted(schema, run, news))
+        with connection.begin():
+            execute(connection, acted(schema, run, news))
     return [_outcome(tried.get(target.message_id), REFUSED_BUSY) for target in targets]
 
 
