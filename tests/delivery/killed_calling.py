@@ -8,8 +8,11 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from outbox import DeadLetter, Outbox
+from outbox import DeadLetter, Outbox, Resolution
+from outbox.check.asker import Asker
+from outbox.check.check_pass import check_once
 from outbox.consumer.consumer import Consumer
+from outbox.database.engines import EngineRunner
 from outbox.dispatch.dispatch_pass import dispatch_once
 from tests.compensate.killed import armed
 from tests.compensate.killed import serve as serve_passes
@@ -42,4 +45,23 @@ def _park_and_tell(pipe: Pipe, url: str, consumers: list[str], after: int) -> No
     pipe.send(("ended", stops.where))
 
 
+def _ask_and_tell(pipe: Pipe, url: str, _: list[str], after: int) -> None:
+    engine = create_engine(url)
+    app = Outbox(engine)
+    app.checker("t", max_checks=1)(lambda orphan: Resolution.UNKNOWN)
+    app.on_parked("t")(note)
+    (telling,) = (Consumer(each, app.settings) for each in app.subscriptions.values())
+    asker = Asker(lambda is_async: EngineRunner(engine), 1)
+    stops = armed(pipe, engine)
+    with engine.connect() as connection:
+        stops.arm(after)
+        check_once(connection, app.settings, app.checkers, asker)
+        dispatch_once(connection, app.settings)
+        telling.consume_once(connection, connection)
+        telling.consume_once(connection, connection)
+        stops.arm(0)
+    pipe.send(("ended", stops.where))
+
+
 serve = partial(serve_passes, work=_park_and_tell)
+serve_halves = partial(serve_passes, work=_ask_and_tell)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -26,9 +26,10 @@ from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler
 from outbox.message.notice import PARKED
 from tests.compensate.test_kill import Killer
-from tests.delivery.killed_calling import note, serve
+from tests.delivery.killed_calling import note, serve, serve_halves
 from tests.delivery.support import Post, refuse
 from tests.kit import wait_until
+from tests.kit.processes import spoken_to
 
 NOTICES = "SELECT count(*) FROM outbox.half_message WHERE topic = 'outbox.parked'"
 
@@ -179,6 +180,27 @@ def test_nothing_is_told_of_what_another_worker_has_written(post: Post) -> None:
     assert post.value(NOTICES) == 0
 
 
+def test_two_workers_park_the_same_message(post: Post) -> None:
+    """Its lease ran out under the first one: the second waits for its commit, and doesn't tell it once more."""
+    app = calling(post)
+    subscription = app.subscriptions["t", "g"]
+    (message_id,) = post.send(1)
+    of, entry = GroupQueue("outbox", "g", "t", 0), Entry(1, message_id, None)
+    row = InboxUpdate(message_id, 1, "parked", 1, None, "why")
+    with post.consumer.connect() as first, post.consumer.connect() as second, ThreadPoolExecutor() as pool:
+        pid, committing = second.scalar(text("SELECT pg_backend_pid()")), first.begin()
+        execute(first, *record_failure(subscription, of, entry, row, 0))
+        later = pool.submit(execute, second, *record_failure(subscription, of, entry, row, 0))
+        blocked = "SELECT cardinality(pg_blocking_pids(:pid)) > 0"
+        wait_until(lambda: post.value(blocked, pid=pid), "the second one waits")
+        committing.commit()
+        later.result()
+        second.commit()
+    assert post.value(NOTICES) == 1
+    testing.drain(app)
+    assert [id_ for id_, *_ in called(post)] == [message_id]
+
+
 def test_what_raises_is_undone_and_called_again(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     """The others are called for all the same."""
     broken = True
@@ -302,23 +324,15 @@ def test_what_can_not_be_declared(post: Post) -> None:
         app.on_parked("other")(lambda: None)  # type: ignore[arg-type,misc]  # what is refused
 
 
-@pytest.fixture(scope="module")
-def forking() -> Iterator[Pipe]:
-    """A process that forks those that are killed."""
-    context = multiprocessing.get_context("forkserver")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    yield pipe
-    process.kill()
-    process.join()
-
-
 @pytest.mark.slow
-def test_killed_anywhere(post: Post, forking: Pipe) -> None:
+def test_killed_anywhere(post: Post) -> None:
     """Killed after any round trip of the pass that parks, or of the one that tells, each letter is told once."""
-    killer, app = Killer(forking, post), calling(post)
+    with spoken_to(serve) as pipe:
+        _kill_those_that_park(post, pipe)
+
+
+def _kill_those_that_park(post: Post, pipe: Pipe) -> None:
+    killer, app = Killer(pipe, post), calling(post)
     stages = set()
     for after in itertools.count(1):
         (parked,) = post.send(after)
@@ -330,4 +344,29 @@ def test_killed_anywhere(post: Post, forking: Pipe) -> None:
         assert [id_ for id_, *_ in called(post)].count(parked) == 1
         if ended:
             break
+    assert stages == {(False, False), (True, False), (True, True)}
+
+
+@pytest.mark.slow
+def test_killed_anywhere_over_a_half(post: Post) -> None:
+    """Killed after any round trip of the pass that parks a half, or of the one that tells, it is told once."""
+    app = Outbox(post.producer, settings=post.settings)
+    app.on_parked("t")(note)
+    app.checker("t", max_checks=1)(lambda orphan: Resolution.UNKNOWN)
+    stages = set()
+    with spoken_to(serve_halves) as pipe:
+        killer = Killer(pipe, post)
+        for after in itertools.count(1):
+            with Session(post.producer) as session, session.begin():
+                half_id = app.prepare(session, "t", {"amount": 5}, immunity=0)
+            ended = killer.kill_after(after)
+            parked = "SELECT parked_at IS NOT NULL FROM outbox.half_check WHERE half_id = :id"
+            stages.add((post.at_a.value(parked, id=half_id), half_id in [id_ for id_, *_ in post.told()]))
+            post.at_a.run("UPDATE outbox.half_check SET next_check_at = now() - interval '1 s'")
+            testing.check(app)
+            testing.drain(app, failed=True)
+            assert post.at_a.value(parked, id=half_id)
+            assert [id_ for id_, *_ in post.told()].count(half_id) == 1
+            if ended:
+                break
     assert stages == {(False, False), (True, False), (True, True)}

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Worker
+from outbox.database import migration
 from outbox.errors import PrivilegeMissing
 from outbox.operator.health.examine import HealthReport, Inspected
-from outbox.operator.health.grants import require_privileges
+from outbox.operator.health.grants import require_privileges, statements
 from outbox.operator.health.rules import Severity
 from tests.cli.conftest import run_cli
 from tests.doctor.support import examine, inspected, mend_by_sql, the
@@ -95,6 +96,22 @@ def test_a_worker_of_two_roles(town: Town, mailer: str) -> None:
     of_worker, of_consumer = str(refused.value).partition("this prints: ")[2].split(" and ")
     assert of_worker == f"outbox db grants --role worker --to {mailer} --part producer"
     assert of_consumer == f"outbox db grants --role consumer --to {mailer} --part producer --topic secret"
+
+
+def test_a_role_that_is_told_of_what_is_parked(town: Town, mailer: str) -> None:
+    """It writes a message for that where it consumes: a worker whose role may not send there doesn't start."""
+    migration.upgrade(town.owned["consumer"], ["producer"])
+    with closing(town.admin("consumer")) as admin:
+        for statement in statements("consumer", mailer, "producer"):
+            admin.execute(statement.encode())
+        outbox = application(town)
+        outbox.on_parked("t")(lambda letter, session: None)
+        with pytest.raises(PrivilegeMissing, match=r"lacks .*INSERT ON op_message.*--part producer"):
+            Worker(outbox, roles=["consume"]).start()
+        for statement in statements("producer", mailer, "producer"):
+            admin.execute(statement.encode())
+    with Worker(outbox, roles=["consume"]):
+        pass
 
 
 def test_by_address_alone(town: Town, mailer: str) -> None:
