@@ -82,6 +82,7 @@ def test_the_end_waits_for_handlers(bench: Bench) -> None:
 
     bench.send(count=3)
     worker = Worker(bench.outbox)
+    bench.stack.callback(worker.stop)
     worker.start()
     assert begun.wait(60)
     stopping = threading.Thread(target=worker.stop)

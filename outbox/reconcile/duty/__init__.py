@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox.database.duty import BULK, COUNTED_CONSUMER, PARTS, Duty, Post, Task, whole
 from outbox.message.model import Counts
@@ -24,9 +24,14 @@ def _run(at: Post) -> Iterator[Task]:
 
     settings, found = at.settings, reconcilers(at.outbox, at.stopping)
     for each in found:
-        how: Any = {"after": at.wake_dispatch, "compares": (each.declared.name, each.pairs)}
         yield Task(
-            name=each.name, one_pass=whole(each.schedule), every=SCHEDULE_EVERY, lane="upkeep", parts=PARTS, **how
+            name=each.name,
+            one_pass=whole(each.schedule),
+            every=SCHEDULE_EVERY,
+            lane="upkeep",
+            parts=PARTS,
+            after=at.wake_dispatch,
+            compares=(each.declared.name, each.pairs),
         )
     for name in dict.fromkeys(each.declared.name for each in found):
         runs = Runs(name, [each for each in found if each.declared.name == name], at.outbox, at.stopping, at.at_end)
@@ -51,11 +56,12 @@ def _prune(
 def _follow(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
-    from outbox.reconcile.duty.following import followings  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.following import Following, followings  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.duty.repairs import Repairs  # noqa: PLC0415 - what few workers do
 
-    having: list[Any] = [each for each in reconcilers(at.outbox, at.stopping) if isinstance(each, JobReconciler)]
+    found = reconcilers(at.outbox, at.stopping)
+    having: list[JobReconciler | Following] = [each for each in found if isinstance(each, JobReconciler)]
     for following in followings(at.outbox, at.stopping):
         at.at_end(following.end)
         compares = following.declared.name, following.pairs
