@@ -24,15 +24,8 @@ def _run(at: Post) -> Iterator[Task]:
 
     settings, found = at.settings, reconcilers(at.outbox, at.stopping)
     for each in found:
-        yield Task(
-            name=each.name,
-            one_pass=whole(each.schedule),
-            every=SCHEDULE_EVERY,
-            lane="upkeep",
-            parts=PARTS,
-            after=at.wake_dispatch,
-            compares=(each.declared.name, each.pairs),
-        )
+        task = partial(Task, after=at.wake_dispatch, compares=(each.declared.name, each.pairs))
+        yield task(name=each.name, one_pass=whole(each.schedule), every=SCHEDULE_EVERY, lane="upkeep", parts=PARTS)
     for name in dict.fromkeys(each.declared.name for each in found):
         runs = Runs(name, [each for each in found if each.declared.name == name], at.outbox, at.stopping, at.at_end)
         # A lane of its own: a run may take long, and nothing must wait for it.
