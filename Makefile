@@ -1,4 +1,4 @@
-# What is done here, by name: `make` lists it. Everything runs in .venv, which `make setup` makes; PYTHON makes it.
+# What is done here, by name: `make` lists it. Everything runs in .venv, which `make setup` makes: `PYTHON=python3.13`.
 PYTHON ?= python3
 BIN := .venv/bin
 # How many tests run at once, and what else pytest is told: `make fast ARGS="-x tests/consumer"`.
@@ -12,8 +12,8 @@ help: ## list what can be made
 	@sed -n 's/^\([a-z]*\): .*## /\1	/p' $(MAKEFILE_LIST) | while IFS='	' read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
 
 setup: ## a virtual environment with all that tests need, of the versions in requirements.lock
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[test]'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --progress-bar off --constraint requirements.lock --editable '.[test]'
 
 lock: ## write requirements.lock anew, with the newest libraries that pyproject.toml allows
 	rm -rf build/lock && $(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet '.[test]'

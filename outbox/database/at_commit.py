@@ -29,7 +29,6 @@ from outbox.database.execute import (
     Statement,
     can_chain,
     commit_now,
-    driver_of,
     execute,
     goes_on,
     is_autocommit,
@@ -76,12 +75,12 @@ class Holder(Protocol):
     def executing(self, connection: Connection, sql: str) -> None:
         """Hear of a statement before it is executed; refuse one that would end the transaction."""
 
+    def rolls_back(self, connection: Connection) -> None:
+        """Hear that SQLAlchemy is about to roll a connection back."""
+
     def refuse(self, call: str) -> NoReturn:
         """Raise because of a call that would end the transaction, or has ended it."""
 
-
-#: Where a driver's connection has the holder that keeps its transaction open, and that SQLAlchemy may roll it back.
-HELD_BY, ROLLS_BACK = "outbox_hold", "outbox_rolls_back"
 
 #: Gives up the items to be written at the commit of the connection.
 Source = Callable[[Connection], list[Item]]
@@ -232,8 +231,10 @@ def keep_open(connection: Connection, holder: Holder, *, statements: bool) -> Ro
     transaction = connection.get_transaction()
     if transaction is None or transaction in _held:
         return None
-    if statements:
-        _listen_to_statements(connection.engine)
+    if statements and _before_execute not in connection.engine.dispatch.before_cursor_execute:
+        had_events = connection.engine._has_events
+        event.listen(connection.engine, "before_cursor_execute", _before_execute)
+        connection.engine._has_events = had_events
     _held[transaction] = holder
     return transaction
 
@@ -306,13 +307,6 @@ def hook(engine: Engine) -> None:
         _hooked.add(engine)
 
 
-def _listen_to_statements(engine: Engine) -> None:
-    if _before_execute not in engine.dispatch.before_cursor_execute:
-        had_events = engine._has_events
-        event.listen(engine, "before_cursor_execute", _before_execute)
-        engine._has_events = had_events
-
-
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:
     if (hold := _hold_of(connection)) is not None:
         hold.executing(connection, sql)
@@ -358,10 +352,8 @@ def _on_prepare_twophase(connection: Connection, *_: Any) -> None:
 
 def _let_roll_back(connection: Connection) -> bool:
     """Let SQLAlchemy roll a transaction back that is held open; tell whether the connection is there to do so."""
-    if is_there := not is_lost(connection):
-        own = getattr(driver_of(connection), "__dict__", {})
-        if HELD_BY in own:
-            own[ROLLS_BACK] = True
+    if (is_there := not is_lost(connection)) and (hold := _hold_of(connection)) is not None:
+        hold.rolls_back(connection)
     return is_there
 
 

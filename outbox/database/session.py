@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from sqlalchemy.exc import InvalidRequestError
 
 from outbox.database.at_commit import (
-    HELD_BY,
     HOLD,
-    ROLLS_BACK,
     can_begin_ahead,
     commit_and_begin,
     keep_open,
@@ -119,8 +117,8 @@ class RunningTransaction:
 
 _running: ContextVar[RunningTransaction | None] = ContextVar("outbox_running", default=None)
 
-#: libpq's PQTRANS_IDLE: the server is in no transaction.
-_IDLE = 0
+#: libpq's PQTRANS_IDLE: the server is in no transaction; PQTRANS_INTRANS and PQTRANS_INERROR: it is in one.
+_IDLE, _BEGUN = 0, (2, 3)
 
 #: Where a connection has the statements that left something behind in its session.
 _LEFT = "outbox.left"
@@ -285,6 +283,10 @@ class JoinedSession:
         root = self._connection.get_transaction()
         if root is not None and not root.is_active:  # its COMMIT was refused: the connection is to be free
             root.rollback()
+        if self._connection.get_transaction() is None and self._libpq.transaction_status in _BEGUN:
+            undone = self._driver.rollback()  # what was written by the driver after a rollback of the session
+            if self._is_async:
+                wait_for(undone)
         self._close_cursors()
         if self._session is not None:
             self._session.close()
@@ -434,17 +436,26 @@ class Hold:
     def add(self, connection: Connection) -> None:
         """Hold the running transaction of a connection until `release`, if there is one that isn't held."""
         driver = driver_of(connection)
-        # psycopg's cursors tell of SQLAlchemy's statements, too; it need not tell of them once more for each message.
-        is_heard = self.left is not None and hasattr(driver, "pgconn")
+        # psycopg's own cursors tell of SQLAlchemy's statements, too: it need not tell of each again.
+        is_heard = self.left is not None and getattr(type(driver).cursor, "__module__", "").startswith("psycopg.")
         if (transaction := keep_open(connection, self, statements=not is_heard)) is not None:
             self._taken.append((connection, transaction, hold_open(driver, self)))
 
-    def release(self) -> None:
-        """Let the transactions be ended again."""
-        while self._taken:
-            _, transaction, let = self._taken.pop()
+    def release(self, of: Connection | None = None) -> None:
+        """Let the transactions be ended again, or that of one connection."""
+        for taken in [each for each in self._taken if of is None or each[0] is of]:
+            self._taken.remove(taken)
+            _, transaction, let = taken
             let()
             let_end(transaction)
+
+    def rolls_back(self, connection: Connection) -> None:
+        """Let SQLAlchemy roll a connection back: another user of its pool may have it at once, and knows of no hold."""
+        if self.left is not None:
+            getattr(driver_of(connection), "__dict__", {}).pop("rollback", None)
+            return
+        self.broken = True
+        self.release(connection)
 
     def executing(self, connection: Connection, sql: str) -> None:
         """Hear of a statement before it is executed; refuse one that would end the transaction."""
@@ -603,56 +614,48 @@ def _effects(sql: str) -> tuple[str | None, bool]:
 def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
     """Refuse what would end a transaction through a connection of psycopg 3's own; return what lets it again.
 
-    That is a call of its methods, or a statement of a cursor that is made meanwhile. The connection is of another class
-    for so long: each handled message begins and ends this.
+    That is a call of its methods, or a statement of a cursor that is made meanwhile. The methods are put on the
+    connection itself: what traces it may have a class that stands before psycopg's. They are made once for each.
     """
     if not hasattr(driver, "pgconn"):
         return lambda: None
     own = vars(driver)
-    kind: Any = type(driver)
-    outer, cursors, rows = own.get(HELD_BY), driver.cursor_factory, driver.row_factory
-    if outer is None:
-        driver.__class__ = _held_kind(kind)
-    own[HELD_BY], driver.cursor_factory = hold, refusing(cursors)
+    methods = own.get(_METHODS) or own.setdefault(_METHODS, _held_methods(driver))
+    outer, cursors, rows = own.get(_HELD_BY), driver.cursor_factory, driver.row_factory
+    replaced = {name: own[name] for name in own.keys() & methods.keys()}
+    own.update(methods)
+    own[_HELD_BY], driver.cursor_factory = hold, refusing(cursors)
 
     def let() -> None:
         driver.cursor_factory, driver.row_factory = cursors, rows
-        if outer is None:
-            driver.__class__ = kind
-            del own[HELD_BY]
-            own.pop(ROLLS_BACK, None)
-        else:
-            own[HELD_BY] = outer
+        for name in methods:
+            own.pop(name, None)
+        own.update(replaced)
+        del own[_HELD_BY]
+        if outer is not None:
+            own[_HELD_BY] = outer
 
     return let
 
 
-@cache
-def _held_kind(kind: type) -> type:
-    """Return the class of connections whose methods refuse to end the transaction."""
-    plain: Any = kind
+#: Where a driver's connection has the `Hold` that keeps its transaction open, and the methods that refuse to end it.
+_HELD_BY, _METHODS = "outbox_hold", "outbox_held_methods"
 
-    def refused(call: str) -> Callable[..., NoReturn]:
-        return lambda driver, *_: vars(driver)[HELD_BY].refuse(f"{call} of the driver's connection")
 
-    refuse_rollback = refused("rollback()")
+def _held_methods(driver: Any) -> dict[str, Callable[..., Any]]:
+    own: dict[str, Any] = vars(driver)
+    plain = driver.__class__.transaction
 
-    def rollback(driver: Any) -> Any:
-        return (plain.rollback if ROLLS_BACK in vars(driver) else refuse_rollback)(driver)
+    def refused(call: str, *_: Any) -> None:
+        own[_HELD_BY].refuse(f"{call} of the driver's connection")
 
-    def transaction(driver: Any, *args: Any, **options: Any) -> Any:
+    def transaction(*args: Any, **options: Any) -> Any:
         # On a connection that has yet to begin one, it would be no savepoint.
         begun = in_transaction(driver)
-        return plain.transaction(driver, *args, **options) if begun else vars(driver)[HELD_BY].refuse("transaction()")
+        return plain(driver, *args, **options) if begun else own[_HELD_BY].refuse("transaction()")
 
-    methods: dict[str, Any] = {
-        "commit": refused("commit()"),
-        "rollback": rollback,
-        "set_autocommit": refused("set_autocommit()"),
-        "_set_autocommit": refused("autocommit"),
-        "transaction": transaction,
-    }
-    return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
+    calls = {"_set_autocommit": "autocommit"} | {name: f"{name}()" for name in ("commit", "rollback", "set_autocommit")}
+    return {"transaction": transaction, **{name: partial(refused, call) for name, call in calls.items()}}
 
 
 @cache
@@ -666,7 +669,7 @@ def refusing(kind: type) -> type:
             # Almost all statements: it is to cost them next to nothing.
             if query.__class__ is str and len(query) < _LONG and _effects(query) is _NO_EFFECTS:
                 return plain(cursor, query, *args, **options)
-            hold: Hold | None = getattr(cursor.connection, HELD_BY, None)
+            hold: Hold | None = getattr(cursor.connection, _HELD_BY, None)
             if hold is None or query is _NOTE:
                 return plain(cursor, query, *args, **options)
             sql = _text_of(query, cursor)

@@ -71,6 +71,30 @@ def test_what_a_handler_leaves_behind_harms_nobody(bench: Bench, left: str, batc
     assert bench.ledger() == ["1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_written_after_a_rollback_is_undone(bench: Bench, is_async: bool) -> None:
+    """By the driver, past the session that was rolled back: it isn't for the transaction of the next message."""
+    late = "INSERT INTO ledger (body) VALUES ('late')"
+
+    def rolled_back(_: Message, session: Session) -> None:
+        driver: Any = session.connection().connection.driver_connection
+        session.rollback()
+        driver.execute(late)
+
+    async def rolled_back_async(message: Message, session: AsyncSession) -> None:
+        driver: Any = (await (await session.connection()).get_raw_connection()).driver_connection
+        await session.run_sync(lambda sync: record(message, sync))
+        if message.body == 2:
+            await session.rollback()
+            await driver.execute(late)
+
+    consumer = bench.declare(rolled_back_async if is_async else but(2, rolled_back))
+    bench.send(1, 2, 3)
+    bench.consume(consumer)
+    assert bench.statuses() == [("consumed", 1), ("failed", 1), ("consumed", 1)]
+    assert bench.ledger() == ["1", "3"]
+
+
 def test_a_session_is_of_no_use_after_its_message(bench: Bench) -> None:
     """What a handler does later with the session of an earlier message would go with another message's effect."""
     kept: list[Session] = []

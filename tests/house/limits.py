@@ -238,14 +238,15 @@ def written(limits: Numbers, because: Mapping[str, str]) -> str:
 
 
 def main() -> int:
-    """Write lower limits where less is there; return 1 if something is above its limit all the same."""
+    """Write lower limits where less is there; or say what is above its limit, write nothing, and return 1."""
     limits, because = read(FILE.read_text("utf-8")) if FILE.exists() else ({}, {})
     there = measure()
     new = lowered(limits, there)
+    if left := list(differences(new, there)):
+        print(*left, sep="\n", file=sys.stderr)  # noqa: T201 - a command
+        return 1
     FILE.write_text(written(new, because), "utf-8")
-    left = list(differences(new, there))
-    print(*left, sep="\n", file=sys.stderr)  # noqa: T201 - a command
-    return 1 if left else 0
+    return 0
 
 
 if __name__ == "__main__":

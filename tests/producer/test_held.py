@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -394,6 +394,78 @@ def test_connections_are_as_before_when_they_go_back(outbox: Outbox, engine: Eng
             assert driver.cursor_factory is psycopg.Cursor
             driver.execute("DELETE FROM change")
             driver.commit()
+
+
+def test_a_connection_that_was_rolled_back_is_held_no_more(outbox: Outbox, engine: Engine) -> None:
+    """It is in its pool again, and others may have it: also for what they commit while the function still runs."""
+    lone = create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=5)
+    town = Town(Outbox(lone), lone, False)
+
+    def others(number: int) -> None:
+        with lone.begin() as connection:
+            connection.execute(insert(change).values(number=number))
+
+    def inner(session: Session, number: int) -> None:
+        session.rollback()
+        others(number + 1)
+
+    def outer(session: Session, number: int) -> None:
+        session.rollback()
+        with pytest.raises(TransactionRequired):
+            town.decorated("transactional", inner, joins=False)(10)
+        others(number + 1)
+
+    with pytest.raises(TransactionRequired):
+        town.decorated("transactional", outer)(1)
+    assert changes(engine) == {2, 11}
+    with lone.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        assert (driver.cursor_factory, "outbox_hold" in vars(driver)) == (psycopg.Cursor, False)
+    lone.dispose()
+
+
+class _Traced:
+    """What tools that trace put before psycopg's connection: it says that it is one, and its cursors are of its own."""
+
+    def __init__(self, traced: Any) -> None:
+        object.__setattr__(self, "_traced", traced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._traced, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._traced, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._traced)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return vars(self._traced)
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        return self._traced.cursor(*args, **options)
+
+
+@pytest.mark.parametrize("act", ["COMMIT", "driver"])
+def test_connections_that_are_traced(engine: Engine, act: str) -> None:
+    """A function runs on them, and can't end its transaction."""
+    plain: Any = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    traced = create_engine(engine.url, creator=lambda: _Traced(psycopg.connect(plain)))
+    town = Town(Outbox(traced), traced, False)
+
+    def ends(session: Session, _: int) -> None:
+        if act == "COMMIT":
+            session.execute(text("COMMIT"))
+        cast("Any", session.connection().connection.driver_connection).commit()
+
+    with pytest.raises(TransactionRequired):
+        town.decorated("transactional", ends)(1)
+    assert (changes(engine), messages(engine)) == (set(), [])
+    town.decorated("transactional", lambda *_: None)(2)
+    assert (changes(engine), len(messages(engine))) == ({2}, 1)
+    traced.dispose()
 
 
 def _crash(session: Session, _: int) -> None:

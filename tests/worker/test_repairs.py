@@ -15,6 +15,7 @@ from sqlalchemy import Connection, make_url, text
 from outbox.acts.changes import Actor
 from outbox.errors import ActRefused, InvalidRequest, SelectorChanged, SourceLost
 from outbox.message.model import Counts
+from outbox.operator.bulk import run as bulk_run
 from outbox.operator.bulk import sql as bulk_sql
 from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
@@ -285,7 +286,7 @@ def test_a_worker_that_dies_over_a_repair(bench: Bench, reconciler: JobReconcile
     job = desk(bench).repair(run, by=OTTO, why="lost")
     repairer = repairs_of(reconciler)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk_sql, "end_lease", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(bulk_sql, "give_back", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             passed(bench, repairer)
     assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
@@ -322,6 +323,77 @@ def test_no_transaction_is_open_while_a_repair_asks_other_databases(bench: Bench
         assert repairs_of(reconciler)(worker, worker).done == 2
     assert (states, cancelled) == (["idle"], [0])
     assert (job_now(bench, job).done, job_now(bench, job).cancelled) == (2, 0)
+
+
+def test_what_a_cancelled_job_has_left_of_its_leases_is_never_done(bench: Bench, reconciler: JobReconciler) -> None:
+    """Cancelled while a worker has them; whose database is lost then, so that it gives them back."""
+    lost(bench, 2)
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
+
+    def cancelled_then_lost(*_: Any, **__: Any) -> Any:
+        databases = Databases.open({"shop": bench.observer}, bench.outbox.settings)
+        BulkJobs(databases).cancel(job.id, by=OTTO, why="no")
+        raise SourceLost("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciling, "repair_found", cancelled_then_lost)
+        with pytest.raises(SourceLost):
+            passed(bench, repairs_of(reconciler))
+    assert passed(bench, repairs_of(reconciler)) == 0
+    ended = job_now(bench, job)
+    assert (ended.cancelled, ended.pending, ended.finished_at is not None) == (2, 0, True)
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [1]
+
+
+def test_a_lease_that_ran_out_counts_for_nothing(bench: Bench, reconciler: JobReconciler) -> None:
+    """Another worker has done it by then: the first one takes back neither its lease nor what it has written."""
+    lost(bench)
+    run = dry_run(bench)
+    job = desk(bench).repair(run, by=OTTO, why="lost")
+    other = repairs_of(reconciler)
+
+    def slow(*args: Any, repair: Any = reconciling.repair_found, **options: Any) -> Any:
+        patch.undo()
+        with bench.observer.begin() as connection:
+            connection.execute(text(LEASES_OVER))
+        assert passed(bench, other) == 1
+        return repair(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciling, "repair_found", slow)
+        assert passed(bench, repairs_of(reconciler)) == 0
+    assert [(item.state, item.attempts) for item in items_of(bench, job)] == [("done", 2)]
+    assert results(bench, run) == ["done"]
+    assert bench.rows("SELECT max(send_number) FROM outbox.message") == [2]
+
+
+def test_what_was_done_before_another_kind_failed_is_told_so(bench: Bench, reconciler: JobReconciler) -> None:
+    """It isn't looked at again: it would be taken for something else."""
+    missing, parked = lost(bench, 2)
+    put(bench, parked=parked)
+    run = dry_run(bench)
+    job = desk(bench).repair(run, messages=(missing,), by=OTTO, why="lost")
+    repairer = repairs_of(reconciler)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk_run, "_settled", lambda *_: (_ for _ in ()).throw(SourceLost("away")))
+        with pytest.raises(SourceLost):
+            passed(bench, repairer)
+    assert passed(bench, repairer) == 1
+    assert [item.state for item in items_of(bench, job)] == ["done"]
+    assert sorted(map(str, results(bench, run))) == ["None", "done"]
+
+
+def test_a_repair_that_kills_its_worker_each_time_ends(bench: Bench, reconciler: JobReconciler) -> None:
+    """As one that is busy each time."""
+    lost(bench)
+    job = desk(bench).repair(dry_run(bench), by=OTTO, why="lost")
+    with bench.observer.begin() as connection:
+        connection.execute(text(f"UPDATE outbox.bulk_item SET attempts = {bulk_run.MOST}"))
+    assert passed(bench, repairs_of(reconciler)) == 0
+    (item,) = items_of(bench, job)
+    assert (item.state, item.outcome) == ("failed", f"its worker died {bulk_run.MOST} times")
+    assert passed(bench, repairs_of(reconciler)) == 0
+    assert job_now(bench, job).finished_at is not None
 
 
 def test_one_item_that_fails_fails_alone(bench: Bench, reconciler: JobReconciler) -> None:

@@ -43,7 +43,8 @@ SLICE = 1.0
 PATIENCE = 0.5
 AGAIN = 5.0
 MOST = 60
-#: For how long (seconds) items are leased. A repair that takes longer may be done by two: the second finds it healed.
+#: For how long (seconds) items are leased. What takes longer may be begun by another worker; then what the first one
+#: says of it counts for nothing.
 LEASE = 120.0
 
 NOTHING = Counts()
@@ -197,7 +198,8 @@ class _Run:
         schema, job, settled = self._schema, self._job, list[sql.Settled]()
         self._taken = []
         with self._connection.begin():
-            execute(self._connection, wait_at_most(PATIENCE))
+            left = [statement(schema, sql.CANCEL_LEFT, {"id": job.id})] if self._leased else []
+            execute(self._connection, wait_at_most(PATIENCE), *left)
             limit = self._within_rate(limit)
             self._taken = query(self._connection, schema, sql.TAKE, id=job.id, after=after, limit=limit)
             if not self._taken:
@@ -209,15 +211,29 @@ class _Run:
                 settled = self._applied()
                 execute(self._connection, sql.settle(schema, job.id, settled))
         if self._leased:
-            try:
-                settled = self._applied()
-            finally:
-                if not is_lost(self._connection):
-                    with self._connection.begin():
-                        execute(self._connection, *sql.end_lease(schema, job.id, settled, numbers))
+            settled = self._act_under_lease()
         done = sum(item.state == "done" for item in settled)
         failed = sum(item.state == "failed" for item in settled)
         return Counts(len(settled), done, failed, more=len(settled) == limit)
+
+    def _act_under_lease(self) -> list[sql.Settled]:
+        settled: list[sql.Settled] = []
+        dying = [row for row in self._taken if row[3] >= MOST]
+        try:
+            settled = [sql.Settled(row[0], "failed", f"its worker died {row[3]} times") for row in dying]
+            settled += [] if dying else self._applied()
+        except Exception as error:
+            if len(self._taken) > 1 or is_lost(self._connection) or _is_unreached(error):
+                raise
+            settled = [self._failure(self._taken[0], error)]
+        finally:
+            if not is_lost(self._connection):
+                with self._connection.begin():
+                    (rows,) = execute(self._connection, sql.give_back(self._schema, self._job.id, self._taken))
+                    mine = {number for (number,) in rows}
+                    if settled := [item for item in settled if item.number in mine]:
+                        execute(self._connection, sql.settle(self._schema, self._job.id, settled))
+        return settled
 
     def _applied(self) -> list[sql.Settled]:
         targets = [Target(message_id, group) for _, message_id, group, _ in self._taken]
@@ -225,18 +241,20 @@ class _Run:
 
     def _failed(self, row: Row, error: Exception) -> Counts:
         """Write down that the item which was acted on alone has failed, for now or for good."""
-        original = getattr(error, "orig", None) or error
-        if sqlstate(original) in CONTENDED | CUT_OFF:
-            why = BUSY if sqlstate(original) in CONTENDED else "it took longer than the server lets it"
-            settled = _settled(row, ActOutcome("busy", why, None))
-        elif isinstance(error, OutboxError):
-            settled = sql.Settled(row[0], "failed", message_of(error))
-        else:
-            emit(BulkItemFailed(bulk_job=self._job.id, item=row[0], error=error))
-            settled = sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
+        settled = self._failure(row, error)
         with self._connection.begin():
             execute(self._connection, sql.settle(self._schema, self._job.id, [settled]))
         return Counts(1, failed=int(settled.state == "failed"), more=True)
+
+    def _failure(self, row: Row, error: Exception) -> sql.Settled:
+        original = getattr(error, "orig", None) or error
+        if sqlstate(original) in CONTENDED | CUT_OFF:
+            why = BUSY if sqlstate(original) in CONTENDED else "it took longer than the server lets it"
+            return _settled(row, ActOutcome("busy", why, None))
+        if isinstance(error, OutboxError):
+            return sql.Settled(row[0], "failed", message_of(error))
+        emit(BulkItemFailed(bulk_job=self._job.id, item=row[0], error=error))
+        return sql.Settled(row[0], "failed", summary_of(original).partition("\n")[0])
 
     def _within_rate(self, limit: int) -> int:
         """Return how many items may be tried now; 0 if another worker carries the job out, which counts for itself."""

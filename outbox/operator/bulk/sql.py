@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox.acts.changes import INBOX_STATE, MESSAGE_JOINS, MESSAGE_STATE, ActRequest, MessageStatus
-from outbox.database.execute import Statement, statement
+from outbox.database.execute import Row, Statement, statement
 from outbox.database.sql import BULK_COUNTS
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import GROUPS
@@ -210,7 +210,7 @@ SELECT number, message_id, consumer_group, attempts
 #: What an item says while it is leased.
 _LEASED = "it is being done"
 
-#: Lease items, which are locked, for so many seconds; that counts as a try.
+#: Lease items, which are locked, for so many seconds; that counts as a try. Its number is the lease's.
 LEASE = f"""
 UPDATE {{s}}.bulk_item
    SET attempts = attempts + 1, outcome = '{_LEASED}', changed_at = clock_timestamp(),
@@ -218,10 +218,22 @@ UPDATE {{s}}.bulk_item
  WHERE bulk_job_id = %(id)s AND number = ANY (%(numbers)s::int[])
 """
 
-# Of an item whose lease ran out, another process may have settled it.
+#: Cancel what a cancelled bulk job has left of its leases.
+CANCEL_LEFT = """
+UPDATE {s}.bulk_item
+   SET state = 'cancelled', changed_at = clock_timestamp()
+ WHERE bulk_job_id = %(id)s AND state = 'pending' AND next_attempt_at <= clock_timestamp()
+   AND EXISTS (SELECT FROM {s}.bulk_job WHERE id = %(id)s AND cancelled_at IS NOT NULL)
+"""
+
+# Of an item whose lease ran out, another process may have a later one. What wasn't acted on has cost no try.
 _GIVE_BACK = f"""
-UPDATE {{s}}.bulk_item SET attempts = attempts - 1, outcome = NULL, next_attempt_at = clock_timestamp()
- WHERE bulk_job_id = %(id)s AND number = ANY (%(numbers)s::int[]) AND state = 'pending' AND outcome = '{_LEASED}'
+UPDATE {{s}}.bulk_item i
+   SET attempts = i.attempts - 1, outcome = NULL, next_attempt_at = clock_timestamp()
+  FROM unnest(%(numbers)s::int[], %(before)s::int[]) w (number, before)
+ WHERE i.bulk_job_id = %(id)s AND i.number = w.number AND i.attempts = w.before + 1
+   AND i.state = 'pending' AND i.outcome = '{_LEASED}'
+RETURNING i.number
 """
 
 # The range is for the index: of a bulk job that is younger than the statistics, a hash join would else read all items
@@ -272,10 +284,10 @@ RETURNING number
 """
 
 
-def end_lease(schema: str, bulk_job_id: UUID, items: Sequence[Settled], leased: Sequence[int]) -> list[Statement]:
-    """Give leased items back, which costs them no try; write what became of those that were acted on, as `settle`."""
-    returned = statement(schema, _GIVE_BACK, {"id": bulk_job_id, "numbers": list(leased)})
-    return [returned, *([settle(schema, bulk_job_id, items)] if items else [])]
+def give_back(schema: str, bulk_job_id: UUID, leased: Sequence[Row]) -> Statement:
+    """Give leased items back, rows of `TAKE`. Rows: ``(number,)`` of those whose lease isn't another one's by now."""
+    numbers, before = [row[0] for row in leased], [row[3] for row in leased]
+    return statement(schema, _GIVE_BACK, {"id": bulk_job_id, "numbers": numbers, "before": before})
 
 
 # --- how it is shown -------------------------------------------------------------------------------------

@@ -94,19 +94,22 @@ def _repair(
     for (kind, action), group in itertools.groupby(sorted(left.items(), key=by_repair), key=by_repair):
         ids = [message_id for message_id, _ in group]
         if action is Repair.ALERT:
-            results |= dict.fromkeys(ids, "refused: the policy of the run only reports it; name a repair")
-            continue
-        mending: Any = replace(job, policy={kind: action})
-        kinds = dict.fromkeys(ids, kind)
-        try:
-            results |= repair_found(mending, pair, run, kinds, why=ordered.reason, origin=ordered.origin)
-        except DBAPIError as error:
-            raise SourceLost(why_of(error, job)) from error
-    # A message without a result has changed under the repair's hands.
-    tried = {each: Repaired(each, *known, results.get(each, REFUSED_BUSY)) for each, known in found.items()}
-    if news := [each for each in tried.values() if each.result != REFUSED_BUSY]:
+            came = dict.fromkeys(ids, "refused: the policy of the run only reports it; name a repair")
+        else:
+            mending: Any = replace(job, policy={kind: action})
+            try:
+                came = repair_found(
+                    mending, pair, run, dict.fromkeys(ids, kind), why=ordered.reason, origin=ordered.origin
+                )
+            except DBAPIError as error:
+                raise SourceLost(why_of(error, job)) from error
+        results |= came
+        news = [Repaired(each, *found[each], result) for each, result in came.items() if result != REFUSED_BUSY]
+        # At once: whatever comes after it, what was done isn't to be taken for something else.
         with connection.begin():
             execute(connection, acted(schema, run, news))
+    # A message without a result has changed under the repair's hands.
+    tried = {each: Repaired(each, *known, results.get(each, REFUSED_BUSY)) for each, known in found.items()}
     return [_outcome(tried.get(target.message_id), REFUSED_BUSY) for target in targets]
 
 

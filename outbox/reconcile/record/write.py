@@ -14,7 +14,7 @@ from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import Access, Interrupted, Job, Outcome, Repair, Window, hidden
+from outbox.reconcile.job import DONE, Access, Interrupted, Job, Outcome, Repair, Window, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
@@ -63,11 +63,12 @@ SELECT %(run)s, n.*
  WHERE NOT EXISTS (SELECT FROM {s}.reconciliation_finding f WHERE f.run_id = %(run)s AND f.message_id = n.message)
 """
 
-_ACTED = """
-UPDATE {s}.reconciliation_finding f
+# What was done stays so: another worker that comes to it would take it for something else.
+_ACTED = f"""
+UPDATE {{s}}.reconciliation_finding f
    SET action = a.action, result = a.result, acted_at = clock_timestamp()
   FROM unnest(%(ids)s::uuid[], %(actions)s::text[], %(results)s::text[]) AS a (id, action, result)
- WHERE f.run_id = %(id)s AND f.message_id = a.id
+ WHERE f.run_id = %(id)s AND f.message_id = a.id AND f.result IS DISTINCT FROM '{DONE}'
 """
 
 
