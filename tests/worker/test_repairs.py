@@ -21,6 +21,7 @@ from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.databases import Databases
 from outbox.operator.model import BulkItem, BulkItemFilter, BulkJob, PageRequest
 from outbox.reconcile import run as reconciling
+from outbox.reconcile import source
 from outbox.reconcile.duty.reconciliation import JobReconciler
 from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.record.orders import ReconciliationOrders, RepairSelection
@@ -442,6 +443,7 @@ def test_a_database_out_of_reach_fails_no_item(bench: Bench, reconciler: JobReco
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconciler, "work_at", far)
+        patch.setattr(source, "_FIRST_WAIT", 0.01)
         with pytest.raises(SourceLost):
             passed(bench, repairs_of(reconciler))
     assert (job_now(bench, waiting).pending, {item.attempts for item in items_of(bench, waiting)}) == (1, {0})
