@@ -364,7 +364,9 @@ def test_the_plans_do_not_depend_on_statistics(town: Town, statistics: str) -> N
             assert shown(side, "enable_nestloop") == ["off"]
 
             def plan(ranges: list[Range], side: PostgresSide = side, snapshot=snapshot) -> list[str]:  # type: ignore[no-untyped-def]
-                return [row[0] for row in execute(snapshot.connection, explain(side.statement(ranges)))[0]]
+                rows = execute(snapshot.connection, explain(side.statement(ranges)))[0]
+                # PostgreSQL 18 says of a node on a line of its own that its kind is disabled.
+                return [line for (line,) in rows if "Disabled:" not in line]
 
             for ranges in ([Range(FIRST_ID, None)], [Range(ids[10], ids[900])]):
                 assert "Nested Loop" not in "\n".join(plan(ranges))

@@ -100,6 +100,7 @@ def vanish(connection: Connection) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         except OSError:
+            driver.close()
             pytest.skip("only Linux can do that, and only with the capability CAP_NET_ADMIN")
     driver.close()
     discard(connection)
