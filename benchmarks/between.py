@@ -54,6 +54,8 @@ def _compared(other: Path, rounds: int, only: list[str] | None) -> Iterator[Figu
     with ExitStack() as stack:
         ours, theirs = (stack.enter_context(_Served(folder)) for folder in (_HERE, other))
         names = [name for name in ours.names if name in theirs.names and (only is None or name in only)]
+        if unknown := sorted(set(only or ()).difference(names)):
+            raise SystemExit(f"no such arms: {', '.join(unknown)}; there are {', '.join(ours.names)}")
         costs: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in names}
         for number in range(rounds + 1):
             for name in names:

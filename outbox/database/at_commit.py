@@ -232,9 +232,8 @@ def keep_open(connection: Connection, holder: Holder, *, statements: bool) -> Ro
     if transaction is None or transaction in _held:
         return None
     if statements and _before_execute not in connection.engine.dispatch.before_cursor_execute:
-        had_events = connection.engine._has_events
-        event.listen(connection.engine, "before_cursor_execute", _before_execute)
-        connection.engine._has_events = had_events
+        with _hooking:
+            _add_listeners(connection.engine, before_cursor_execute=_before_execute)
     _held[transaction] = holder
     return transaction
 
@@ -296,15 +295,23 @@ def hook(engine: Engine) -> None:
     with _hooking:
         # An engine that is made of another one has its listeners, which that may be calling now, in another thread.
         if _on_commit not in engine.dispatch.commit:
-            had_events = engine._has_events
-            event.listen(engine, "commit_twophase", _on_commit_twophase)
-            event.listen(engine, "prepare_twophase", _on_prepare_twophase)
-            event.listen(engine, "rollback", _on_rollback)
-            event.listen(engine, "rollback_twophase", _on_rollback)
-            event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
-            event.listen(engine, "commit", _on_commit)
-            engine._has_events = had_events
+            _add_listeners(
+                engine,
+                commit_twophase=_on_commit_twophase,
+                prepare_twophase=_on_prepare_twophase,
+                rollback=_on_rollback,
+                rollback_twophase=_on_rollback,
+                rollback_savepoint=_on_rollback_savepoint,
+                commit=_on_commit,
+            )
         _hooked.add(engine)
+
+
+def _add_listeners(engine: Engine, **listeners: Callable[..., None]) -> None:
+    had_events = engine._has_events
+    for name, function in listeners.items():
+        event.listen(engine, name, function)
+    engine._has_events = had_events
 
 
 def _before_execute(connection: Connection, _cursor: Any, sql: str, *_: Any) -> None:

@@ -16,6 +16,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any, NoReturn, cast
+from weakref import ref
 
 from sqlalchemy.exc import InvalidRequestError
 
@@ -621,19 +622,16 @@ def hold_open(driver: Any, hold: Hold) -> Callable[[], None]:
         return lambda: None
     own = vars(driver)
     methods = own.get(_METHODS) or own.setdefault(_METHODS, _held_methods(driver))
-    outer, cursors, rows = own.get(_HELD_BY), driver.cursor_factory, driver.row_factory
-    replaced = {name: own[name] for name in own.keys() & methods.keys()}
-    own.update(methods)
-    own[_HELD_BY], driver.cursor_factory = hold, refusing(cursors)
+    held = {**methods, _HELD_BY: hold}
+    cursors, rows, before = driver.cursor_factory, driver.row_factory, {name: own[name] for name in own.keys() & held}
+    own.update(held)
+    driver.cursor_factory = refusing(cursors)
 
     def let() -> None:
         driver.cursor_factory, driver.row_factory = cursors, rows
-        for name in methods:
+        for name in held:
             own.pop(name, None)
-        own.update(replaced)
-        del own[_HELD_BY]
-        if outer is not None:
-            own[_HELD_BY] = outer
+        own.update(before)
 
     return let
 
@@ -643,16 +641,16 @@ _HELD_BY, _METHODS = "outbox_hold", "outbox_held_methods"
 
 
 def _held_methods(driver: Any) -> dict[str, Callable[..., Any]]:
-    own: dict[str, Any] = vars(driver)
-    plain = driver.__class__.transaction
+    # By a weak reference: they are kept by the connection, which would be in a circle with them.
+    plain, here = driver.__class__.transaction, ref(driver)
 
     def refused(call: str, *_: Any) -> None:
-        own[_HELD_BY].refuse(f"{call} of the driver's connection")
+        vars(here())[_HELD_BY].refuse(f"{call} of the driver's connection")
 
     def transaction(*args: Any, **options: Any) -> Any:
         # On a connection that has yet to begin one, it would be no savepoint.
-        begun = in_transaction(driver)
-        return plain(driver, *args, **options) if begun else own[_HELD_BY].refuse("transaction()")
+        begun = in_transaction(here())
+        return plain(here(), *args, **options) if begun else vars(here())[_HELD_BY].refuse("transaction()")
 
     calls = {"_set_autocommit": "autocommit"} | {name: f"{name}()" for name in ("commit", "rollback", "set_autocommit")}
     return {"transaction": transaction, **{name: partial(refused, call) for name, call in calls.items()}}

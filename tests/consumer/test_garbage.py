@@ -10,13 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.adapt import Dumper
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message
+from outbox import Message, Outbox
 from tests.kit.bench import Bench, record
 
 MESSAGES = 20
+_OLD = tuple(map(int, psycopg.__version__.split(".")[:2])) < (3, 3)
+_NEW = pytest.mark.skipif(_OLD, reason="psycopg before 3.3 has its connections in circles of its own")
 
 
 def by_cursor(message: Message, cursor: psycopg.Cursor[Any]) -> None:
@@ -51,8 +53,9 @@ def circles(work: Callable[[], object]) -> Counter[str]:
     try:
         work()
         gc.collect()
-        ours = (type(each) for each in gc.garbage if not isinstance(each, Dumper))
-        return Counter(kind.__qualname__ for kind in ours if kind.__module__.startswith("outbox."))
+        kinds = (type(each) for each in gc.garbage if not isinstance(each, Dumper))
+        ours = (kind for kind in kinds if kind.__module__.startswith("outbox.") or issubclass(kind, psycopg.Connection))
+        return Counter(kind.__qualname__ for kind in ours)
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -84,9 +87,11 @@ def test_a_handled_message_leaves_no_circle(bench: Bench, handler: Any, options:
     assert not {kind: each for kind, each in found.items() if each >= MESSAGES}
 
 
-def test_a_sent_message_leaves_no_circle(bench: Bench) -> None:
-    """By a session, a connection, and each decorator."""
-    app = bench.app
+@pytest.mark.parametrize("pool", [None, pytest.param(NullPool, marks=_NEW)])
+def test_a_sent_message_leaves_no_circle(bench: Bench, pool: type[NullPool] | None) -> None:
+    """By a session, a connection, and each decorator; also where each has a connection of its own."""
+    engine = create_engine(bench.producer.url, poolclass=pool)
+    app = Outbox(engine, settings=bench.settings)
 
     @app.transactional(topic="t")
     def order(session: Session, number: int) -> int:
@@ -98,12 +103,13 @@ def test_a_sent_message_leaves_no_circle(bench: Bench) -> None:
 
     def work() -> None:
         for number in range(MESSAGES):
-            with Session(bench.producer) as session, session.begin():
+            with Session(engine) as session, session.begin():
                 app.send(session, "t", number)
-            with bench.producer.begin() as connection:
+            with engine.begin() as connection:
                 app.send(connection, "t", number)
             order(number)
             pay(number)
 
     found = circles(work)
     assert not {kind: each for kind, each in found.items() if each >= MESSAGES}
+    engine.dispose()

@@ -71,6 +71,32 @@ def test_what_a_handler_leaves_behind_harms_nobody(bench: Bench, left: str, batc
     assert bench.ledger() == ["1", "2", "3", "4"]
 
 
+class OwnCursors(psycopg.Connection[Any]):
+    """A connection whose cursors are of no class that it was told."""
+
+    def cursor(self, *_: Any, **__: Any) -> Any:
+        """Return a plain one."""
+        return psycopg.Cursor(self)
+
+
+def test_a_commit_by_sql_is_refused_whatever_makes_the_cursors(bench: Bench) -> None:
+    """SQLAlchemy tells of its statements where the driver's cursors don't."""
+
+    def commits(message: Message, session: Session) -> None:
+        record(message, session)
+        session.execute(text("COMMIT"))
+        session.execute(text("BEGIN"))
+        raise RuntimeError("ill")
+
+    consumer = bench.declare(commits)
+    bench.send(1)
+    plain: Any = bench.consumer.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with bench.another(creator=lambda: OwnCursors.connect(plain)) as (connection, source):
+        bench.consume_on(consumer, connection, source)
+    assert bench.ledger() == []
+    assert bench.statuses() == [("failed", 1)]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_what_is_written_after_a_rollback_is_undone(bench: Bench, is_async: bool) -> None:
     """By the driver, past the session that was rolled back: it isn't for the transaction of the next message."""

@@ -436,12 +436,12 @@ class _Traced:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._traced, name, value)
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc] # what a proxy is
     def __class__(self) -> Any:
         return type(self._traced)
 
     @property
-    def __dict__(self) -> Any:  # type: ignore[override]
+    def __dict__(self) -> Any:  # type: ignore[override] # what a proxy is
         return vars(self._traced)
 
     def cursor(self, *args: Any, **options: Any) -> Any:

@@ -1,7 +1,8 @@
 """The repairs that operators have ordered of what reconciliations found: bulk jobs, whose items are the findings.
 
 They are carried out as any bulk job, by a worker that has the reconciliation. A repair has transactions of its own in
-both databases, while its items are leased: of a worker that died over them, another one finds repaired messages healed.
+both databases, while its items are leased, and tells of each finding at once what came of it: what a worker has done
+that died over them isn't done again.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _repair(
     """Repair findings, and write what came of them beside their items.
 
     Raises:
-        SourceLost: a database is out of reach. What was repaired before is found healed.
+        SourceLost: a database is out of reach. What was repaired before is written with its findings.
     """
     from outbox.reconcile.record.write import acted, why_of  # noqa: PLC0415 - an extra
     from outbox.reconcile.repair import BUSY as REFUSED_BUSY  # noqa: PLC0415 - an extra
@@ -105,7 +106,7 @@ def _repair(
                 raise SourceLost(why_of(error, job)) from error
         results |= came
         news = [Repaired(each, *found[each], result) for each, result in came.items() if result != REFUSED_BUSY]
-        # At once: whatever comes after it, what was done isn't to be taken for something else.
+        # At once: a worker that comes to these after this one has died takes them for something else.
         with connection.begin():
             execute(connection, acted(schema, run, news))
     # A message without a result has changed under the repair's hands.
