@@ -165,7 +165,7 @@ def copy_inbox(place: Place) -> None:
         target.execute("DROP TABLE IF EXISTS copied")
         target.execute("CREATE TABLE copied (LIKE outbox.consumer_message INCLUDING DEFAULTS)")
         with (
-            source.cursor().copy("COPY outbox.consumer_message TO STDOUT (FORMAT binary)") as rows,
+            source.cursor().copy("COPY (SELECT * FROM outbox.consumer_message) TO STDOUT (FORMAT binary)") as rows,
             target.cursor().copy("COPY copied FROM STDIN (FORMAT binary)") as copied,
         ):
             for data in rows:

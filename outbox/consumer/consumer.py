@@ -63,7 +63,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, is_lost, read_source
+from outbox.database.execute import Row, Statement, execute, is_lost, read_log, read_source
 from outbox.database.session import Transactions, begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index, try_lock
 from outbox.errors import MessagesPruned
@@ -257,7 +257,7 @@ class QueueConsumer:
             self._passage = passage_of(connection, self._queue, passage)
         if position != self._position or not candidates:
             if not reads or position != self._position:
-                inbox = read_source(source, self.next_messages(position))
+                inbox = read_log(connection, source, self.next_messages(position))
             ahead, *inbox = inbox
             agrees = self.read(ahead, position, message_id)
             candidates = list(islice(self._ahead, size))
@@ -583,7 +583,7 @@ class Consumer:
             all_due_at = time.monotonic() + ALL_QUEUES_EVERY
             queues = waiting = self.waiting_queues(connection, source)
             random.shuffle(waiting)
-            ahead = self._read_ahead(source, waiting)
+            ahead = self._read_ahead(connection, source, waiting)
             self.measure_lag(waiting, self._first_times(waiting, ahead))
         for queue, position, message_id, last in queues:
             consumer = self._queues[queue]
@@ -656,7 +656,7 @@ class Consumer:
         """Return how far the group may read a queue, as the last look at its queues found."""
         return self._queues[queue].reach if queue in self._queues else growth.UNBOUNDED
 
-    def _read_ahead(self, source: Connection, waiting: list[WaitingQueue]) -> dict[int, list[Row]]:
+    def _read_ahead(self, here: Connection, source: Connection, waiting: list[WaitingQueue]) -> dict[int, list[Row]]:
         """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
         missing = [
             (queue, position)
@@ -666,7 +666,7 @@ class Consumer:
         if not missing:
             return {}
         statements = [self._queues[queue].next_messages(position) for queue, position in missing]
-        _, *rows = read_source(source, plan_by_index(), *statements)
+        _, *rows = read_log(here, source, plan_by_index(), *statements)
         return dict(zip((queue for queue, _ in missing), rows, strict=True))
 
     def _first_times(self, waiting: list[WaitingQueue], ahead: Mapping[int, list[Row]]) -> Iterator[dt.datetime | None]:

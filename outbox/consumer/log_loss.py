@@ -24,7 +24,7 @@ from uuid import UUID
 
 from outbox.consumer import sql
 from outbox.database.at_commit import after_commit
-from outbox.database.execute import execute, read_source
+from outbox.database.execute import execute, read_log, read_source
 from outbox.telemetry.events import LogWentBack
 from outbox.telemetry.hooks import emit
 
@@ -46,11 +46,14 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     reads the source: a log that grew in between can't be taken for one that went back.
     """
     names = {"topic": queue.topic, "queue": queue.queue}
-    (heads,) = read_source(source, sql.heads(queue.schema, topic=queue.topic))
+    (heads,) = read_log(connection, source, sql.heads(queue.schema, topic=queue.topic))
     last, _, is_standby = next((row[1:4] for row in heads if row[0] == queue.queue), (0, None, False))
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
-    agreed, message_id = _agreed(connection, source, queue, position) or (_before_first(source, queue), None)
+    agreed, message_id = _agreed(connection, source, queue, position) or (
+        _before_first(connection, source, queue),
+        None,
+    )
     values = names | {"group": queue.group, "agreed": agreed, "position": position}
     # The last message of a queue is never pruned: if none is left of before the offset, there never was one.
     after = agreed if agreed <= position else 0
@@ -71,8 +74,8 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     return True
 
 
-def _before_first(source: Connection, queue: GroupQueue) -> int:
-    (rows,) = read_source(source, sql.beginnings(queue.schema, topic=queue.topic))
+def _before_first(connection: Connection, source: Connection, queue: GroupQueue) -> int:
+    (rows,) = read_log(connection, source, sql.beginnings(queue.schema, topic=queue.topic))
     return next((first for number, first in rows if number == queue.queue), 1) - 1
 
 
@@ -80,7 +83,7 @@ def _agreed(connection: Connection, source: Connection, queue: GroupQueue, posit
     """Return the last message, up to a position, that the log has where the group had it; None if there is none."""
     while True:
         before = {"topic": queue.topic, "queue": queue.queue, "position": position, "limit": _COMPARED}
-        (rows,) = read_source(source, sql.messages_before(queue.schema, **before))
+        (rows,) = read_log(connection, source, sql.messages_before(queue.schema, **before))
         if not rows:
             return None
         of_log = {"positions": [row[0] for row in rows], "ids": [row[1] for row in rows]}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.consumer import sql
-from outbox.database.execute import execute, lock_key, read_source
+from outbox.database.execute import execute, lock_key, read_log
 from outbox.database.session import begin
 from outbox.database.sql import take_lock
 from outbox.errors import MessagesPruned
@@ -43,16 +43,16 @@ def start_positions(source: Connection, schema: str, topic: str, start: Start) -
     ``source`` is on the producer's database.
     """
     if start == "now":
-        (heads,) = read_source(source, sql.heads(schema, topic=topic))
+        (heads,) = read_log(None, source, sql.heads(schema, topic=topic))
         return [StartPosition(queue, last, last_id) for queue, last, last_id, *_ in heads]
-    (firsts,) = read_source(source, sql.beginnings(schema, topic=topic))
+    (firsts,) = read_log(None, source, sql.beginnings(schema, topic=topic))
     if start == "first":
         return [StartPosition(queue, first - 1, None) for queue, first in firsts]
     if isinstance(start, dt.datetime):
-        (rows,) = read_source(source, sql.start_at_time(schema, topic=topic, since=start))
+        (rows,) = read_log(None, source, sql.start_at_time(schema, topic=topic, since=start))
         return [StartPosition(*row) for row in rows]
     positions = [start.get(queue, first) if isinstance(start, Mapping) else start for queue, first in firsts]
-    (rows,) = read_source(source, sql.start_at_position(schema, topic=topic, positions=positions))
+    (rows,) = read_log(None, source, sql.start_at_position(schema, topic=topic, positions=positions))
     return [
         StartPosition(queue, max(before, first - 1), message_id, max(number_of(first) - number_of(position), 0))
         for (queue, first), position, (_, before, message_id) in zip(firsts, positions, rows, strict=True)

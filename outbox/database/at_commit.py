@@ -13,7 +13,9 @@ connection which carries the business change, as one of its sources, and follow 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -440,6 +442,58 @@ def _write(connection: Connection, *, then_commit: bool, following: Sequence[Sta
     for function in waited_for:
         function()
     return rows
+
+
+# --- what wakes dispatchers -------------------------------------------------------------------------------------
+
+#: Where ops are written: the address of a database, and the schema.
+OpsAddress = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDispatcher:
+    """A dispatcher that runs in this process: what wakes it, from any thread, and whether it is at its post."""
+
+    wake: Callable[[], None]
+    is_there: Callable[[], bool]
+
+
+#: A send within so many seconds (first number) of the one before is nudged for only if the last nudge is older than the
+#: second: a dispatcher that has so much to do looks again by itself. A nudge costs an eighth of a lone send.
+NO_PAUSE, NUDGE_EVERY = 0.003, 0.01
+#: When this process sent to an address last, and nudged last.
+_sent: dict[OpsAddress, tuple[float, float]] = {}
+
+
+def nudges_now(address: OpsAddress) -> bool:
+    """Take note of a transaction that sends; tell whether dispatchers are to be nudged for it."""
+    now, (sent, nudged) = time.monotonic(), _sent.get(address, (0.0, 0.0))
+    due = now - sent > NO_PAUSE or now - nudged > NUDGE_EVERY
+    _sent[address] = now, now if due else nudged
+    return due
+
+
+#: The dispatchers of this process. A fork has none of their threads.
+_dispatchers: dict[OpsAddress, LocalDispatcher] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_dispatchers.clear)
+
+
+def dispatcher_here(address: OpsAddress) -> LocalDispatcher | None:
+    """Return the dispatcher of an address that this process has; None if there is none at its post."""
+    found = _dispatchers.get(address)
+    return found if found is not None and found.is_there() else None
+
+
+def begin_here(address: OpsAddress, dispatcher: LocalDispatcher) -> None:
+    """Have senders of this process call a dispatcher; of several the newest."""
+    _dispatchers[address] = dispatcher
+
+
+def end_here(address: OpsAddress, dispatcher: LocalDispatcher) -> None:
+    """Have senders call it no more."""
+    if _dispatchers.get(address) is dispatcher:
+        del _dispatchers[address]
 
 
 # --- sent with a session ------------------------------------------------------------------------------------------

@@ -134,8 +134,8 @@ class Task:
 
     ``every`` is the longest wait (seconds) between two passes, or returns it. ``eager``: it goes on looking for a while
     after its last work; another one only as long as its pass says that there is more. ``after`` is called when a pass
-    brought work, or failed and may have. ``on_ops``: it runs when others tell of ops. ``facts`` returns what is
-    reported beside its health.
+    brought work, or failed and may have. ``on_ops`` is called, and then the pass runs, when others tell of ops.
+    ``facts`` returns what is reported beside its health.
 
     ``lane`` names the connection and thread that it shares with others; by default it has its own. ``parts`` are those
     whose tables, and rights of its duty, it needs in its database. ``source`` is the producer's database, None where
@@ -148,7 +148,7 @@ class Task:
     every: float | Callable[[], float]
     eager: bool = False
     after: Callable[[], object] | None = None
-    on_ops: bool = False
+    on_ops: Callable[[], object] | None = None
     facts: Callable[[], Mapping[str, Any]] = dict
     lane: str | None = None
     parts: Iterable[Part] = ()
@@ -192,7 +192,8 @@ class ServedOutbox(Protocol):
 class Post:
     """Where a duty is done: an `Outbox`, and what runs its passes there.
 
-    ``parts`` of the Outbox's database are served here, by a worker with these ``roles``. ``new_runner`` makes further
+    ``parts`` of the Outbox's database are served here, by a worker with these ``roles``; ``consumes``: it has consumers
+    whose topics and tables both are in that database. ``new_runner`` makes further
     connections. ``stopping`` is set when the worker ends; ``at_end`` takes a function to call when its duties have
     ended. ``wake_dispatch`` has committed ops dispatched now, ``wake_consumers`` new messages consumed: of what
     `outbox.database.sql.read_news` reads, or (None) of any topic.
@@ -203,6 +204,7 @@ class Post:
     settings: Settings
     parts: Collection[Part]
     roles: frozenset[Role]
+    consumes: bool
     stopping: threading.Event
     new_runner: NewRunner
     at_end: Callable[[Callable[[], object]], object]

@@ -21,6 +21,8 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('jit', 'off', true)
 """
 _PLAN_ONCE = f"{_PLAN_BY_INDEX.rstrip()}, set_config('plan_cache_mode', 'force_generic_plan', true)"
+#: What `plan_by_index` sets, planned once, among the columns of another statement.
+PLANNED_ONCE = _PLAN_ONCE.partition("SELECT")[2]
 
 #: For this transaction, plan statements for each of their values: few rows fit one, and nearly all another. A prepared
 #: statement else gets one plan for all values, once that seems as good on average (PostgreSQL: ``plan_cache_mode``).
@@ -280,6 +282,25 @@ _NOTIFY = """
 SELECT pg_notify(%s, payload)
   FROM unnest(%s::text[]) payload, set_config('synchronous_commit', 'off', true)
 """
+
+
+_NUDGE = """
+SELECT pg_notify(%s, %s) FROM set_config('synchronous_commit', 'off', true)
+ WHERE pg_try_advisory_xact_lock_shared(%s)
+"""
+
+
+def awake_lock(schema: str) -> int:
+    """Return the advisory lock of a dispatcher that is at work, and looks again when it has ended."""
+    return lock_key("awake", schema)
+
+
+def nudge(schema: str) -> Statement:
+    """Tell dispatchers, unless one is awake, that ops were committed; as `notify`, in a transaction of its own.
+
+    A dispatcher that holds its lock now looks again after that, and sees what was committed before this.
+    """
+    return Statement(_NUDGE, (channel(schema), OPS, awake_lock(schema)))
 
 
 def notify(schema: str, *payloads: str) -> Statement:

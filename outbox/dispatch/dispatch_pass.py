@@ -18,19 +18,29 @@ epoch begins. It is the clock's seconds since 2024, and higher than the one that
 begun epochs that this database doesn't know of. Numbers go on where the queue has them, so that a gap which was pruned
 and a lag can be told from a jump. Only a restore into another cluster changes what xids mean, and needs a re-base:
 after a promotion cursor and ops are of one moment. What no identity shows (a volume that its storage put back), the
-consumers find out by themselves: `outbox.consumer.log_loss`. Dispatch commits synchronously whatever the setting says,
-so that a crash forgets nothing that was read.
+consumers find out by themselves: `outbox.consumer.log_loss`.
+
+Durability: a crash must not forget what was read, or its position would be another message's. Dispatch commits
+synchronously whatever the setting says, unless its worker also consumes from this database: what a consumer here
+commits comes later in the same log, so that neither survives without the other. A consumer whose own tables are in
+another database waits by itself for what it has read (`outbox.database.execute.read_log`).
 
 A pass looks at the cursor without the lock, and goes on only if there is something to do. Lock, batch and COMMIT are
 then one round trip, in which nothing waits for the client: a worker whose host vanishes leaves no lock behind. The
 cursor seen before the lock is compared after it, in a statement of its own, which sees what the last holder wrote.
+The pass of a worker that was told of ops needs no look: it goes by the cursor that it left itself.
+
+Senders tell of ops, but not while a pass holds the lock ``awake`` (`outbox.database.sql.nudge`), as it does where ops
+come faster than passes. Such a pass is followed by another look at once, which sees what was committed meanwhile.
 
 Source of the visibility rules: PostgreSQL, "Transaction ID and Snapshot Information Functions".
 """
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -41,7 +51,7 @@ from outbox.database import sql as database_sql
 from outbox.database.at_commit import after_commit, announce, behind_commit
 from outbox.database.duty import APPEND, Duty, Post, Task
 from outbox.database.execute import LOCK_NOT_AVAILABLE, by_size, execute, lock_key, sqlstate, statement
-from outbox.database.sql import COMMIT_SYNCHRONOUSLY, notify, plan_by_index, take_lock
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, awake_lock, notify, plan_by_index, take_lock
 from outbox.dispatch import sql
 from outbox.errors import HalfNotFound, HalvesHidden, SequenceBehind
 from outbox.message.model import Counts
@@ -60,6 +70,8 @@ if TYPE_CHECKING:
     OnNews = Callable[[str], object]
 
 NOTHING = Counts()
+#: A pass that begins within so many seconds after one that had work: ops may come faster than passes.
+BUSY = 0.003
 _SEQUENCE_OF_OPS = {"table": "op_message", "column": "sequence", "named": "op_sequence"}
 
 
@@ -74,57 +86,92 @@ def dispatch_once(
     """Dispatch one batch in one transaction on ``connection``, which must not be in one.
 
     Calls ``on_news``, once it is committed, with each topic or queue that has new messages. Returns ``taken`` ops and
-    ``done`` messages; nothing where another worker is dispatching. ``more`` is set while a backlog is left over from a
-    cut.
+    ``done`` messages; nothing where another worker is dispatching. ``more`` is set if there are more ops by now.
 
     Raises:
         HalvesHidden: row security hides the half of a committed op; nothing was dispatched.
         SequenceBehind: this is another cluster, and the sequence of ops didn't come with the tables.
     """
-    most, name = settings.dispatch_batch if limit is None else limit, ("dispatch", settings.schema)
-    attempt = partial(_dispatch, connection, settings, on_news)
-    while (counts := by_size(connection, name, most, attempt)) is None:
-        pass  # each time, another worker has come further, or a new epoch has begun
-    return counts
+    return Dispatcher(settings, on_news).once(connection, limit)
 
 
-def _dispatch(connection: Connection, settings: Settings, on_news: OnNews | None, limit: int) -> Counts | None:
-    """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
-    with connection.begin():
-        # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
-        _, cursors = execute(connection, plan_by_index(once=True), sql.newest_cursor(settings.schema), then_commit=True)
-    if not cursors or (cursor := sql.Cursor(*cursors[0])).restored:
-        return _start_over(connection, settings.schema)
-    if cursor.fell_back:
-        taken, begun = _in_turn(connection, settings.schema, sql.begin_epoch_in_turn(settings.schema))
-        _tell(begun)
-        return None if taken else NOTHING
-    if not cursor.pending:
-        return NOTHING
-    keep_turn = sql.keep_turn(settings.schema, cursor=cursor.id, log=cursor.current_log)
-    taken, ((unchanged,),), ((ops, messages, scheduled, news, unseen),) = _in_turn(
-        connection, settings.schema, keep_turn, sql.dispatch_batch(settings, limit, cursor)
-    )
-    if not unchanged:
-        return None if taken else NOTHING
-    _pass_on(connection, settings, news or [], on_news)
-    _tell_missing(unseen)
-    cut = cursor.until_sequence is not None or ops == limit
-    # A pass that finished a cut with an empty batch still moved the cursor: look again at once.
-    return Counts(taken=ops, done=messages + scheduled, more=cut)
+class Dispatcher:
+    """Dispatches batch after batch, as `dispatch_once`, and keeps the cursor that its last pass has left.
+
+    ``awake``: it is called again at once where it returns ``more``. ``durable``: a commit waits for the disk.
+    """
+
+    def __init__(
+        self, settings: Settings, on_news: OnNews | None = None, *, awake: bool = False, durable: bool = True
+    ) -> None:
+        self._settings = settings
+        self._on_news = on_news
+        self._awake = awake_lock(settings.schema) if awake else None
+        self._worked_at = -math.inf
+        self._durable = durable
+        self._nudged = False
+        self._left: sql.Cursor | None = None
+
+    def nudge(self) -> None:
+        """Take note that ops were committed; from any thread."""
+        self._nudged = True
+
+    def once(self, connection: Connection, limit: int | None = None) -> Counts:
+        """Dispatch one batch; raises as `dispatch_once`."""
+        most = self._settings.dispatch_batch if limit is None else limit
+        nudged, self._nudged = self._nudged, False
+        known, self._left = self._left, None
+        if known is not None and not (nudged or known.pending):
+            known = None
+        name = ("dispatch", self._settings.schema)
+        while (counts := by_size(connection, name, most, partial(self._attempt, connection, known))) is None:
+            known = None  # each time, another worker has come further, or a new epoch has begun
+        return counts
+
+    def _attempt(self, connection: Connection, known: sql.Cursor | None, limit: int) -> Counts | None:
+        """Dispatch one batch; None where the cursor isn't any more what it was before the lock."""
+        schema, cursor = self._settings.schema, known or self._read_cursor(connection)
+        if cursor is None or cursor.restored:
+            return _start_over(connection, schema)
+        if cursor.fell_back:
+            taken, begun = _in_turn(connection, schema, sql.begin_epoch_in_turn(schema))
+            _tell(begun)
+            return None if taken else NOTHING
+        if not cursor.pending and not known:
+            self._left = cursor
+            return NOTHING
+        awake = self._awake if time.monotonic() - self._worked_at < BUSY else None
+        keep_turn = sql.keep_turn(schema, cursor=cursor.id, log=cursor.current_log, awake=awake)
+        batch = sql.dispatch_batch(self._settings, limit, cursor), sql.newest_cursor(schema)
+        taken, ((unchanged, was_awake),), ((ops, messages, scheduled, news, unseen),), left = _in_turn(
+            connection, schema, keep_turn, *batch, durable=self._durable
+        )
+        if not unchanged:
+            return None if taken else NOTHING
+        self._left = sql.Cursor(*left[0])
+        if ops:
+            self._worked_at = time.monotonic()
+        _pass_on(connection, self._settings, news or [], self._on_news)
+        _tell_missing(unseen)
+        return Counts(taken=ops, done=messages + scheduled, more=self._left.pending or bool(was_awake))
+
+    def _read_cursor(self, connection: Connection) -> sql.Cursor | None:
+        with connection.begin():
+            # Passes that find nothing commit, since psycopg throws its prepared statements away with each rollback.
+            newest = sql.newest_cursor(self._settings.schema)
+            _, cursors = execute(connection, plan_by_index(once=True), newest, then_commit=True)
+        return sql.Cursor(*cursors[0]) if cursors else None
 
 
-def _in_turn(connection: Connection, schema: str, *statements: Statement) -> Any:
+def _in_turn(connection: Connection, schema: str, *statements: Statement, durable: bool = True) -> Any:
     """Run statements, which do nothing without the lock, in a transaction that holds it; return if it does, their rows.
 
     All is one round trip: a host that vanishes meanwhile leaves no lock behind.
     """
-    begin = plan_by_index(once=True), COMMIT_SYNCHRONOUSLY, sql.try_turn(dispatch_lock(schema))
+    begin = sql.begin_turn(dispatch_lock(schema), durable=durable)
     try:
         with connection.begin():
-            _, _, ((taken, *_),), *rows = execute(
-                connection, *begin, *statements, then_commit=True, prepare_before=True
-            )
+            ((taken, *_),), *rows = execute(connection, begin, *statements, then_commit=True, prepare_before=True)
     except DBAPIError as error:
         if hidden := re.search(rf"{sql.HIDDEN}(\d+) ([0-9a-f-]+)", str(error)):
             raise HalvesHidden(schema, int(hidden[1]), UUID(hidden[2])) from error
@@ -300,7 +347,20 @@ def dispatch_passed(
     return passed, [half_id for half_id, is_passed in rows if not is_passed]
 
 
-def _tasks(at: Post, name: str, make: Callable[..., Counts], every: float, *, on_ops: bool = False) -> Iterator[Task]:
+#: Makes messages, and what is called when others tell of ops.
+Making = tuple["Callable[[Connection], Counts]", "Callable[[], object] | None"]
+
+
+def _dispatching(at: Post, on_news: OnNews) -> Making:
+    dispatcher = Dispatcher(at.settings, on_news, awake=True, durable=not at.consumes)
+    return dispatcher.once, dispatcher.nudge
+
+
+def _releasing(at: Post, on_news: OnNews) -> Making:
+    return lambda connection: release_due_once(connection, at.settings, on_news=on_news), None
+
+
+def _tasks(at: Post, name: str, making: Callable[[Post, OnNews], Making], every: float) -> Iterator[Task]:
     """Have messages made, and those consumers woken that they are for."""
     arrived: list[str] = []
 
@@ -314,11 +374,9 @@ def _tasks(at: Post, name: str, make: Callable[..., Counts], every: float, *, on
             at.wake_consumers(None)
         arrived.clear()
 
-    def one_pass(connection: Connection, *_: object) -> Counts:
-        return make(connection, at.settings, on_news=pass_on)
-
+    make, on_ops = making(at, pass_on)
     how: Any = {"lane": "dispatch", "eager": True, "on_ops": on_ops, "parts": ("producer",)}
-    yield Task(name=name, one_pass=one_pass, every=every, after=wake, **how)
+    yield Task(name=name, one_pass=lambda connection, *_: make(connection), every=every, after=wake, **how)
 
 
 DUTIES = (
@@ -334,7 +392,7 @@ DUTIES = (
         SELECT ON topic_pause
         """,
         role="dispatch",
-        tasks=lambda at: _tasks(at, "dispatch", dispatch_once, at.settings.idle_wait, on_ops=True),
+        tasks=lambda at: _tasks(at, "dispatch", _dispatching, at.settings.idle_wait),
     ),
     Duty(
         "release",
@@ -346,6 +404,6 @@ DUTIES = (
         SELECT DELETE ON topic_pause
         """,
         role="release",
-        tasks=lambda at: _tasks(at, "release", release_due_once, at.settings.release_interval),
+        tasks=lambda at: _tasks(at, "release", _releasing, at.settings.release_interval),
     ),
 )

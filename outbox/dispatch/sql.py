@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, UNLESS_IDLE, number
+from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, PLANNED_ONCE, UNLESS_IDLE, number
 from outbox.message.model import NUMBER_BITS
 
 if TYPE_CHECKING:
@@ -39,11 +39,27 @@ def try_turn(lock: int) -> Statement:
     )
 
 
-#: Give the turn up if cursor and log aren't those any more which were read before the lock. Rows: ``(it is kept,)``.
+_SYNCHRONOUSLY = "coalesce(nullif(nullif(current_setting('synchronous_commit'), 'off'), 'local'), 'on')"
+
+
+def begin_turn(lock: int, *, durable: bool) -> Statement:
+    """Begin a transaction of dispatch in one statement: as `try_turn`; all that follows is planned once, by indexes.
+
+    ``durable``: its COMMIT waits for the disk, and for synchronous standbys, whatever the setting says; else for none.
+    Rows: ``(taken, …)``.
+    """
+    turn, commit = try_turn(lock), _SYNCHRONOUSLY if durable else "'off'"
+    return Statement(f"{turn.sql}, {PLANNED_ONCE}, set_config('synchronous_commit', {commit}, true)", turn.values)
+
+
+# Tried only: a nudge holds it for a moment.
+#: Give the turn up if cursor and log aren't those any more which were read before the lock; if it is kept, take the
+#: lock ``awake``, unless that is NULL. Rows: ``(it is kept, …)``.
 keep_turn: Template = Template(f"""
-SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
-           SELECT FROM (SELECT id FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
-            WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean
+SELECT kept, CASE WHEN kept THEN pg_try_advisory_xact_lock(%(awake)s::bigint) END
+  FROM (SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
+               SELECT FROM (SELECT id FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
+                WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean AS kept OFFSET 0) k
 """)
 
 # Dispatch numbers its cursors by itself: the newest row counts, and logical replication carries no sequence. The values
@@ -435,6 +451,16 @@ topic_queues: Template = Template("SELECT queues FROM {s}.topic WHERE name = %s"
 compensated: Template = Template("SELECT half_id FROM {s}.compensation WHERE half_id = ANY (%s::uuid[])")
 
 
+def _dispatching(source: str, cursor: str) -> str:
+    """Return the SQL that makes messages of a batch of ops, and moves the cursor."""
+    return f"WITH {source}{_OPS_TO_ENTRIES}{_TOPICS}{_TOTALS}{cursor}{_MISSING}{_APPEND}"
+
+
+_DISPATCH_FRESH = _dispatching(_FRESH, _CURSOR_OF_FRESH)
+_DISPATCH_REST = _dispatching(_REST, _CURSOR_OF_REST.replace("{read}", "batch"))
+_DISPATCH_MISSED = _dispatching(_MISSED, _CURSOR_OF_REST.replace("{read}", "old"))
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """How far dispatch has come; xids as text, since they are 64-bit and only PostgreSQL computes with them.
@@ -481,16 +507,11 @@ def dispatch_batch(settings: Settings, limit: int, cursor: Cursor) -> Statement:
 
     Rows: ``(ops taken, messages, scheduled, news for `read_news` or None, halves that can't be seen or None)``.
     """
-    if cursor.until_sequence is None:
-        source, moved = _FRESH, _CURSOR_OF_FRESH
-    elif cursor.target is not None:
-        source, moved = _REST, _CURSOR_OF_REST.replace("{read}", "batch")
-    else:
-        source, moved = _MISSED, _CURSOR_OF_REST.replace("{read}", "old")
+    fresh = cursor.until_sequence is None
     return appending(
         settings,
         limit,
-        f"WITH {source}{_OPS_TO_ENTRIES}{_TOPICS}{_TOTALS}{moved}{_MISSING}{_APPEND}",
+        _DISPATCH_FRESH if fresh else _DISPATCH_MISSED if cursor.target is None else _DISPATCH_REST,
         next_xid=cursor.next_xid,
         in_flight=cursor.in_flight,
         target=cursor.target,

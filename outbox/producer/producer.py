@@ -19,18 +19,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 
 from outbox.database import at_commit
 from outbox.database.at_commit import (
     Item,
+    OpsAddress,
     Pending,
     SentWith,
     certain,
+    dispatcher_here,
     hook_sessions,
     new_item,
+    nudges_now,
     refuse_autocommit,
     sent_of,
     unscoped,
@@ -38,11 +40,11 @@ from outbox.database.at_commit import (
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.dialect import PSYCOPG, check_driver, is_of_driver
 from outbox.database.drivers import call_once_committed, raw_connection
-from outbox.database.engines import calling_engine
+from outbox.database.engines import address_of, calling_engine
 from outbox.database.execute import Statement, encodings, execute, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
-from outbox.database.sql import OPS, notify
+from outbox.database.sql import nudge
 from outbox.errors import InvalidMessage, TransactionRequired
 from outbox.message import content
 from outbox.message.compression import compress
@@ -84,7 +86,7 @@ class Sender:
     """What all messages of an Outbox have in common.
 
     ``flow`` may refuse one: None where no limit is set. ``limit``: bytes of all bodies that one transaction may send.
-    ``report`` is what the process tells of itself; ``nudges``: dispatchers listen.
+    ``report`` is what the process tells of itself; ``nudges``: dispatchers listen. ``address`` is where its ops are.
     """
 
     own: OwnDatabase
@@ -94,6 +96,16 @@ class Sender:
     report: ProcessReport
     flow: FlowControl | None
     nudges: bool
+    address: OpsAddress
+
+    def waking(self) -> tuple[list[Statement], list[Callable[[], None]]]:
+        """Return what follows a COMMIT that has ops: a nudge in a transaction of its own, or a call in this process.
+
+        NOTIFY locks database-wide at commit: never in the transaction itself.
+        """
+        if (dispatcher := dispatcher_here(self.address)) is not None:
+            return [], [dispatcher.wake]
+        return ([nudge(self.schema)] if self.nudges and nudges_now(self.address) else []), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +152,8 @@ class Intent:
     resolution: Resolution
 
 
-#: For longer than this after its last work, a dispatcher looks by itself every few milliseconds, so that only the first
-#: message after a pause is worth a nudge (seconds).
-_NUDGE_AFTER = 0.1
 #: The options that give a message its id.
 _NAMING = frozenset({"id", "dedupe", "on_duplicate"})
-_last_sent: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
 
 def _count_bytes(write: Write, transaction: Pending | SentWith, earlier: Callable[[], Iterable[Item]]) -> None:
@@ -186,7 +194,7 @@ def _write(
         if sender.flow is not None:
             sender.flow.admit(connection, [(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender])
     statements, duplicates = _statements(connection, writes)
-    waiting = _waiting(writes, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
+    nudges, waiting = _waiting(writes, intents, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:
@@ -194,8 +202,10 @@ def _write(
         for intent in intents:
             waiting += _tell_deciding(intent.sender, intent.half_id, intent.resolution)
             decide_first(connection, intent.sender.schema, intent.half_id, intent.resolution)
-        return [], [], waiting
-    return statements, _afterwards(connection, writes) if then_commit else [], waiting
+        statements = []
+    if not then_commit:
+        return statements, [], waiting
+    return statements, [*nudges, *(report.statement() for report in _due_reports(writes))], waiting
 
 
 def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[Statement], dict[int, DuplicateIgnored]]:
@@ -221,20 +231,24 @@ def _statements(connection: Connection, writes: Sequence[Write]) -> tuple[list[S
 
 
 def _waiting(
-    writes: list[Write], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
-) -> list[Callable[[], None]]:
-    """Return the functions to call after the COMMIT; ``afterwards``: can statements follow it in its round trip?"""
+    writes: list[Write], intents: list[Intent], duplicates: Mapping[int, DuplicateIgnored], *, afterwards: bool
+) -> tuple[list[Statement], list[Callable[[], None]]]:
+    """Return what wakes dispatchers behind the COMMIT, and the functions to call then.
+
+    ``afterwards``: can statements follow it in its round trip?
+    """
     heard = hooks.listeners.hooks or any(w.sending or w.once or w.sender.middlewares.hooks for w in writes)
-    waiting = [partial(_tell_sent, writes, duplicates)] if heard else []
+    functions: list[Callable[[], None]] = [partial(_tell_sent, writes, duplicates)] if heard else []
     reports = {} if afterwards else _due_reports(writes)
-    return [*waiting, *(partial(report.write_apart, engine) for report, engine in reports.items())]
-
-
-def _afterwards(connection: Connection, writes: list[Write]) -> list[Statement]:
-    """Return what follows the COMMIT, where it is worth it: a nudge for dispatchers, and what the process reports."""
-    now = time.monotonic()
-    statements = [notify(writes[0].sender.schema, OPS)] if _is_worth_a_nudge(connection, writes, now) else []
-    return statements + [report.statement() for report in _due_reports(writes)]
+    functions += [partial(report.write_apart, engine) for report, engine in reports.items()]
+    senders = {write.sender for write in writes if write.preparation is None}
+    senders |= {intent.sender for intent in intents if intent.resolution is Resolution.COMMIT}
+    statements: list[Statement] = []
+    for sender in senders:
+        nudges, calls = sender.waking()
+        statements += nudges
+        functions += calls
+    return statements, functions
 
 
 def _due_reports(writes: Iterable[Write]) -> dict[ProcessReport, Engine]:
@@ -273,15 +287,6 @@ def _tell_deciding(sender: Sender, half_id: UUID, resolution: Resolution) -> lis
     with hooks.work_for(sender.middlewares):
         hooks.emit(HalfDeciding(**decision))
     return [tell_decided]
-
-
-def _is_worth_a_nudge(connection: Connection, writes: list[Write], now: float) -> bool:
-    """Tell whether dispatchers may be asleep. NOTIFY locks database-wide at commit: never in the transaction itself."""
-    if not any(write.sender.nudges and write.preparation is None for write in writes):
-        return False
-    earlier = _last_sent.get(connection.engine, 0.0)
-    _last_sent[connection.engine] = now
-    return now - earlier > _NUDGE_AFTER
 
 
 def _firsts(
@@ -430,7 +435,7 @@ class Producer:
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
         of_settings = settings.max_transaction_bytes, middlewares, self._report, self._flow, settings.listen
-        self._sender = Sender(self._own, self.schema, *of_settings)
+        self._sender = Sender(self._own, self.schema, *of_settings, (address_of(engine), self.schema))
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -595,8 +600,12 @@ class Producer:
         decision = decide(connection, self.schema, half_id, resolution)
         if decision.resolution is not resolution:
             raise already(decision)
-        for tell_decided in waiting if decision.first else ():
-            at_commit.after_commit(connection, tell_decided)
+        if decision.first:
+            nudges, calls = self._sender.waking() if resolution is Resolution.COMMIT else ([], [])
+            for nudging in nudges:
+                at_commit.behind_commit(connection, nudging)
+            for function in (*waiting, *calls):
+                at_commit.after_commit(connection, function)
         return decision
 
     def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:

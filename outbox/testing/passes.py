@@ -217,6 +217,7 @@ def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool 
                 runners.of(outbox, f"the async {each.what}")
         ends = ExitStack()
         post = Post(
+            consumes=False,
             outbox=outbox,
             settings=outbox.settings,
             parts=parts(runners.of(outbox), outbox),

@@ -35,6 +35,8 @@ QUIET_AFTER = 1.0
 HOT_PART = 1 / 8
 #: The shortest and the longest of these waits, and the shortest one where others wake the duty (seconds).
 HOT_FIRST, HOT_CAP, HOT_FIRST_IF_WOKEN = 0.0005, 0.032, 0.016
+#: The wait for so long as the longest one after ops that came faster than passes (seconds).
+HOT_IF_BUSY = 0.004
 _FAILURE_FIRST = 0.1
 #: How long (seconds) a long pass keeps a lane that another duty waits for.
 SLICE = 0.1
@@ -160,8 +162,9 @@ class Lane:
 class RunningDuty:
     """A pass function, how it fares, and when it is due next.
 
-    ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often. ``title`` comes
-    before its name. ``due_at`` and ``not_before`` are monotonic times, and the lane's.
+    ``is_woken`` tells whether others wake it when its work comes, so that it needn't look so often: until it finds ops
+    of which it wasn't told, as some drivers can't. ``title`` comes before its name. ``due_at`` and ``not_before`` are
+    monotonic times, and the lane's.
     """
 
     def __init__(
@@ -181,16 +184,32 @@ class RunningDuty:
         self.not_before: float = -_NEVER
         self._lane = lane
         self._backoff = Backoff(_FAILURE_FIRST, reconnect_cap)
-        self._worked_at = -_NEVER
+        self._worked_at = self._silent_ops_at = -_NEVER
+        self._busy_at = -_NEVER
+        self._nudged = False
         lane.duties.append(self)
 
     def longest_wait(self) -> float:
         """Return the seconds after which the duty runs although nothing woke it."""
         return self.task.every() if callable(self.task.every) else self.task.every
 
+    @property
+    def is_at_work(self) -> bool:
+        """Does it run, as far as is known, as soon as it is woken?"""
+        return not self.health.failures
+
     def wake(self) -> None:
         """Have the duty run at once."""
         self._lane.wake(self)
+
+    def nudge(self) -> None:
+        """Have the duty run at once, because of ops."""
+        if self.task.on_ops is not None:
+            self.task.on_ops()  # first: the pass that begins now must know of it
+        self._nudged, self._silent_ops_at = True, -_NEVER
+        # Another worker may have the turn, and its snapshot may be of before: look again soon, whatever the pass says.
+        self._worked_at = time.monotonic()
+        self.wake()
 
     def progressed(self) -> None:
         """Take note that the pass which runs, for long, has just done its work in the database."""
@@ -198,6 +217,8 @@ class RunningDuty:
 
     def run(self) -> float:
         """Run one pass; return the monotonic time of the next one, infinity for a duty that rests until it is woken."""
+        nudged, self._nudged = self._nudged, False
+        went_on = self._busy_at == self._worked_at
         with self._lane.runner.active():  # the events of the pass concern its Outbox
             counts = self._attempt()
         now = time.monotonic()
@@ -206,6 +227,10 @@ class RunningDuty:
             return self.not_before
         if counts or counts.more:
             self._worked_at = now
+            if counts.more:
+                self._busy_at = now
+            if not nudged and not went_on:
+                self._silent_ops_at = now
         if counts.more:
             return now
         quiet = now - self._worked_at
@@ -213,7 +238,11 @@ class RunningDuty:
             return _NEVER
         # A pass without ``more`` took all there was: one that follows at once would only take the processor from
         # the duties whose turn it is now.
-        shortest = HOT_FIRST_IF_WOKEN if self.is_woken() else HOT_FIRST
+        # Of ops that came fast, the last ones may have come without telling.
+        if self.task.on_ops is not None and now - self._busy_at < HOT_CAP:
+            return now + HOT_IF_BUSY
+        silent = self.task.on_ops is not None and now - self._silent_ops_at < QUIET_AFTER
+        shortest = HOT_FIRST if silent or not self.is_woken() else HOT_FIRST_IF_WOKEN
         return now + min(max(quiet * HOT_PART, shortest), HOT_CAP)
 
     def _pass(self, connection: Connection, source: Connection) -> Counts:

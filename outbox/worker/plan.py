@@ -20,7 +20,7 @@ from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
-from outbox.database.at_commit import announce
+from outbox.database.at_commit import LocalDispatcher, announce, begin_here, end_here
 from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
 from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
 from outbox.errors import InvalidSettings
@@ -112,7 +112,7 @@ class Plan:
         self._title = title
         self._context = PassContext(outbox.active, loop, variables)
         self._own = WorkerDatabase(outbox.engine)
-        self._dispatching: RunningDuty | None = None
+        self._dispatching: LocalDispatcher | None = None
         self._group = outbox.group
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         #: What wakes the consumers of a topic of a database, for a queue or (None) for any.
@@ -148,11 +148,15 @@ class Plan:
         """Start the threads."""
         for lane in self.lanes:
             lane.start()
+        if self._dispatching is not None:
+            begin_here((self._own.address, self.settings.schema), self._dispatching)
         for listener in self.listeners.values():
             listener.start()
 
     def end(self) -> None:
         """Close all connections, also under passes that run on."""
+        if self._dispatching is not None:
+            end_here((self._own.address, self.settings.schema), self._dispatching)
         for end in (*self.ends, *(lane.runner.end for lane in self.lanes)):
             end()
 
@@ -164,6 +168,7 @@ class Plan:
             settings=self.settings,
             parts=tuple(self.served),
             roles=self._roles,
+            consumes=any(source is self._own for source, _ in self._consuming),
             stopping=self._stopping,
             new_runner=runners,
             at_end=self.ends.append,
@@ -186,9 +191,12 @@ class Plan:
         else:
             source = self._source_of(task.source)
             lane = self._lane(self._runner(duty.name, source, is_async=task.is_async, group=task.group))
-        running = self._add(task, lane)
+        is_woken = partial(self._hears, self._own) if task.on_ops else lambda: False
+        running = self._add(task, lane, is_woken=is_woken)
         if task.on_ops:
-            self._dispatching = running
+            self._dispatching = LocalDispatcher(
+                running.nudge, lambda: running.is_at_work and not self._stopping.is_set()
+            )
             self._listen(self._own)
 
     def _find_retries(self, connection: Connection, *_: object) -> Counts:
@@ -342,7 +350,7 @@ class Plan:
         """Pass a notification on; None stands for all that may have been missed."""
         if payload != OPS:
             self._wake_consumers(source, payload)
-        if payload in {OPS, None} and source is self._own and self._dispatching:
+        if payload in {OPS, None} and source is self._own and self._dispatching is not None:
             self._dispatching.wake()
 
     def _wake_consumers(self, source: WorkerDatabase, news: str | None) -> None:

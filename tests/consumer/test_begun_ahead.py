@@ -125,9 +125,9 @@ def test_what_came_after_the_look_is_handled_with_the_rest(
     """A message that is read, and wasn't there when the worker looked: its transaction isn't begun in vain."""
     read_ahead = Consumer._read_ahead
 
-    def later(self: Consumer, source: Connection, waiting: Any) -> Any:
+    def later(self: Consumer, here: Connection, source: Connection, waiting: Any) -> Any:
         bench.send(2)
-        return read_ahead(self, source, waiting)
+        return read_ahead(self, here, source, waiting)
 
     monkeypatch.setattr(Consumer, "_read_ahead", later)
     consumer = bench.declare()

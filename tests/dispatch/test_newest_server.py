@@ -101,7 +101,7 @@ def test_send_dispatch_release_resend_and_ping(
     engine: Engine, connection: Connection, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is committed, once, and tells that it could wake nobody."""
-    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.database.at_commit.NO_PAUSE", -1.0)
     settings, topic = Settings(), f"t-{uuid7()}"
     app, ids = Outbox(engine, settings=settings), []
     count = f"SELECT count(*) FROM outbox.message WHERE topic = '{topic}'"

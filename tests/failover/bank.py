@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from uuid import UUID
 
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Settings, embedded
 from outbox.consumer.consumer import Consumer
+from outbox.dispatch.dispatch_pass import Dispatcher
+from outbox.worker.connections import WorkerDatabase
 from tests.kit import Tables, consume_all, declare, dispatch_all
 
 #: The databases of both sides, and the tables that each of them has.
@@ -29,6 +31,8 @@ class Bank:
 
     def __init__(self, producer: embedded.Server, consumer: embedded.Server, database: str = "crediting") -> None:
         self.settings = SETTINGS
+        #: Does dispatch wait for the disk? Are the consumer's connections a worker's?
+        self.durable, self.by_worker = True, False
         self._database = database
         self._engines: list[Engine] = []
         self.use(producer, consumer)
@@ -61,18 +65,27 @@ class Bank:
 
     def dispatch(self) -> None:
         """Dispatch all there is."""
-        dispatch_all(self.producer, self.settings)
+        if self.durable:
+            dispatch_all(self.producer, self.settings)
+            return
+        with self.producer.connect() as connection:
+            dispatcher = Dispatcher(self.settings, durable=False)
+            while dispatcher.once(connection).more:
+                pass
 
     def consume(self) -> None:
         """Consume all there is."""
-        with self.consumer.connect() as connection:
+        with self._connected(self.consumer) as connection:
             if self.consumer is self.producer:
                 self.group.start(connection, connection)
                 consume_all(self.group, connection, connection)
                 return
-            with self.producer.connect() as source:
+            with self._connected(self.producer) as source:
                 self.group.start(connection, source)
                 consume_all(self.group, connection, source)
+
+    def _connected(self, engine: Engine) -> Connection:
+        return WorkerDatabase(engine).connect() if self.by_worker else engine.connect()
 
     def work(self, count: int) -> None:
         """Debit, dispatch and credit."""

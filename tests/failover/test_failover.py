@@ -7,8 +7,10 @@ by its ids; nothing is credited twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -62,6 +64,17 @@ def assert_settled(bank: Bank) -> None:
 def epochs(bank: Bank) -> list[int]:
     """Return the epochs of which there are messages."""
     return sorted(set(Tables(bank.producer).rows(f"SELECT position >> {NUMBER_BITS} FROM outbox.message")))
+
+
+#: Where each message stands.
+PLACES = "SELECT half_id, (topic, queue, position)::text FROM outbox.message"
+WRITE_OUT = "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'test', '')"
+
+
+def places(bank: Bank) -> dict[UUID, str]:
+    """Return where each message stands."""
+    rows: list[Any] = Tables(bank.producer).rows(PLACES)
+    return dict(rows)
 
 
 def test_a_replica_is_promoted_twice_with_consumers_elsewhere(some: Clusters, caplog: pytest.LogCaptureFixture) -> None:
@@ -283,6 +296,48 @@ def test_a_crash_without_synchronous_commits(some: Clusters, setting: str) -> No
     bank.work(20)
     assert_settled(bank)
     assert bank.lost() == set()
+
+
+@pytest.mark.parametrize("setting", ["on", "off", "local"])
+@pytest.mark.parametrize("where", ["another cluster", "another cluster, by a worker", "the same database"])
+def test_a_crash_before_the_disk_has_what_was_dispatched(some: Clusters, setting: str, where: str) -> None:
+    """A dispatcher needn't wait for the disk: what a consumer has read there, no crash forgets; what it hasn't, may go.
+
+    The server writes nothing out by itself, and is killed after a consumer has read, and before.
+    """
+    ours = some.new(synchronous_commit=setting)
+    theirs = ours if where == "the same database" else some.new()
+    bank = Bank(ours, theirs, "debiting" if theirs is ours else "crediting")
+    bank.durable, bank.by_worker = False, "worker" in where
+
+    def crash_after(consume: bool) -> tuple[dict[UUID, str], dict[UUID, str]]:
+        """Kill the server behind a dispatch; return where messages stood, and where they stand."""
+        bank.debit(3)
+        ask(ours, WRITE_OUT, database="debiting")
+        bank.dispatch()
+        if consume:
+            bank.consume()
+        before = places(bank)
+        ours.kill()
+        ours.start()
+        bank.use(ours, theirs)
+        return before, places(bank)
+
+    bank.work(20)
+    for _ in range(3):
+        before, after = crash_after(consume=True)
+        credited = set(bank.credits())
+        assert credited <= bank.debits(), "a crash has forgotten what was consumed"
+        assert {id_: before[id_] for id_ in credited} == {id_: after.get(id_) for id_ in credited}, (
+            "it stands elsewhere"
+        )
+        bank.work(0)
+        # The server does write out what fills a page.
+        forgotten = (len(before) - len(after) for before, after in iter(lambda: crash_after(consume=False), None))
+        assert 3 in islice(forgotten, 10), "what no consumer has read was written out: the test shows nothing"
+    bank.work(20)
+    assert_settled(bank)
+    assert (bank.lost(), epochs(bank)) == (set(), [0])
 
 
 def test_numbers_go_on_in_a_new_epoch(some: Clusters) -> None:

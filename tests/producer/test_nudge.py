@@ -1,16 +1,22 @@
-"""The nudge that follows a COMMIT: rare, in the same round trip, and unable to hurt."""
+"""What wakes dispatchers behind a COMMIT: a nudge in the same round trip, unable to hurt, or a call in the process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, make_url, text
 
 from outbox import Outbox, Settings
+from outbox.database import at_commit
+from outbox.database.at_commit import LocalDispatcher, begin_here, dispatcher_here, end_here
+from outbox.database.engines import address_of
 from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
+from outbox.database.sql import nudge
 from outbox.producer import process
 from outbox.telemetry.events import AfterCommitFailed
 from outbox.telemetry.hooks import TelemetryEvent
@@ -18,6 +24,12 @@ from tests.kit import Tables, wait_until
 from tests.producer.bank import changes
 from tests.producer.carriers import CARRIERS, send
 from tests.producer.proxy import Proxy
+
+
+def address_of_ops(engine: Engine) -> tuple[str, str]:
+    """Return where an Outbox on this engine has its ops."""
+    return address_of(engine), "outbox"
+
 
 #: Has what follows a COMMIT fail as a full queue of notifications does: when the Sync commits it, not before.
 FAILS_LATE = """
@@ -33,12 +45,12 @@ def test_a_nudge_that_fails_leaves_the_commit_alone(
     """The message is committed and the connection usable, on a new connection and on one that has sent before."""
     nudged: list[str] = []
 
-    def failing(schema: str, _: str) -> Statement:
+    def failing(schema: str) -> Statement:
         nudged.append(schema)
         return Statement("SELECT 1 / 0")
 
-    monkeypatch.setattr("outbox.producer.producer.notify", failing)
-    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr("outbox.producer.producer.nudge", failing)
+    monkeypatch.setattr(at_commit, "NO_PAUSE", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(3):
@@ -60,7 +72,7 @@ def test_a_nudge_travels_with_the_commit(engine: Engine, settings: Settings, mon
         return run(self, committed=committed)
 
     monkeypatch.setattr(RoundTrip, "run", spied)
-    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr(at_commit, "NO_PAUSE", -1.0)
     outbox = Outbox(engine, settings=settings)
     with engine.connect() as connection:
         for number in range(2):
@@ -75,7 +87,7 @@ def told(
     engine: Engine, heard: list[TelemetryEvent], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[TelemetryEvent]]:
     """The events; each message is followed by a nudge, and a report that fails at its own commit."""
-    monkeypatch.setattr("outbox.producer.producer._NUDGE_AFTER", -1.0)
+    monkeypatch.setattr(at_commit, "NO_PAUSE", -1.0)
     monkeypatch.setattr(process, "REPORT_EVERY", 0.0)
     tables = Tables(engine)
     tables.run(FAILS_LATE)
@@ -120,3 +132,72 @@ async def test_a_connection_lost_behind_the_commit_leaves_it_alone(
             await opened.commit()
     assert changes(engine) == {1, 2, 3}
     assert AfterCommitFailed in {type(each) for each in told}
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+async def test_a_dispatcher_of_the_process_is_called(name: str, url: str, engine: Engine) -> None:
+    """With each carrier that tells of its COMMIT: behind it, in place of a nudge, unless it has stopped."""
+    outbox = Outbox(engine, settings=Settings())
+    committed: list[int] = []
+    there = True
+
+    def wake() -> None:
+        committed.append(len(changes(engine)))
+
+    dispatcher = LocalDispatcher(wake, lambda: there)
+    nudges: list[str] = []
+
+    def nudging(schema: str) -> Statement:
+        nudges.append(schema)
+        return nudge(schema)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outbox.producer.producer.nudge", nudging)
+        begin_here(address_of_ops(engine), dispatcher)
+        try:
+            async with CARRIERS[name](url, False) as opened:
+                for number in range(2):
+                    await opened.write(number)
+                    await send(outbox, opened, number)
+                    await opened.commit()
+                called = len(committed)
+                there = False
+                await opened.write(2)
+                await send(outbox, opened, 2)
+                await opened.commit()
+        finally:
+            end_here(address_of_ops(engine), dispatcher)
+    assert changes(engine) == {0, 1, 2}
+    assert called == len(committed)
+    if called:  # a driver's own connection, in the end, says nothing of its COMMIT
+        assert (committed, nudges) == ([1, 2], ["outbox"])
+
+
+def test_a_fork_has_no_dispatcher_of_the_process(engine: Engine) -> None:
+    """Its thread isn't there, and a lock of it may be held for ever."""
+    dispatcher = LocalDispatcher(lambda: None, lambda: True)
+    begin_here(address_of_ops(engine), dispatcher)
+    try:
+        assert dispatcher_here(address_of_ops(engine)) is dispatcher
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if dispatcher_here(address_of_ops(engine)) is None else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        end_here(address_of_ops(engine), dispatcher)
+    assert dispatcher_here(address_of_ops(engine)) is None
+
+
+def test_a_process_that_sends_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It nudges now and then; the first send after a pause always."""
+    now = 1000.0
+    monkeypatch.setattr(at_commit, "time", SimpleNamespace(monotonic=lambda: now))
+    address = "a database", "of this test"
+    found = []
+    for _ in range(21):
+        found.append(at_commit.nudges_now(address))
+        now += 0.001
+    assert [number for number, nudges in enumerate(found) if nudges] == [0, 11]
+    now += at_commit.NO_PAUSE
+    assert at_commit.nudges_now(address)
+    assert at_commit.nudges_now(("another database", "of this test"))

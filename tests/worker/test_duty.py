@@ -23,7 +23,16 @@ from outbox.worker import clock
 from outbox.worker import duty as duty_module
 from outbox.worker.clock import Clock
 from outbox.worker.connections import OwnRunner
-from outbox.worker.duty import HOT_CAP, HOT_FIRST, HOT_FIRST_IF_WOKEN, HOT_PART, Lane, RunningDuty, jittered
+from outbox.worker.duty import (
+    HOT_CAP,
+    HOT_FIRST,
+    HOT_FIRST_IF_WOKEN,
+    HOT_IF_BUSY,
+    HOT_PART,
+    Lane,
+    RunningDuty,
+    jittered,
+)
 from tests.kit import wait_until
 
 NEVER = 3600.0
@@ -307,6 +316,34 @@ def test_a_duty_looks_the_less_the_longer_it_has_found_nothing(
         wait == pytest.approx(min(max(silence * HOT_PART, shortest), HOT_CAP)) for silence, wait in waits.items()
     )
     assert duty_module.QUIET_AFTER - HOT_CAP <= max(waits) < duty_module.QUIET_AFTER
+
+
+def test_a_dispatcher_that_is_not_told_looks_by_the_millisecond(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds ops of which no sender has told, as some drivers can't: so it looks often, until it is told of some."""
+    now, told = 100.0, []
+    monkeypatch.setattr(duty_module, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter))
+    counts = [Counts(taken=1)] * 2 + [Counts(taken=1, more=True), Counts(taken=1), Counts(taken=1), Counts(), Counts()]
+    answers = iter(counts)
+    task = Task(name="t", one_pass=lambda *_: next(answers), every=NEVER, eager=True, on_ops=lambda: told.append(now))
+    duty = RunningDuty(task, stand.lane(), 0.01, is_woken=lambda: True)
+
+    def wait() -> float:
+        return duty.run() - now
+
+    duty.nudge()
+    assert wait() == pytest.approx(HOT_FIRST_IF_WOKEN)
+    assert wait() == pytest.approx(HOT_FIRST), "found without being told"
+    duty.nudge()
+    assert wait() == 0, "there is more"
+    now += 0.001
+    assert wait() == pytest.approx(HOT_IF_BUSY), "more came than could be told of"
+    now += HOT_CAP
+    assert wait() == pytest.approx(HOT_FIRST)
+    now += duty_module.QUIET_AFTER
+    assert wait() == math.inf
+    duty.nudge()
+    assert wait() == pytest.approx(HOT_FIRST_IF_WOKEN), "another worker may have had the turn"
+    assert told == [100.0, 100.0, now]
 
 
 def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ from outbox.consumer.subscription import (
     to_entry,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, read_source
+from outbox.database.execute import Row, Statement, execute, read_log, read_source
 from outbox.database.session import begin
 from outbox.database.sql import GroupQueue, plan_by_index, take_lock, try_lock
 from outbox.message.model import Counts, Status
@@ -223,7 +223,7 @@ class LeasedQueue:
         self._reader.end, self._reader.reach = end, reach
         with begin(connection):
             renewal = self._lock(connection)
-            entries = self._entries_after(source, *self._read) or []
+            entries = self._entries_after(connection, source, *self._read) or []
             if not entries:
                 return
             self._append(connection, renewal + 1, entries[-1].position)
@@ -277,15 +277,17 @@ class LeasedQueue:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def _entries_after(self, source: Connection, position: int, message_id: UUID | None) -> list[Entry] | None:
+    def _entries_after(
+        self, connection: Connection, source: Connection, position: int, message_id: UUID | None
+    ) -> list[Entry] | None:
         """Read what follows a position; None if the log went back behind it."""
-        _, rows = read_source(source, plan_by_index(), self._reader.next_messages(position))
+        _, rows = read_log(connection, source, plan_by_index(), self._reader.next_messages(position))
         return self._reader.take_ahead() if self._reader.read(rows, position, message_id) else None
 
     def _next_entries(
         self, connection: Connection, source: Connection, position: int, message_id: UUID | None
     ) -> list[Entry]:
-        entries = self._entries_after(source, position, message_id)
+        entries = self._entries_after(connection, source, position, message_id)
         if entries is None:
             go_back(connection, source, self._queue, position)
         return entries or []
