@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from outbox.message.content import Codecs
     from outbox.settings import Settings
 
 P = ParamSpec("P")
@@ -181,6 +183,13 @@ class ServedOutbox(Protocol):
         """What the application has declared with it."""
 
     @property
+    def codecs(self) -> Codecs:
+        """What reads bodies."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Return the frame of code that works for it."""
+
+    @property
     def reconciliations(self) -> Mapping[str, Any]:
         """What is to be reconciled, by name (`outbox.reconcile.job.Reconciliation`)."""
 
@@ -193,10 +202,10 @@ class Post:
     """Where a duty is done: an `Outbox`, and what runs its passes there.
 
     ``parts`` of the Outbox's database are served here, by a worker with these ``roles``; ``consumes``: it has consumers
-    whose topics and tables both are in that database. ``new_runner`` makes further
-    connections. ``stopping`` is set when the worker ends; ``at_end`` takes a function to call when its duties have
-    ended. ``wake_dispatch`` has committed ops dispatched now, ``wake_consumers`` new messages consumed: of what
-    `outbox.database.sql.read_news` reads, or (None) of any topic.
+    whose topics and tables both are in that database. ``new_runner`` makes further connections. ``stopping`` is set
+    when the worker ends; ``at_end`` takes a function to call when its duties have ended. ``wake_dispatch`` has
+    committed ops dispatched now, ``wake_consumers`` new messages consumed: of what `outbox.database.sql.read_news`
+    reads, or (None) of any topic.
     ``at_once``: all is done now, also what is young, and faster than an operator has ordered.
     """
 

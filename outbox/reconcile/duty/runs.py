@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
@@ -15,6 +15,7 @@ from outbox.reconcile.record.requests import TOPIC, RunRequest
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from outbox.database.duty import ServedOutbox
     from outbox.reconcile.duty.reconciliation import FleetReconciler, JobReconciler
 
 #: The longest time (seconds) of a run: one that takes longer is begun again beside it.
@@ -30,7 +31,7 @@ class Runs:
         self,
         name: str,
         reconcilers: Sequence[JobReconciler | FleetReconciler],
-        outbox: Any,
+        outbox: ServedOutbox,
         stopping: threading.Event,
         at_end: Callable[[Callable[[], object]], object],
     ) -> None:
