@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
-from outbox import Outbox, Settings
+from outbox import Message, Outbox, Settings
 from outbox.database import at_commit
 from outbox.database.roundtrip import RoundTrip
 from outbox.database.sql import OPS
 from outbox.dispatch import dispatch_pass
 from outbox.dispatch.dispatch_pass import Dispatcher, dispatch_once
+from outbox.worker import Worker, duty, plan
 from outbox.worker.connections import WorkerDatabase
 from tests.dispatch.support import assert_dense, messages, run, scalar, send
-from tests.kit import wait_until
+from tests.kit import tries, wait_until
 
 #: Has a pass wait while it inserts a message, if another session holds a lock.
 WAITING_INSERT = """
@@ -202,3 +206,40 @@ def test_decisions_tell_too(
         assert heard_ops() == (resolution == "commit")
         decide(half_id)  # decides nothing
         assert heard_ops() == 0
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.003, 3600.0])
+@pytest.mark.parametrize("in_process", [True, False])
+def test_no_message_waits_for_a_look(
+    app: Outbox, engine: Engine, monkeypatch: pytest.MonkeyPatch, in_process: bool, busy: float
+) -> None:
+    """Senders in four threads, with and without pauses: a worker that never looks by itself handles every message."""
+    monkeypatch.setattr(duty, "QUIET_AFTER", 0.0)
+    monkeypatch.setattr(plan, "LISTENING_WAIT", 3600.0)
+    monkeypatch.setattr(at_commit, "NO_PAUSE", -1.0)
+    monkeypatch.setattr(dispatch_pass, "BUSY", busy)
+    if not in_process:
+        monkeypatch.setattr("outbox.producer.producer.dispatcher_here", lambda _: None)
+    outbox = Outbox(engine, settings=Settings(idle_wait=3600.0, release_interval=3600.0))
+    handled: list[object] = []
+
+    @outbox.consumer("t", group="g", batch=10)
+    def note(message: Message, _session: Session) -> None:
+        handled.append(message.body)
+
+    def send_some(sender: int) -> None:
+        pauses = random.Random(sender)  # noqa: S311 - pauses, no secret
+        with engine.connect() as connection:
+            for number in range(tries(60)):
+                with connection.begin():
+                    outbox.send(connection, "t", [sender, number])
+                if pauses.random() < 0.5:
+                    sleep(pauses.random() / 100)
+
+    with Worker(outbox) as worker:
+        listeners = [each for plan in worker._plans for each in plan.listeners.values()]
+        wait_until(lambda: all(each.working for each in listeners), "notifications arrive")
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(send_some, range(4)))
+        wait_until(lambda: len(handled) == 4 * tries(60), "every message is handled")
+    assert len({str(each) for each in handled}) == len(handled)
