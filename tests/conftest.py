@@ -53,7 +53,7 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
 # No example fails because the machine is busy.
 hypothesis_settings.register_profile(
-    "busy", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
+    "busy", deadline=None, max_examples=tries(25), suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("busy")
 
@@ -64,6 +64,8 @@ _ROOM = 8 << 30
 _HERE = Path(__file__).parent
 #: What a real browser is tested by.
 BROWSER = "tests/console/browser/"
+#: Modules of the reconciliation that share a Spark session.
+SHARE_SPARK = ("test_lost", "test_spark_frames", "test_spark_iceberg", "test_spark_log", "test_tables_spark")
 
 #: The fast tier, ``-m fast``: of each folder the files that go its main way, which take two minutes together. A test in
 #: them that is `slow` isn't of this tier.
@@ -152,16 +154,19 @@ def _named(path: Path, names: tuple[str, ...]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """With ``--dist loadfile``, one process has all files of the browser: more browsers at once are no faster."""
+    """With ``--dist loadfile``, one process has all files of the browser, and one those that share a Spark session."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class OneBrowser(LoadFileScheduling):
+    class OneOfEach(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return BROWSER if nodeid.startswith(BROWSER) else super()._split_scope(nodeid)
+            if nodeid.startswith(BROWSER):
+                return BROWSER
+            scope: str = super()._split_scope(nodeid)
+            return "Spark" if Path(scope).stem in SHARE_SPARK else scope
 
-    return OneBrowser(config, log)
+    return OneOfEach(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

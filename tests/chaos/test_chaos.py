@@ -12,7 +12,7 @@ from tests.kit import tries
 from tests.kit.processes import ROOT
 
 #: With fewer orders, a run might refuse or refund none by chance.
-KILLS, FLOWS = tries(50), tries(100)
+KILLS, FLOWS = tries(12), tries(100)
 
 _ROW = re.compile(r"│ ([^│]+?) +│ +([0-9,]+) │")
 

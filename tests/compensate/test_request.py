@@ -10,14 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from outbox import Outbox
-from outbox.errors import (
-    ActRefused,
-    CompensationRefused,
-    InvalidHandler,
-    InvalidMessage,
-    InvalidRequest,
-    NotFound,
-)
+from outbox.errors import ActRefused, CompensationRefused, InvalidHandler, InvalidMessage, InvalidRequest, NotFound
 from tests.compensate.support import Town, give_back
 
 
@@ -34,10 +27,7 @@ def test_what_is_written(village: Town) -> None:
             "ada",
             "no such account",
             {"acknowledge_delivered": True},
-            {
-                "targets": [[str(half_id), None]],
-                "described": "compensate 1 dispatched message of topic t",
-            },
+            {"targets": [[str(half_id), None]], "described": "compensate 1 dispatched message of topic t"},
             1,
             None,
             None,

@@ -177,13 +177,7 @@ def test_a_group_that_is_moved_back_over_a_growth(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "expected"),
-    [
-        ({}, Reach(0, 0)),
-        ({3: 10}, Reach(16)),
-        ({3: 9}, Reach(0, 0)),
-        ({2: 10}, Reach(0, 0)),
-    ],
+    ("positions", "expected"), [({}, Reach(0, 0)), ({3: 10}, Reach(16)), ({3: 9}, Reach(0, 0)), ({2: 10}, Reach(0, 0))]
 )
 def test_a_queue_waits_for_those_that_had_its_keys(positions: Mapping[int, int], expected: Reach) -> None:
     """From 8 to 16 queues, queue 11 waits for queue 3 alone."""

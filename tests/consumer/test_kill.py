@@ -20,7 +20,7 @@ from tests.kit import tries, wait_until
 from tests.kit.bench import Bench, make_ledger
 
 ACCOUNTS = 10
-KILLS, KIND_KILLS, KEY_KILLS = tries(20), tries(6), tries(6)
+KILLS, KIND_KILLS, KEY_KILLS = tries(10), tries(3), tries(3)
 CREW = 3
 Spawn = Callable[[str, int], Process]
 

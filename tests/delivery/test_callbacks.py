@@ -457,7 +457,7 @@ def test_killed_anywhere(post: Post, forking: Pipe) -> None:
     """Killed after any round trip, each fate is told once, and what is lost is sent again once."""
     killer, app, consumer = Killer(forking, post), telling(post), post.declare(_refuse_odd, retry_delays=())
     stages = set()
-    for rounds, after in enumerate(itertools.count(1, stride(3)), start=1):
+    for rounds, after in enumerate(itertools.count(1, stride(5)), start=1):
         told, parked, lost = post.send(2, 3, 4)
         post.consume(consumer)
         post.lose(lost)

@@ -225,7 +225,7 @@ def test_any_schedule_with_pauses_keeps_the_order(app: Outbox, engine: Engine) -
     with engine.connect() as dispatcher, ExitStack() as stack:
         writers = [stack.enter_context(engine.connect()) for _ in range(CONNECTIONS)]
 
-        @settings(max_examples=tries(25), suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=tries(12), suppress_health_check=list(HealthCheck), database=None)
         @given(steps=STEPS, acts=strategies.lists(ACTS, min_size=10, max_size=40), limit=strategies.integers(1, 5))
         def check(steps: list[tuple[int, str, str, int]], acts: list[tuple[int, str, str, int]], limit: int) -> None:
             with dispatcher.begin():

@@ -245,10 +245,7 @@ def test_the_others_are_placed_as_ever(app: Outbox, connection: Connection, sett
 def test_a_queue_that_the_topic_has_not(app: Outbox, connection: Connection, call: str, queue: int) -> None:
     """It is refused by the COMMIT, and all of the transaction with it."""
     app.declare_topic("t", 4)
-    with (
-        pytest.raises(InvalidMessage, match=f"queue {queue} of topic 't' must be from 0 to 3"),
-        connection.begin(),
-    ):
+    with pytest.raises(InvalidMessage, match=f"queue {queue} of topic 't' must be from 0 to 3"), connection.begin():
         app.send(connection, "t", "another")
         app.send(connection, "t", "fits", queue=3)
         getattr(app, call)(connection, "t", "b", queue=queue)

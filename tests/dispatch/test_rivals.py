@@ -13,17 +13,7 @@ from outbox import Outbox, Settings
 from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once, release_due_once
 from outbox.errors import ActRefused
 from outbox.testing import make_due
-from tests.dispatch.support import (
-    WAITING,
-    act,
-    assert_dense,
-    by_key,
-    dispatch_all,
-    messages,
-    run,
-    scalar,
-    send,
-)
+from tests.dispatch.support import WAITING, act, assert_dense, by_key, dispatch_all, messages, run, scalar, send
 from tests.kit import wait_until
 
 KILL = (

@@ -133,7 +133,7 @@ def test_any_schedule_dispatches_what_was_committed_in_commit_order(app: Outbox,
     with engine.connect() as dispatcher, ExitStack() as stack:
         writers = [stack.enter_context(engine.connect()) for _ in range(CONNECTIONS)]
 
-        @settings(max_examples=tries(40), suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=tries(20), suppress_health_check=list(HealthCheck), database=None)
         @given(steps=STEPS, limit=strategies.integers(1, 5))
         def check(steps: list[tuple[int, str, str, int]], limit: int) -> None:
             with dispatcher.begin():

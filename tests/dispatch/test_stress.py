@@ -16,7 +16,7 @@ from tests.dispatch.support import assert_dense, by_key, dispatch_all, messages,
 from tests.kit import tries
 
 WRITERS = 6
-EACH = tries(800)
+EACH = tries(400)
 KEYS = 20
 LOCK = text("UPDATE counter SET value = value + 1 WHERE key = :key RETURNING value")
 

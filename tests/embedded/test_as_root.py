@@ -16,15 +16,7 @@ import pytest
 from outbox import embedded
 from outbox.embedded import Server
 from outbox.errors import EmbeddedError
-from tests.embedded.owners import (
-    PROJECT,
-    WAITS,
-    as_root,
-    ask,
-    libpq,
-    nothing_left,
-    owner,
-)
+from tests.embedded.owners import PROJECT, WAITS, as_root, ask, libpq, nothing_left, owner
 
 
 @pytest.mark.parametrize("run_as", ["namespace", "nobody"])

@@ -13,12 +13,7 @@ import pytest
 from outbox import embedded
 from outbox.embedded import Server, own
 from outbox.errors import EmbeddedError, PostgresNotFound
-from tests.embedded.owners import (
-    PROJECT,
-    ask,
-    execute,
-    libpq,
-)
+from tests.embedded.owners import PROJECT, ask, execute, libpq
 
 
 def test_no_postgres_on_the_machine_takes_the_wheel(wheel: embedded.Binaries) -> None:
@@ -77,10 +72,7 @@ def test_external_server(running: Server, monkeypatch: pytest.MonkeyPatch) -> No
     before = databases_of(running)
     monkeypatch.setenv("OUTBOX_DATABASE_URL", running.url("mine") + "?application_name=outbox")
     told: list[str] = []
-    with (
-        embedded.server(["mine", "bank"], progress=told.append) as server,
-        embedded.server(["bank"]) as second,
-    ):
+    with embedded.server(["mine", "bank"], progress=told.append) as server, embedded.server(["bank"]) as second:
         assert isinstance(server, embedded.ExternalServer)
         assert ask(libpq(server), "SELECT current_database()") == "mine"
         assert ask(libpq(server), "SHOW application_name") == "outbox"
@@ -109,10 +101,7 @@ def test_external_server_that_allows_too_little(running: Server, monkeypatch: py
     execute(libpq(running), "CREATE ROLE guest LOGIN PASSWORD 'hush'")
     url = f"postgresql://guest:hush@{own.HOST}:{running.port}/postgres"
     monkeypatch.setenv("OUTBOX_DATABASE_URL", url)
-    with (
-        pytest.raises(EmbeddedError, match='ALTER ROLE "guest" CREATEDB') as caught,
-        embedded.server(["bank"]),
-    ):
+    with pytest.raises(EmbeddedError, match='ALTER ROLE "guest" CREATEDB') as caught, embedded.server(["bank"]):
         pass
     assert "hush" not in str(caught.value)
 

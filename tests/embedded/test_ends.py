@@ -10,16 +10,7 @@ import pytest
 
 from outbox.embedded import Server
 from outbox.errors import EmbeddedError
-from tests.embedded.owners import (
-    SEARCHED,
-    WAITS,
-    command_lines,
-    ended,
-    nothing_left,
-    on_linux,
-    owner,
-    postmaster,
-)
+from tests.embedded.owners import SEARCHED, WAITS, command_lines, ended, nothing_left, on_linux, owner, postmaster
 from tests.kit import wait_until
 
 

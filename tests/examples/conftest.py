@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer import bank_a, bank_b
+from examples.bank_transfer import bank_a, bank_b, processes
 from examples.bank_transfer import demo as demo_module
 from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
@@ -21,6 +21,7 @@ from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from outbox.reconcile.job import EngineName
 from tests.kit import rebound
+from tests.kit.warm import FORKING
 
 HEADER = '"order_id";"account_id";"bank_to";"account_to";"amount";"k_symbol"'
 
@@ -103,6 +104,8 @@ def demo(server: ServerLike, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return reports[-1]
 
     monkeypatch.setattr(demo_module, "Report", remembered)
+    # Each process of the banks would import for a second; a run has seven, and each kill starts another one.
+    monkeypatch.setattr(processes, "subprocess", FORKING)
 
     def run_demo(before_audit: Callable[[Banks], None] | None = None, **options: Any) -> Ran:
         # A Spark session takes longer to start than most of these runs; the tests that want one say so.

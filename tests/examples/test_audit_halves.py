@@ -42,11 +42,7 @@ def test_honest_decisions_pass(auditor: Auditor) -> None:
     found = auditor()
     assert found.faults == ()
     assert (found.halves.written, found.halves.messages, found.halves.undecided) == (4, 2, 0)
-    assert found.halves.decided == {
-        ("producer", "commit"): 2,
-        ("producer", "rollback"): 1,
-        ("checker", "rollback"): 1,
-    }
+    assert found.halves.decided == {("producer", "commit"): 2, ("producer", "rollback"): 1, ("checker", "rollback"): 1}
     (orphan,) = found.halves.orphans
     assert (orphan.transfer, orphan.asked, orphan.answers) == (3, "checker", ("rollback",))
     assert (orphan.verdict, orphan.executed) == ("rollback", True)

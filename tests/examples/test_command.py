@@ -19,16 +19,20 @@ from examples.bank_transfer.__main__ import main
 from outbox.embedded import ServerLike
 from outbox.embedded.external import URL_VARIABLE
 from tests.kit import wait_until
+from tests.kit.warm import forking
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "examples.bank_transfer", "--engine", "local"]
+# One teller and one consumer: each process takes a second to start.
+ALONE = ["--producers", "1", "--consumers", "1"]
+COMMAND = [sys.executable, "-m", "examples.bank_transfer", "--engine", "local", *ALONE]
 # More orders than it gets done with before the test ends it.
 ENDLESS = [*COMMAND, "--transfers", "20000"]
 
 
 def test_the_command_prints_tables_and_verdict() -> None:
     """On an embedded server of its own: tables and verdict on stdout, the headline on stderr, exit code 0."""
-    done = subprocess.run([*COMMAND, "--transfers", "50"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [*forking("examples.bank_transfer"), "--engine", "local", "--transfers", "50"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Settled: 50 transfers, and not a cent is missing." in done.stdout
     assert "Two banks, a database each. 50 orders (generated with seed 1)" in done.stderr
@@ -52,7 +56,7 @@ def test_json_is_the_only_thing_on_stdout_and_any_folder_will_do(server: ServerL
 @pytest.mark.slow
 def test_spark_finds_and_mends_the_faults_and_java_says_nothing(server: ServerLike) -> None:
     """With Spark installed it is what compares: every fault is found as such, and stderr has our own words only."""
-    command = [*COMMAND, "--engine", "auto", "--transfers", "60", "--faults", "--json"]
+    command = [*forking("examples.bank_transfer"), "--engine", "auto", "--transfers", "60", "--faults", "--json"]
     environment = {**os.environ, URL_VARIABLE: server.url("postgres")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -106,9 +110,9 @@ def _staff(process: subprocess.Popen[bytes]) -> set[int]:
     assert process.poll() is None, "the demo ended before it was to be interrupted"
     processes = _processes()
     found = _descendants(process.pid, processes)
-    # 2 tellers, 2 dispatchers, 2 consumers, a desk; beside them the keeper of the database, and PostgreSQL itself.
+    # A teller, 2 dispatchers, a consumer, a desk; beside them the keeper of the database, and PostgreSQL itself.
     staff = [pid for pid in found if "bank_transfer." in processes[pid].command]
-    return found if len(staff) == 7 else set()
+    return found if len(staff) == 5 else set()
 
 
 def _descendants(parent: int, processes: dict[int, _Process]) -> set[int]:

@@ -14,16 +14,19 @@ from examples.bank_transfer.banks import Banks
 from examples.bank_transfer.demo import DemoOptions, run
 from examples.bank_transfer.processes import BankProcess
 from tests.examples.conftest import ALONE, GOOD_IDS, HEADER, ORDERS_BALANCE, REFUSED, Demo
+from tests.kit import tries
 
 #: Of each kind one fault is planted; a message that was lost is sent once more.
 RESENT = 1
+#: Of a run with half messages: how many orders, and how often a process is killed over them.
+ORDERS, KILLS = tries(80), tries(3)
 
 
 def test_every_transfer_arrives_and_the_sums_are_equal(demo: Demo) -> None:
     """A plain run: as many transfers, messages and inbox rows as orders, nothing in flight, the same money."""
-    code, report, out, err = demo(transfers=100)
+    code, report, out, err = demo(transfers=tries(100))
     assert (code, report["faults"]) == (0, [])
-    assert report["orders"] == report["transfers"] == report["messages"] == report["inbox_rows"] == 100
+    assert report["orders"] == report["transfers"] == report["messages"] == report["inbox_rows"] == tries(100)
     assert (report["in_flight"], report["parked"], report["kills"], report["refused"]) == (0, [], {}, [])
     before, after = report["money"]["before"], report["money"]["after"]
     assert before["total"] == after["total"] == before["bank_a"]
@@ -77,17 +80,18 @@ def test_processes_killed_at_random_lose_and_double_nothing(demo: Demo) -> None:
 
     Accounts are closed between bank A's inquiry and its debit: such transfers are refunded without an operator.
     """
-    code, report, out, err = demo(transfers=300, kills=8, seed=3)
+    orders, kills = tries(100), tries(4)
+    code, report, out, err = demo(transfers=orders, kills=kills, seed=3)
     assert (code, report["faults"]) == (0, [])
-    assert "3 accounts of bank B closed meanwhile" in err
+    assert " accounts of bank B closed meanwhile" in err
     states = report["states"]
     assert (states["debited"], report["parked"]) == (0, [])
-    assert states["credited"] + states["refunded"] == report["transfers"] == 300 - states["refused"]
+    assert states["credited"] + states["refunded"] == report["transfers"] == orders - states["refused"]
     assert states["refunded"] == len(report["refunded"]) > 0
     assert all(row["reason"].endswith(" of bank B is closed") for row in report["refused"])
     assert f"{states['refunded']}  refunded  bank B couldn't credit it any more" in out
-    assert sum(report["kills"].values()) == 8
-    assert sum(report["restarts"].values()) >= 8
+    assert sum(report["kills"].values()) == kills
+    assert sum(report["restarts"].values()) >= kills
     assert report["transfers"] == report["messages"] == report["inbox_rows"]
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
 
@@ -95,13 +99,13 @@ def test_processes_killed_at_random_lose_and_double_nothing(demo: Demo) -> None:
 @pytest.mark.slow
 def test_two_phase_with_kills_every_orphan_is_decided_by_its_fence(demo: Demo) -> None:
     """Kills and stalls aimed at the moments before the decision: the sums are exact, and nothing is undecided."""
-    code, report, *_ = demo(transfers=200, kills=6, seed=2, two_phase=True, faults=True)
+    code, report, *_ = demo(transfers=ORDERS, kills=KILLS, seed=2, two_phase=True, faults=True)
     assert (code, report["faults"]) == (0, [])
     refused = {row["line"] for row in report["refused"]}
-    assert report["transfers"] == report["messages"] - RESENT == report["inbox_rows"] == 200 - len(refused)
+    assert report["transfers"] == report["messages"] - RESENT == report["inbox_rows"] == ORDERS - len(refused)
     assert report["states"]["debited"] == 0
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
-    assert sum(report["kills"].values()) == 6
+    assert sum(report["kills"].values()) == KILLS
     assert sum(report["aimed_kills"].values()) > 0
     halves = report["halves"]
     assert (halves["parked"], halves["undecided"], halves["reservations"]) == (0, 0, {})
@@ -117,16 +121,16 @@ def test_two_phase_with_kills_every_orphan_is_decided_by_its_fence(demo: Demo) -
 @pytest.mark.slow
 def test_tcc_with_kills_confirms_cancels_and_releases(demo: Demo) -> None:
     """Three outcomes: confirmed, cancelled by the compliance desk's objection, abandoned and decided by the checker."""
-    code, report, *_ = demo(transfers=200, kills=6, seed=2, tcc=True, faults=True)
+    code, report, *_ = demo(transfers=ORDERS, kills=KILLS, seed=2, tcc=True, faults=True)
     assert (code, report["faults"]) == (0, [])
     refused = [row for row in report["refused"] if row["reason"].endswith("-1013 is on the watch list")]
     assert refused
     closed = [row for row in report["refused"] if row["reason"].endswith(" of bank B is closed")]
     assert len(refused) + len(closed) == len(report["refused"]) == report["states"]["refused"]
     assert report["states"]["debited"] == 0
-    assert report["transfers"] == report["messages"] - RESENT == report["inbox_rows"] == 200 - len(report["refused"])
+    assert report["transfers"] == report["messages"] - RESENT == report["inbox_rows"] == ORDERS - len(report["refused"])
     assert report["money"]["before"]["total"] == report["money"]["after"]["total"]
-    assert sum(report["kills"].values()) == 6
+    assert sum(report["kills"].values()) == KILLS
     assert sum(report["aimed_kills"].values()) > 0
     halves, reservations = report["halves"], report["halves"]["reservations"]
     assert (halves["parked"], halves["undecided"]) == (0, 0)

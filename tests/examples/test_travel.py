@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -13,6 +12,7 @@ import pytest
 
 from examples.travel.books import Service
 from tests.kit import ROOT
+from tests.kit.warm import forking
 
 TRIP, BOOKED = uuid4(), uuid4()
 DONE = (TRIP, BOOKED, Decimal("10.00"))
@@ -24,7 +24,8 @@ def test_trips_end_whole_or_not_at_all_while_workers_are_killed() -> None:
 
     ``python -m examples.travel --flows 2000 --crash`` is the same with more of it.
     """
-    command = [sys.executable, "-m", "examples.travel", "--flows", "60", "--crash", "--kills", "10", "--within", "300"]
+    options = ["--flows", "60", "--crash", "--kills", "10", "--within", "300"]
+    command = [*forking("examples.travel"), *options]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Workers killed by SIGKILL: 10 (agency 2, flights 2, hotels 2, cars 2, bank 2)" in ran.stdout

@@ -8,9 +8,10 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, Settings, embedded
+from outbox import Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import Dispatcher
+from outbox.embedded import ServerLike
 from outbox.worker.connections import WorkerDatabase
 from tests.kit import Tables, consume_all, declare, dispatch_all
 
@@ -29,7 +30,7 @@ def credit(message: Message, session: Session) -> None:
 class Bank:
     """The debiting side in one database, the crediting side in another, or in the same one."""
 
-    def __init__(self, producer: embedded.Server, consumer: embedded.Server, database: str = "crediting") -> None:
+    def __init__(self, producer: ServerLike, consumer: ServerLike, database: str = "crediting") -> None:
         self.settings = SETTINGS
         #: Does dispatch wait for the disk? Are the consumer's connections a worker's?
         self.durable, self.by_worker = True, False
@@ -37,7 +38,7 @@ class Bank:
         self._engines: list[Engine] = []
         self.use(producer, consumer)
 
-    def use(self, producer: embedded.Server, consumer: embedded.Server) -> None:
+    def use(self, producer: ServerLike, consumer: ServerLike) -> None:
         """Go on with these clusters, as workers that connect again."""
         self.close()
         self.producer = self._engine(producer, "debiting")
@@ -46,7 +47,7 @@ class Bank:
         self.app = Outbox(self.producer, settings=self.settings)
         self.group: Consumer = declare(self.consumer, "transfer", "crediting", credit, settings=self.settings, batch=5)
 
-    def _engine(self, server: embedded.Server, database: str) -> Engine:
+    def _engine(self, server: ServerLike, database: str) -> Engine:
         self._engines.append(create_engine(server.url(database), poolclass=NullPool))
         return self._engines[-1]
 

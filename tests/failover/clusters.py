@@ -158,13 +158,12 @@ def copy_stopped(server: embedded.Server) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what makes a folder of an embedded server."""
+    """Copy what makes a folder of an embedded server, to the same owner: ``cp`` needs a tenth of Python's time."""
     target.mkdir(exist_ok=True)
-    for name in ("lock", "password"):
-        shutil.copy(source / name, target / name)
-    shutil.copytree(source / "data", target / "data", symlinks=True)
+    subprocess.run(["cp", "-a", *(source / name for name in ("lock", "password", "data")), target], check=True)
     (target / "data" / "postmaster.pid").unlink(missing_ok=True)
-    _chown(target, source / "data")
+    owner = (source / "data").stat()
+    shutil.chown(target, owner.st_uid, owner.st_gid)
 
 
 def _chown(folder: Path, like: Path) -> None:

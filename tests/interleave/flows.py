@@ -336,12 +336,7 @@ FLOWS: dict[str, FlowKind] = {
         ),
         FlowKind("give_back", _operator("retry", "failed", "parked"), ("failed", "parked"), (ActRefused,)),
         FlowKind("park", _operator("park", "failed"), ("failed",), (ActRefused,)),
-        FlowKind(
-            "compensate",
-            _pass(_compensate),
-            _COMPENSATED,
-            orders=_order_compensation,
-        ),
+        FlowKind("compensate", _pass(_compensate), _COMPENSATED, orders=_order_compensation),
         FlowKind(
             "confirm",
             _pass(confirm_on),

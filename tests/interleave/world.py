@@ -346,12 +346,7 @@ class World:
 
 def confirm_on(world: World, app: Outbox, connection: Connection) -> Counts:
     """Make a pass that asks what became of messages."""
-    return confirm_once(
-        connection,
-        world.settings,
-        groups=app.groups_to_confirm(),
-        callbacks=app.delivery_callbacks,
-    )
+    return confirm_once(connection, world.settings, groups=app.groups_to_confirm(), callbacks=app.delivery_callbacks)
 
 
 def drained(one_pass: Callable[[], Counts]) -> Counts:

@@ -128,7 +128,7 @@ def test_delivery_is_stored(number: int, engine: Engine, outbox: Outbox) -> None
                 assert abs(half.deliver_at - half.born_at - dt.timedelta(seconds=30)) < dt.timedelta(seconds=1)
 
 
-@settings(max_examples=tries(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.binary(max_size=50),
     # Also the tag, which may have 127 bytes: a character has four at most.

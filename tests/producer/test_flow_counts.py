@@ -120,7 +120,7 @@ def _numbers_drawn_in_vain(number: int) -> Iterator[Statement]:
 
 
 @hypothesis_settings(
-    max_examples=tries(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=tries(10), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(acts=st.lists(act, min_size=3, max_size=25))
 def test_few_ops_are_counted_exactly(acts: list[tuple[str, object, int]], engine: Engine) -> None:

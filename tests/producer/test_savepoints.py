@@ -80,7 +80,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("kind", ["Session", "Connection", "joined Session"])
-@settings(max_examples=tries(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(walk=steps)
 def test_messages_follow_the_database(kind: str, walk: list[Step], engine: Engine, outbox: Outbox) -> None:
     """Whatever was begun, released, rolled back and closed: the messages are those whose change stayed, in order."""

@@ -354,7 +354,7 @@ _DELAYS = st.none() | st.sampled_from([0, 1, -1, 0.5, 100 * 366 * 86400 - 1, 100
 @example("topic" * 30, "k" * 300, "t" * 300, None, "", 1)
 @given(_NAMES, _KEYS, _KEYS, _HEADERS, _TEXTS, _DELAYS)
 @hypothesis_settings(
-    max_examples=tries(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=tries(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_python_and_sql_agree(
     connection: psycopg.Connection[Any],

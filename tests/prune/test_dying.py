@@ -42,7 +42,7 @@ def test_killed_at_any_statement(yard: Yard, engine: Engine, act: str) -> None:
     with python("tests.prune.dying", engine, act) as process:
         assert process.stdin
         assert process.stdout
-        for point in range(1, 1000, stride(3)):
+        for point in range(1, 1000, stride(6)):
             newest = yard.send(*"aaa")[-1]
             if act.startswith("make"):
                 without_segments(yard)

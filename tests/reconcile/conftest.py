@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -14,13 +14,19 @@ from sqlalchemy import Engine
 from outbox import Settings
 from outbox.embedded import ServerLike
 from outbox.reconcile import plan
-from outbox.reconcile.job import Pair
+from outbox.reconcile.job import Pair, Spark
 from outbox.reconcile.record import settled
+from outbox.reconcile.spark.session import session
+from tests.conftest import SHARE_SPARK
 from tests.kit.databases import clones
+from tests.reconcile import mariadb
 from tests.reconcile.books import Books
 from tests.reconcile.following import Watched, followed
 from tests.reconcile.repairing import Night
 from tests.reconcile.town import Town
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -64,6 +70,32 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[UUID]],
         monkeypatch.setattr(plan, "points_between", lambda *_: sorted(ids))
 
     return cut_at
+
+
+@pytest.fixture(scope="session")
+def _spark() -> Iterator[ExitStack]:
+    """Where the session is that modules share, while it is open."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark_of_others(request: pytest.FixtureRequest, _spark: ExitStack) -> None:
+    """End the session that modules share before one that doesn't: a session that is there would be taken."""
+    if request.path.stem not in SHARE_SPARK:
+        _spark.close()
+
+
+@pytest.fixture
+def spark(_spark: ExitStack) -> SparkSession:
+    """A session on two threads of this machine, one for all of `SHARE_SPARK`: to start one takes a long while."""
+    from pyspark.sql import SparkSession
+
+    if (found := SparkSession.getActiveSession()) is None:
+        jars = {"spark.jars": str(mariadb.JAR)} if mariadb.is_there() else {}
+        options = Spark(conf={"spark.sql.shuffle.partitions": "3"} | jars)
+        found = _spark.enter_context(session(options, 2)).spark
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -85,10 +85,7 @@ KNOWN = ForeignTable(
         "skipped": "passed_over",
         "effects": "effects",
     },
-    states={
-        "effect only": "none",
-        **{each: each for each in ("consumed", "failed", "parked", "quarantined")},
-    },
+    states={"effect only": "none", **{each: each for each in ("consumed", "failed", "parked", "quarantined")}},
 )
 TABLES: Mapping[Part, ForeignTable] = {"producer": SENT, "consumer": KNOWN}
 
@@ -103,10 +100,7 @@ def tell(town: Town, pair: Pair = PAIR, ids: str = "uuid", *, hex_digests: bool 
         "effects": pair.effect is not None,
     }
     expression = IDS[ids]
-    for name, sql, id_ in (
-        ("legacy_sent", _SENT, "h.id"),
-        ("legacy_known", _KNOWN, "coalesce(c.message_id, e.id)"),
-    ):
+    for name, sql, id_ in (("legacy_sent", _SENT, "h.id"), ("legacy_known", _KNOWN, "coalesce(c.message_id, e.id)")):
         town.run(f"DROP TABLE IF EXISTS {name}")
         named = {each: value for each, value in values.items() if f":{each}" in sql}
         digest = r"encode(\1, 'hex')" if hex_digests else r"\1"

@@ -101,10 +101,7 @@ def tasks(ids: Sequence[UUID], number: int) -> list[Sequence[Range]]:
     ranges = [Range(first or UUID(int=0), end) for first, end in itertools.pairwise(bounds)]
     last = ranges.pop()
     middle = ids[-3]
-    return [
-        *((each,) for place, each in enumerate(ranges)),
-        (Range(last.first, middle), Range(middle, None)),
-    ]
+    return [*((each,) for place, each in enumerate(ranges)), (Range(last.first, middle), Range(middle, None))]
 
 
 def summed(results: Sequence[Collected]) -> tuple[Counter[Outcome], Counter[int], int, pa.Table]:

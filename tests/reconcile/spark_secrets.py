@@ -43,10 +43,7 @@ def pages(session: Session) -> Iterator[tuple[str, str]]:
     queries = [f"SQL/execution/?id={query['id']}" for query in json.loads(_get(f"{rest}/sql"))]
     assert jobs
     assert queries
-    for address in (
-        *(f"{ui}/{page}" for page in (*_PAGES, *jobs, *queries)),
-        *(f"{rest}/{page}" for page in _REST),
-    ):
+    for address in (*(f"{ui}/{page}" for page in (*_PAGES, *jobs, *queries)), *(f"{rest}/{page}" for page in _REST)):
         yield address, _get(address)
 
 

@@ -74,12 +74,7 @@ def test_what_is_under_way_is_a_part_of_the_total(banks: Banks) -> None:
     (found,) = compare_fleet(banks.fleet(MONEY)).totals
     assert found.in_sync, found.verdict
     (row,) = found.rows
-    assert row.parts == {
-        "bank-1": Decimal("7.50"),
-        "bank-2": Decimal(10),
-        "bank-3": Decimal(10),
-        "mint": Decimal(-30),
-    }
+    assert row.parts == {"bank-1": Decimal("7.50"), "bank-2": Decimal(10), "bank-3": Decimal(10), "mint": Decimal(-30)}
     assert [row.key, row.in_flight, row.early] == [("EUR",), Decimal("2.50"), Decimal()]
 
 

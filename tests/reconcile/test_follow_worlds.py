@@ -29,7 +29,7 @@ def listed(town: Town) -> dict[UUID, Outcome]:
 
 
 @settings(
-    max_examples=tries(3),
+    max_examples=tries(2),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -270,10 +270,7 @@ def test_how_often_is_resent_is_the_policys_affair(town: Town) -> None:
     """A missing message was resent as often as is allowed when it was sent once more than that."""
     once, twice = town.plant([fate(status=NONE), fate(status=NONE, sends=2)])
     assert kinds(town.reconcile(max_resends=0)) == dict.fromkeys([once, twice], Outcome.RESEND_EXHAUSTED)
-    assert kinds(town.reconcile(max_resends=1)) == {
-        once: Outcome.MISSING,
-        twice: Outcome.RESEND_EXHAUSTED,
-    }
+    assert kinds(town.reconcile(max_resends=1)) == {once: Outcome.MISSING, twice: Outcome.RESEND_EXHAUSTED}
     assert kinds(town.reconcile(max_resends=2)) == dict.fromkeys([once, twice], Outcome.MISSING)
 
 

@@ -93,9 +93,11 @@ def test_a_reader_that_is_lost_reads_again(town: Town, hurry: None) -> None:
     ],
 )
 def test_a_pair_whose_snapshots_are_lost_is_begun_again(
-    town: Town, hurry: None, tier: Tier, engine: EngineName
+    request: pytest.FixtureRequest, town: Town, hurry: None, tier: Tier, engine: EngineName
 ) -> None:
     """Whoever holds a snapshot is ended before its rows are read: the pair is compared again, and that is said."""
+    if engine is EngineName.SPARK:
+        request.getfixturevalue("spark")
     missing = plant(town)
     times: list[int] = []
 

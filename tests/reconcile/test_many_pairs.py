@@ -43,11 +43,7 @@ def plant(town: Town) -> dict[tuple[str, str], dict[UUID, Outcome]]:
     town.plant([IN_SYNC] * 39 + [fate(state=ProducerState.ROLLED_BACK, status=InboxState.NONE)], topic="u")
     mixed = [MINE, OTHER] * 19 + [replace(MINE, status=InboxState.PARKED), replace(OTHER, status=InboxState.CONSUMED)]
     of_v = town.plant(mixed, topic="v", group="h")
-    return {
-        ("t", "g"): {of_t[-1]: Outcome.MISSING},
-        ("u", "g"): {},
-        ("v", "h"): {of_v[38]: Outcome.PARKED},
-    }
+    return {("t", "g"): {of_t[-1]: Outcome.MISSING}, ("u", "g"): {}, ("v", "h"): {of_v[38]: Outcome.PARKED}}
 
 
 def found(result: JobResult) -> dict[tuple[str, str], dict[UUID, Outcome]]:

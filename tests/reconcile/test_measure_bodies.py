@@ -208,7 +208,7 @@ _raw = st.builds(lambda value: json.dumps(value).encode(), _value) | st.sampled_
 )
 
 
-@hypothesis_settings(max_examples=tries(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=tries(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=_raw, path=st.sampled_from(["a", "a.b", "0", "a.0", "a.-1", "b.a"]))
 def test_the_database_and_python_read_the_same(books: Books, raw: bytes, path: str) -> None:
     """Whatever a body is, both ways of reading it come to the same key and the same number, or to neither."""

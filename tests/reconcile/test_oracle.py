@@ -331,7 +331,7 @@ def compare_in_all_ways(town: Town, pair: Pair) -> None:
 
 
 @settings(
-    max_examples=tries(4),
+    max_examples=tries(2),
     # Shrinking runs dozens of comparisons for each row less; the seed and the drawn rows are enough to find a fault.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -328,10 +328,7 @@ def test_what_a_group_has_yet_to_read_gets_no_row(night: Night) -> None:
         queue=queue,
         position=position,
     )
-    assert night.repair(findings) == {
-        first: "done",
-        second: GONE,
-    }
+    assert night.repair(findings) == {first: "done", second: GONE}
     assert night.status(*ids) == ["consumed", None]
 
 

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from outbox.message.ids import uuid7_at
 from outbox.reconcile.job import KINDS, Outcome, Repair
 from outbox.reconcile.repair import BUSY
-from outbox.reconcile.report import (
-    bound,
-    first_findings,
-    first_rows,
-    kinds,
-    sentence_of,
-    shares,
-    verdict,
-)
+from outbox.reconcile.report import bound, first_findings, first_rows, kinds, sentence_of, shares, verdict
 from outbox.reconcile.report.html import WIDTHS, timeline
 from outbox.reconcile.rows import LAG_BOUNDS, Lag, Repaired, to_findings
 from outbox.reconcile.tables import InboxState

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -12,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 from outbox.errors import InvalidSettings
-from outbox.reconcile.job import FIRST_ID, Outcome, Range, Spark
+from outbox.reconcile.job import FIRST_ID, Outcome, Range
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.spark.frames import COMPARED, FrameRules, compare
-from outbox.reconcile.spark.session import session
 from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.spark_fixtures import Night, night
 from tests.reconcile.spark_rows import BEGAN
@@ -29,13 +27,6 @@ NOW = dt.datetime.fromtimestamp(BEGAN + 86_400, dt.UTC)
 LONG_AGO = NOW - dt.timedelta(hours=5)
 SENT = "id string, at timestamp, state string"
 KNOWN = "id string, status string, changed_at timestamp"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A session on two threads of this machine."""
-    with session(Spark(conf={"spark.sql.shuffle.partitions": "3"}), 2) as opened:
-        yield opened.spark
 
 
 def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
@@ -88,9 +79,7 @@ def test_the_same_is_found_as_in_the_tables(spark: SparkSession, night: Night) -
 def test_a_legacy_table_needs_an_id_and_a_time(spark: SparkSession) -> None:
     """Ids of any text, every message sent, every row of the consumer an effect: nothing else is needed."""
     sent = frame(
-        spark,
-        [("4711", LONG_AGO), ("order/ä", LONG_AGO), ("f7", NOW), ("ffff", LONG_AGO)],
-        "id string, at timestamp",
+        spark, [("4711", LONG_AGO), ("order/ä", LONG_AGO), ("f7", NOW), ("ffff", LONG_AGO)], "id string, at timestamp"
     )
     known = frame(spark, [("4711",), ("stranger",)], "id string")
     assert outcomes(compare(sent, known, FrameRules(NOW), every=True)) == {

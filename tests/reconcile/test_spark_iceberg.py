@@ -16,7 +16,7 @@ import pytest
 from outbox.reconcile.spark.log import PROPERTY, appending
 from tests.kit import tries
 from tests.reconcile.spark_iceberg_process import Append, stream, table_of
-from tests.reconcile.test_spark_log import ROOT, amounts, cents, log_url, pay, spark  # noqa: F401 - fixtures
+from tests.reconcile.test_spark_log import ROOT, amounts, cents, log_url, pay  # noqa: F401 - a fixture
 from tests.reconcile.test_topic_log import TOPIC
 from tests.reconcile.town import Town, url_of
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_was_put_back_is_refused(run: Callable[[Append], None]
 
 @pytest.mark.slow
 def test_killed_before_and_after_a_commit(
-    spark: SparkSession,  # noqa: F811
+    spark: SparkSession,
     town: Town,
     log_url: str,  # noqa: F811
     tmp_path: Path,

@@ -50,12 +50,7 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     quick = {name: os.environ[name] for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")}
     kept = {"HOME": str(folder), "PYTHONPATH": str(ROOT), **quick} | environment
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        cwd=folder,
-        env=kept,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-W", "error", "-c", SCRIPT], cwd=folder, env=kept, capture_output=True, text=True, check=False
     )
 
 

@@ -36,11 +36,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         log.open("wb") as stderr,
         subprocess.Popen(
-            [*command, *options],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            [*command, *options], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
         ) as process,
     ):
         try:

@@ -58,7 +58,7 @@ def in_all_ways(job: Job, expected: dict[str, Outcome]) -> None:
 
 @pytest.mark.parametrize("parts", [("producer",), ("consumer",), ("producer", "consumer")])
 @settings(
-    max_examples=tries(2),
+    max_examples=tries(1),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

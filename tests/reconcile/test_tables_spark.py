@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Spark, Window
+from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.spark.session import session
 from outbox.reconcile.tables import ForeignTable, InboxState, ProducerState
 from tests.reconcile import mariadb as maria
 from tests.reconcile.foreign import KNOWN, SENT, tell
@@ -25,7 +23,7 @@ from tests.reconcile.test_oracle import oracle
 from tests.reconcile.test_tables_oracle import agrees, named
 from tests.reconcile.town import HOUR, PAIR, Fate, Place, Progress, Town, fate, ids_at
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 #: However long Spark takes to start, what is new stays so.
 WINDOW = Window(grace=HOUR / 2)
@@ -42,15 +40,6 @@ FATES = [
     fate(compensated=True),
     fate(sends=5, status=InboxState.NONE),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[None]:
-    """A session that all jobs of the module share: each would take seconds to start its own."""
-    jars = {"spark.jars": str(maria.JAR)} if maria.is_there() else {}
-    with session(Spark(conf={"spark.sql.shuffle.partitions": "3"} | jars), 2) as opened:
-        assert opened.spark is not None
-        yield
 
 
 def rows_of(town: Town, table: str) -> pa.Table:

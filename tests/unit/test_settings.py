@@ -229,13 +229,7 @@ def test_misspelt_variables_are_refused(name: str, said: str) -> None:
         *("OUTBOX_DATABASE_URL", "OUTBOX_PRODUCER_URL", "OUTBOX_CONSUMER_URL", "OUTBOX_RECORD_URL", "OUTBOX_APP"),
         "OUTBOX_PROCESSES",
         "OUTBOX_PG_BIN",
-        *(
-            "OUTBOX_CONSOLE_PORT",
-            "OUTBOX_TEST_BROWSER",
-            "OUTBOX_BENCH_SIZES",
-            "OUTBOX",
-            "MY_OUTBOX_X",
-        ),
+        *("OUTBOX_CONSOLE_PORT", "OUTBOX_TEST_BROWSER", "OUTBOX_BENCH_SIZES", "OUTBOX", "MY_OUTBOX_X"),
         *("OUTBOX_SERVICE_HOST", "OUTBOX_PORT", "OUTBOX_PORT_5432_TCP_ADDR", "OUTBOX_WORKER_SERVICE_PORT_HTTP"),
     ],
 )

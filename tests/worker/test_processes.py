@@ -20,7 +20,7 @@ from tests.worker.test_signals import wait_for_rollback
 
 WORKERS = "SELECT count(*) FROM outbox.worker"
 IN_EACH = 40
-KILLS = tries(6)
+KILLS = tries(3)
 
 
 def handled_once(bench: Bench, count: int) -> None:
@@ -38,13 +38,13 @@ def begin_everywhere(bench: Bench, running: WorkerFleet) -> set[int]:
 
 def test_several_share_the_work(bench: Bench) -> None:
     """All of them report as workers, and each message is handled once."""
-    with fleet(bench, 4) as running:
-        wait_until(lambda: bench.rows(WORKERS) == [4], "four workers report")
+    with fleet(bench, 3) as running:
+        wait_until(lambda: bench.rows(WORKERS) == [3], "three workers report")
         bench.send(count=200)
         handled_once(bench, 200)
-        assert len(set(running.pids)) == 4
+        assert len(set(running.pids)) == 3
         assert {each["process_name"] for each in running.told("worker.started")} == {
-            f"outbox-{number}" for number in range(1, 5)
+            f"outbox-{number}" for number in range(1, 4)
         }
         assert running.end() == 0
     assert bench.rows(WORKERS) == [0]
@@ -165,10 +165,10 @@ def test_tables_that_are_none(bench: Bench, server: ServerLike) -> None:
 def test_exactly_once_while_processes_are_killed(new_bench: Callable[..., Bench]) -> None:
     """Kills at any moment, one process after the other: no message is lost, none takes effect twice."""
     bench, dice, count = new_bench(), random.Random(17), 50 * KILLS  # noqa: S311 - no secret
-    with fleet(bench, 4, OUTBOX_MAX_STARTS="1000") as running:
+    with fleet(bench, 3, OUTBOX_MAX_STARTS="1000") as running:
         for number in range(KILLS):
             bench.send(count=50)
-            running.wait_for("process.started", 4 + number)
+            running.wait_for("process.started", 3 + number)
             os.kill(dice.choice(running.pids), dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGABRT]))
             running.wait_for("process.ended", number + 1)
         handled_once(bench, count)

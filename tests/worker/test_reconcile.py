@@ -334,11 +334,7 @@ def test_a_worker_that_stops_waits_for_no_query(bench: Bench) -> None:
     assert bench.rows(ERRORS) == ["interrupted"]
 
 
-def test_a_server_that_restarts(
-    own_server: embedded.Server,
-    own_url: str,
-    new_bench: NewBench,
-) -> None:
+def test_a_server_that_restarts(own_server: embedded.Server, own_url: str, new_bench: NewBench) -> None:
     """After the database was restarted the timetable goes on by itself, and what was due meanwhile is made up for."""
     bench = new_bench(own_url)
     results = declare(bench, every=0.2)

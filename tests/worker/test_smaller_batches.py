@@ -118,12 +118,7 @@ def prune_records(shop: Shop, connection: Connection) -> int:
 def confirm(shop: Shop, connection: Connection) -> int:
     """Deliveries of messages that a group has consumed."""
     shop.app.known_group("t", group="g")
-    return confirm_once(
-        connection,
-        Settings(confirm_grace=0.0),
-        groups=shop.app.groups_to_confirm(),
-        callbacks={},
-    ).done
+    return confirm_once(connection, Settings(confirm_grace=0.0), groups=shop.app.groups_to_confirm(), callbacks={}).done
 
 
 def check(shop: Shop, connection: Connection) -> int:

@@ -9,9 +9,7 @@ from sqlalchemy import Engine, insert
 
 from outbox import Outbox, Settings
 from outbox.errors import OutboxBusy
-from tests.producer.bank import (
-    change,
-)
+from tests.producer.bank import change
 
 
 def limited(engine: Engine, setting: str = "max_undispatched", limit: int = 3, **settings: Any) -> Outbox:

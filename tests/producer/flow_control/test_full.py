@@ -14,19 +14,7 @@ from outbox.embedded import ServerLike
 from outbox.errors import OutboxBusy, SchemaMissing
 from tests.kit import dispatch_all
 from tests.producer.backlog import prepare_many, send_many
-from tests.producer.bank import (
-    KINDS,
-    Databases,
-    Kind,
-    change,
-    changes,
-    drive,
-    halves,
-    messages,
-    opened,
-    settle,
-    write,
-)
+from tests.producer.bank import KINDS, Databases, Kind, change, changes, drive, halves, messages, opened, settle, write
 from tests.producer.conftest import SECOND_SCHEMA
 from tests.producer.flow_control.limits import limited, tell
 

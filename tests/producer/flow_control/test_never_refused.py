@@ -16,14 +16,7 @@ from outbox.errors import OutboxBusy
 from outbox.testing import check, drain
 from tests.kit.bench import Bench, make_ledger
 from tests.producer.backlog import prepare_many, send_many
-from tests.producer.bank import (
-    change,
-    changes,
-    create_business_tables,
-    halves,
-    messages,
-    op_of,
-)
+from tests.producer.bank import change, changes, create_business_tables, halves, messages, op_of
 from tests.producer.flow_control.limits import accepted, forget, limited, tell
 
 

@@ -14,18 +14,7 @@ from outbox.errors import OutboxBusy, TransactionRequired
 from outbox.producer import flow_control
 from tests.kit import dispatch_all
 from tests.producer.backlog import prepare_many, send_many
-from tests.producer.bank import (
-    KINDS,
-    Databases,
-    Kind,
-    change,
-    changes,
-    drive,
-    halves,
-    messages,
-    opened,
-    settle,
-)
+from tests.producer.bank import KINDS, Databases, Kind, change, changes, drive, halves, messages, opened, settle
 from tests.producer.conftest import SECOND_SCHEMA
 from tests.producer.flow_control.limits import accepted, forget, limited, tell
 
