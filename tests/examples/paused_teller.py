@@ -2,9 +2,8 @@
 
 It is forked from a server that has imported the libraries already. At the point it makes the file ``paused`` in a
 folder, and waits for the file ``go``. A point is an event and the how-many-th of its kind it is: ``before_commit`` (of
-a session: neither half message nor op are written), ``commit`` (of the engine: the op is written, COMMIT isn't sent; a
-half message shares the round trip of its COMMIT), ``after_commit``, ``after_flush``, ``after_rollback``. ``none:0`` is
-no point.
+a session: neither half message nor op are written), ``decided`` (the op is written, COMMIT isn't sent),
+``after_commit``, ``after_flush``, ``after_rollback``. ``none:0`` is no point.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -29,12 +29,21 @@ def work(
     reports.close()
     os.environ.update(environment)
     from examples.bank_transfer import teller
-    from examples.bank_transfer.bank_a import engine
+    from outbox.database.decision import decide_first
+    from outbox.producer import producer
 
     name, number = point.split(":")
-    if int(number):
+    pause = _pause(folder, int(number))
+    if name == "decided":
+
+        def decide_and_pause(*values: Any) -> None:
+            decide_first(*values)
+            pause()
+
+        pytest.MonkeyPatch().setattr(producer, "decide_first", decide_and_pause)
+    elif int(number):
         # The outbox listens to the same events, and came first.
-        event.listen(engine if name == "commit" else Session, name, _pause(folder, int(number)))
+        event.listen(Session, name, pause)
     sys.argv[1:] = arguments
     teller.main()
 

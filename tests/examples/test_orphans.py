@@ -43,7 +43,7 @@ def settle(scene: Scene, *, executed: int = 1) -> None:
 
 @pytest.mark.parametrize(
     "point",
-    ["after_commit:1", "before_commit:2", "commit:2"],
+    ["after_commit:1", "before_commit:2", "decided:1"],
     ids=["between", "in the function", "decided, not committed"],
 )
 def test_the_fence_rolls_back_what_a_killed_teller_left(new_scene: NewScene, point: str) -> None:
@@ -133,7 +133,7 @@ def test_killed_in_try_there_is_neither_reservation_nor_half(new_scene: NewScene
 @pytest.mark.parametrize("order", [GOOD, LISTED], ids=["to be confirmed", "to be cancelled"])
 @pytest.mark.parametrize(
     "point",
-    ["after_commit:1", "before_commit:2", "commit:2"],
+    ["after_commit:1", "before_commit:2", "decided:1"],
     ids=["between", "in the second step", "decided, not committed"],
 )
 def test_the_checker_releases_what_a_killed_teller_reserved(new_scene: NewScene, point: str, order: str) -> None:
