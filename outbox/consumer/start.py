@@ -37,22 +37,24 @@ class StartPosition(NamedTuple):
     missing: int = 0
 
 
-def start_positions(source: Connection, schema: str, topic: str, start: Start) -> list[StartPosition]:
+def start_positions(
+    connection: Connection | None, source: Connection, schema: str, topic: str, start: Start
+) -> list[StartPosition]:
     """Return where a group begins in each queue; nothing while the topic doesn't exist.
 
-    ``source`` is on the producer's database.
+    ``source`` is on the producer's database, ``connection`` on that which keeps them (`read_log`).
     """
     if start == "now":
-        (heads,) = read_log(None, source, sql.heads(schema, topic=topic))
+        (heads,) = read_log(connection, source, sql.heads(schema, topic=topic))
         return [StartPosition(queue, last, last_id) for queue, last, last_id, *_ in heads]
-    (firsts,) = read_log(None, source, sql.beginnings(schema, topic=topic))
+    (firsts,) = read_log(connection, source, sql.beginnings(schema, topic=topic))
     if start == "first":
         return [StartPosition(queue, first - 1, None) for queue, first in firsts]
     if isinstance(start, dt.datetime):
-        (rows,) = read_log(None, source, sql.start_at_time(schema, topic=topic, since=start))
+        (rows,) = read_log(connection, source, sql.start_at_time(schema, topic=topic, since=start))
         return [StartPosition(*row) for row in rows]
     positions = [start.get(queue, first) if isinstance(start, Mapping) else start for queue, first in firsts]
-    (rows,) = read_log(None, source, sql.start_at_position(schema, topic=topic, positions=positions))
+    (rows,) = read_log(connection, source, sql.start_at_position(schema, topic=topic, positions=positions))
     return [
         StartPosition(queue, max(before, first - 1), message_id, max(number_of(first) - number_of(position), 0))
         for (queue, first), position, (_, before, message_id) in zip(firsts, positions, rows, strict=True)
@@ -72,7 +74,7 @@ def start_group(connection: Connection, source: Connection, subscription: Subscr
         _, known = execute(connection, lock, sql.group_is_known(schema, *pair))
         if known[0][0]:
             return
-        beginnings = start_positions(source, schema, subscription.topic, subscription.start)
+        beginnings = start_positions(connection, source, schema, subscription.topic, subscription.start)
         missing = sum(each.missing for each in beginnings)
         if missing and subscription.on_pruned == "stop":
             raise MessagesPruned(

@@ -327,6 +327,7 @@ def _on_commit(connection: Connection) -> None:
         _close(connection)
         _write(connection, then_commit=True)
     except BaseException:
+        _sent.clear()  # what was to nudge hasn't
         # SQLAlchemy takes a failed commit for one that the server has rolled back; here COMMIT never got there.
         if _let_roll_back(connection):
             connection.dialect.do_rollback(connection.connection)

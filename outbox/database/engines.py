@@ -117,6 +117,12 @@ def address_of(bind: Bind) -> str:
     return f"{host}:{port}/{database}?{sorted(options.items())}"
 
 
+def address_of_connections(bind: Engine | AsyncEngine) -> str:
+    """Return where an engine's connections lead; its own address where a listener may send them on to another one."""
+    engine = sync_engine(bind)
+    return f"{address_of(bind)}#{id(engine)}" if engine.dialect.dispatch.do_connect else address_of(bind)
+
+
 def named_url(text: str) -> tuple[str, str]:
     """Return name and URL of ``name=url``; the name of an URL alone is empty."""
     name, equals, url = text.partition("=")

@@ -294,7 +294,7 @@ def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
 
 # A message in the log is all that a role which only reads may write. What statements before it have seen was committed
 # before the log's end of now. That standbys have it, where they must, is only known of a commit of one's own.
-#: At the end of an implicit transaction: commit once all that it has read is on disk, and on synchronous standbys. A
+#: At the end of a transaction: commit once all that it has read is on disk, and on synchronous standbys. A
 #: standby only has what is.
 _WAIT_FOR_DISK = Statement("""
 SELECT pg_logical_emit_message(true, 'outbox', ''),
@@ -310,14 +310,12 @@ def read_log(connection: Connection | None, source: Connection, *statements: Sta
     """Read what a consumer builds on from the producer's database, which the second connection is on.
 
     Where that is another one than the consumer's, this waits until it can't forget what was read: dispatch needn't have
-    (`outbox.dispatch.dispatch_pass`). Inside a transaction that the caller has begun on it, nothing is waited for.
+    (`outbox.dispatch.dispatch_pass`). In a transaction that the caller has begun on it, its COMMIT waits. None: what is
+    read is kept elsewhere.
     """
-    if source is connection or source.in_transaction():
+    if source is connection:
         return read_source(source, *statements)
-    if is_autocommit(source):
-        return execute(source, *statements, _WAIT_FOR_DISK)[:-1]
-    with source.begin():
-        return execute(source, *statements, _WAIT_FOR_DISK)[:-1]
+    return read_source(source, *statements, _WAIT_FOR_DISK)[:-1]
 
 
 def _round_trip(driver: Any, pairs: Sequence[tuple[str, Any]]) -> RoundTrip | None:

@@ -141,7 +141,7 @@ class Dispatcher:
             self._left = cursor
             return NOTHING
         awake = self._awake if time.monotonic() - self._worked_at < BUSY else None
-        keep_turn = sql.keep_turn(schema, cursor=cursor.id, log=cursor.current_log, awake=awake)
+        keep_turn = sql.keep_turn(schema, cursor=cursor.id, log=cursor.current_log, awake=awake, **cursor.values)
         batch = sql.dispatch_batch(self._settings, limit, cursor), sql.newest_cursor(schema)
         taken, ((unchanged, was_awake),), ((ops, messages, scheduled, news, unseen),), left = _in_turn(
             connection, schema, keep_turn, *batch, durable=self._durable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, PLANNED_ONCE, UNLESS_IDLE, number
@@ -53,13 +53,18 @@ def begin_turn(lock: int, *, durable: bool) -> Statement:
 
 
 # Tried only: a nudge holds it for a moment.
+# A crash may have forgotten the cursor that was read, and another worker written one of the same number since.
 #: Give the turn up if cursor and log aren't those any more which were read before the lock; if it is kept, take the
 #: lock ``awake``, unless that is NULL. Rows: ``(it is kept, …)``.
 keep_turn: Template = Template(f"""
 SELECT kept, CASE WHEN kept THEN pg_try_advisory_xact_lock(%(awake)s::bigint) END
   FROM (SELECT set_config('outbox.dispatching', ({_TURN} AND EXISTS (
-               SELECT FROM (SELECT id FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
-                WHERE c.id = %(cursor)s AND {LOG} = %(log)s))::text, true)::boolean AS kept OFFSET 0) k
+               SELECT FROM (SELECT * FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1) c, pg_control_system() s
+                WHERE c.id = %(cursor)s AND {LOG} = %(log)s
+                  AND c.next_xid = %(next_xid)s::xid8 AND c.in_flight = %(in_flight)s::xid8[]
+                  AND (c.target::text, c.after_sequence, c.until_sequence)
+                      IS NOT DISTINCT FROM (%(target)s::text, %(after)s::bigint, %(until)s::bigint)
+               ))::text, true)::boolean AS kept OFFSET 0) k
 """)
 
 # Dispatch numbers its cursors by itself: the newest row counts, and logical replication carries no sequence. The values
@@ -487,6 +492,17 @@ class Cursor:
     pending: bool
 
     @property
+    def values(self) -> dict[str, Any]:
+        """What tells how far it has come, as statements bind it."""
+        return {
+            "next_xid": self.next_xid,
+            "in_flight": self.in_flight,
+            "target": self.target,
+            "after": self.after_sequence,
+            "until": self.until_sequence,
+        }
+
+    @property
     def restored(self) -> bool:
         """Was the database restored into another cluster since this row was written?"""
         return self.system_identifier != self.current_system
@@ -512,11 +528,7 @@ def dispatch_batch(settings: Settings, limit: int, cursor: Cursor) -> Statement:
         settings,
         limit,
         _DISPATCH_FRESH if fresh else _DISPATCH_MISSED if cursor.target is None else _DISPATCH_REST,
-        next_xid=cursor.next_xid,
-        in_flight=cursor.in_flight,
-        target=cursor.target,
-        after=cursor.after_sequence,
-        until=cursor.until_sequence,
+        **cursor.values,
         base=cursor.base_sequence,
         system=cursor.system_identifier,
         epoch=cursor.epoch,

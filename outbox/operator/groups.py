@@ -447,7 +447,7 @@ class Groups(HealthViews):
         with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
                 start = execute(connection, NOW)[0][0][0] - start
-            starts = start_positions(connection, producer.schema, topic, start)
+            starts = start_positions(None, connection, producer.schema, topic, start)
         return _Plan(act, consumer, producer, group, topic, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:

@@ -40,7 +40,7 @@ from outbox.database.at_commit import (
 from outbox.database.decision import already, decide, decide_first, deciding_first
 from outbox.database.dialect import PSYCOPG, check_driver, is_of_driver
 from outbox.database.drivers import call_once_committed, raw_connection
-from outbox.database.engines import address_of, calling_engine
+from outbox.database.engines import address_of_connections, calling_engine
 from outbox.database.execute import Statement, encodings, execute, raise_if_missing
 from outbox.database.identity import OwnDatabase
 from outbox.database.session import RunningTransaction, factories
@@ -98,14 +98,14 @@ class Sender:
     nudges: bool
     address: OpsAddress
 
-    def waking(self) -> tuple[list[Statement], list[Callable[[], None]]]:
+    def waking(self, *, nudges: bool) -> tuple[list[Statement], list[Callable[[], None]]]:
         """Return what follows a COMMIT that has ops: a nudge in a transaction of its own, or a call in this process.
 
-        NOTIFY locks database-wide at commit: never in the transaction itself.
+        NOTIFY locks database-wide at commit: never in the transaction itself. ``nudges``: a statement can follow.
         """
         if (dispatcher := dispatcher_here(self.address)) is not None:
             return [], [dispatcher.wake]
-        return ([nudge(self.schema)] if self.nudges and nudges_now(self.address) else []), []
+        return ([nudge(self.schema)] if nudges and self.nudges and nudges_now(self.address) else []), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,8 @@ def _write(
         if sender.flow is not None:
             sender.flow.admit(connection, [(w.half.topic, bool(w.preparation)) for w in writes if w.sender is sender])
     statements, duplicates = _statements(connection, writes)
-    nudges, waiting = _waiting(writes, intents, duplicates, afterwards=connection.dialect.driver == PSYCOPG)
+    afterwards = then_commit and connection.dialect.driver == PSYCOPG
+    nudges, waiting = _waiting(writes, intents, duplicates, afterwards=afterwards)
     if intents:
         # A decision must be known to be the first before COMMIT goes out, so it has its own round trip.
         if statements:
@@ -245,7 +246,7 @@ def _waiting(
     senders |= {intent.sender for intent in intents if intent.resolution is Resolution.COMMIT}
     statements: list[Statement] = []
     for sender in senders:
-        nudges, calls = sender.waking()
+        nudges, calls = sender.waking(nudges=afterwards)
         statements += nudges
         functions += calls
     return statements, functions
@@ -435,7 +436,7 @@ class Producer:
         self._own = OwnDatabase(engine)
         self._report = ProcessReport(self.schema, self._group)
         of_settings = settings.max_transaction_bytes, middlewares, self._report, self._flow, settings.listen
-        self._sender = Sender(self._own, self.schema, *of_settings, (address_of(engine), self.schema))
+        self._sender = Sender(self._own, self.schema, *of_settings, (address_of_connections(engine), self.schema))
         hook_sessions()
         # Now, since listening to an engine that is in use by other threads isn't safe.
         at_commit.hook(engine)
@@ -601,7 +602,8 @@ class Producer:
         if decision.resolution is not resolution:
             raise already(decision)
         if decision.first:
-            nudges, calls = self._sender.waking() if resolution is Resolution.COMMIT else ([], [])
+            commits, follows = resolution is Resolution.COMMIT, connection.dialect.driver == PSYCOPG
+            nudges, calls = self._sender.waking(nudges=follows) if commits else ([], [])
             for nudging in nudges:
                 at_commit.behind_commit(connection, nudging)
             for function in (*waiting, *calls):

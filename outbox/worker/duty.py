@@ -127,6 +127,11 @@ class Lane:
         return self._thread.is_alive() and (self._running is not None or duty.due_at > since)
 
     @property
+    def is_held(self) -> bool:
+        """Does a pass run for so long that another one may have to wait?"""
+        return self._running is not None and time.monotonic() - self._began > HOT_CAP
+
+    @property
     def running(self) -> str:
         """The name of the duty whose pass runs, empty if none does."""
         duty = self._running
@@ -196,7 +201,7 @@ class RunningDuty:
     @property
     def is_at_work(self) -> bool:
         """Does it run, as far as is known, as soon as it is woken?"""
-        return not self.health.failures
+        return not self.health.failures and not self._lane.is_held
 
     def wake(self) -> None:
         """Have the duty run at once."""

@@ -22,6 +22,7 @@ from outbox.consumer.retry import wake_retries
 from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import LocalDispatcher, announce, begin_here, end_here
 from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
+from outbox.database.engines import address_of_connections
 from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
@@ -113,6 +114,7 @@ class Plan:
         self._context = PassContext(outbox.active, loop, variables)
         self._own = WorkerDatabase(outbox.engine)
         self._dispatching: LocalDispatcher | None = None
+        self._ops_address = address_of_connections(outbox.engine), self.settings.schema
         self._group = outbox.group
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         #: What wakes the consumers of a topic of a database, for a queue or (None) for any.
@@ -149,14 +151,14 @@ class Plan:
         for lane in self.lanes:
             lane.start()
         if self._dispatching is not None:
-            begin_here((self._own.address, self.settings.schema), self._dispatching)
+            begin_here(self._ops_address, self._dispatching)
         for listener in self.listeners.values():
             listener.start()
 
     def end(self) -> None:
         """Close all connections, also under passes that run on."""
         if self._dispatching is not None:
-            end_here((self._own.address, self.settings.schema), self._dispatching)
+            end_here(self._ops_address, self._dispatching)
         for end in (*self.ends, *(lane.runner.end for lane in self.lanes)):
             end()
 

@@ -6,19 +6,26 @@ by its ids; nothing is credited twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime as dt
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
+from outbox.dispatch.dispatch_pass import Dispatcher, dispatch_once
 from outbox.embedded import ServerLike
 from outbox.message.model import NUMBER_BITS, number_of
 from outbox.operator.health.examine import examine
 from outbox.operator.health.stats import stats
-from tests.failover.bank import DATABASES, TABLES, Bank
+from outbox.operator.operator import Operator
+from outbox.reconcile.spark.log import LogOptions
+from outbox.worker.connections import WorkerDatabase
+from tests.failover.bank import DATABASES, TABLES, Bank, credit
 from tests.failover.clusters import (
     Clusters,
     ask,
@@ -30,7 +37,7 @@ from tests.failover.clusters import (
     fail_over,
     put_back,
 )
-from tests.kit import Tables
+from tests.kit import Tables, declare
 from tests.kit.databases import clones
 
 
@@ -354,6 +361,86 @@ def test_a_crash_before_the_disk_has_what_was_dispatched(
     bank.work(20)
     assert_settled(bank)
     assert (bank.lost(), epochs(bank)) == (set(), [0])
+
+
+def _start(bank: Bank, start: Any) -> None:
+    """Begin a new group."""
+    group = declare(bank.consumer, "transfer", f"late-{uuid4()}", credit, settings=bank.settings, start=start)
+    with WorkerDatabase(bank.consumer).connect() as connection, WorkerDatabase(bank.producer).connect() as source:
+        group.start(connection, source)
+
+
+def _skip(bank: Bank) -> None:
+    """Have an operator move a group to the end."""
+    operator = Operator.open({"debiting": bank.producer, "crediting": bank.consumer}, bank.settings)
+    operator.skip_group("crediting", "transfer", "now", by="me", why="t", database="crediting", source="debiting")
+
+
+def _read_by_spark(bank: Bank) -> None:
+    """Ask for the offset that the checkpoint of a stream would keep."""
+    os.environ["OUTBOX_TEST_LOG"] = bank.producer.url.render_as_string(hide_password=False)
+    assert LogOptions(topic="transfer", url_env="OUTBOX_TEST_LOG").log().end()
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        pytest.param(lambda bank: _start(bank, "now"), id="a group that starts now"),
+        pytest.param(lambda bank: _start(bank, dt.datetime.now(dt.UTC)), id="a group that starts at a time"),
+        pytest.param(lambda bank: _start(bank, 2), id="a group that starts at a position"),
+        pytest.param(_skip, id="an operator's skip"),
+        pytest.param(_read_by_spark, id="the log as a source of Spark"),
+    ],
+)
+def test_a_position_that_is_kept_elsewhere(some: Clusters, theirs: ServerLike, keep: Callable[[Bank], None]) -> None:
+    """Whatever keeps a position of the log in another place has the log written out before: no crash forgets it."""
+    ours = some.new()
+    bank = Bank(ours, theirs)
+    bank.durable = False
+    bank.work(20)
+    for _ in range(3):
+        bank.debit(3)
+        ask(ours, WRITE_OUT, database="debiting")
+        bank.dispatch()
+        keep(bank)
+        before = places(bank)
+        ours.kill()
+        ours.start()
+        bank.use(ours, theirs)
+        assert places(bank) == before
+
+
+def test_a_dispatcher_that_outlives_a_crash(some: Clusters) -> None:
+    """The crash forgets its cursor; another worker writes one of that number, and xids are given again."""
+    ours = some.new()
+    bank = Bank(ours, ours, "debiting")
+    settings = replace(bank.settings, listen=False)
+    dispatcher = Dispatcher(settings, durable=False)
+    with WorkerDatabase(bank.producer).connect() as connection:
+        for _ in range(5):
+            bank.debit(1)
+            dispatcher.nudge()
+            dispatcher.once(connection)
+        bank.debit(1)
+        with connection.begin():  # so that the xids of these are lost, too
+            connection.exec_driver_sql("SET synchronous_commit = off")
+        for _ in range(6):
+            with connection.begin():
+                connection.exec_driver_sql("INSERT INTO debit SELECT gen_random_uuid() WHERE false RETURNING 1")
+                connection.exec_driver_sql("SELECT pg_current_xact_id()")
+        dispatcher.nudge()
+        assert dispatcher.once(connection).done == 1
+    ours.kill()
+    ours.start()
+    bank.use(ours, ours)
+    with bank.producer.connect() as connection:
+        assert dispatch_once(connection, settings).done == 1
+    bank.debit(9)
+    with WorkerDatabase(bank.producer).connect() as connection:
+        dispatcher.nudge()
+        assert dispatcher.once(connection).done == 9
+    bank.consume()
+    assert_settled(bank)
 
 
 def test_numbers_go_on_in_a_new_epoch(some: Clusters, theirs: ServerLike) -> None:

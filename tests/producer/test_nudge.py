@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox, Settings
 from outbox.database import at_commit
 from outbox.database.at_commit import LocalDispatcher, begin_here, dispatcher_here, end_here
-from outbox.database.engines import address_of
+from outbox.database.engines import address_of, address_of_connections
 from outbox.database.execute import Statement
 from outbox.database.roundtrip import RoundTrip
 from outbox.database.sql import nudge
@@ -170,7 +172,8 @@ async def test_a_dispatcher_of_the_process_is_called(name: str, url: str, engine
     assert changes(engine) == {0, 1, 2}
     assert called == len(committed)
     if called:  # a driver's own connection, in the end, says nothing of its COMMIT
-        assert (committed, nudges) == ([1, 2], ["outbox"])
+        follows = not any(driver in name for driver in ("psycopg2", "asyncpg"))
+        assert (committed, nudges) == ([1, 2], ["outbox"] * follows)
 
 
 def test_a_fork_has_no_dispatcher_of_the_process(engine: Engine) -> None:
@@ -201,3 +204,30 @@ def test_a_process_that_sends_without_a_pause(monkeypatch: pytest.MonkeyPatch) -
     now += at_commit.NO_PAUSE
     assert at_commit.nudges_now(address)
     assert at_commit.nudges_now(("another database", "of this test"))
+
+
+def test_a_commit_that_fails_has_not_nudged(engine: Engine, settings: Settings) -> None:
+    """The next one does, however soon it comes; so does the one behind what can't be followed by a nudge."""
+    outbox = Outbox(engine, settings=settings)
+    Tables(engine).run("CREATE TABLE once (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO once VALUES (1)")
+    nudges: list[str] = []
+
+    def nudging(schema: str) -> Statement:
+        nudges.append(schema)
+        return nudge(schema)
+
+    with pytest.MonkeyPatch.context() as patch, engine.connect() as connection:
+        patch.setattr("outbox.producer.producer.nudge", nudging)
+        for number in (1, 2):
+            with suppress(IntegrityError), connection.begin():
+                outbox.send(connection, "t", number)
+                connection.execute(text("INSERT INTO once VALUES (:n)"), {"n": number})
+    assert nudges == ["outbox"] * 2
+
+
+def test_an_engine_whose_connections_are_sent_on(engine: Engine) -> None:
+    """A listener may lead them to another database, of which this process has no dispatcher."""
+    other = create_engine(engine.url)
+    assert address_of_connections(other) == address_of_connections(engine) == address_of(engine)
+    event.listen(other, "do_connect", lambda *_: None)
+    assert address_of_connections(other) != address_of_connections(engine)

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from outbox.consumer.sql import beginnings, heads
-from outbox.database.execute import Template, execute
+from outbox.database.execute import Template, execute, read_log
 from outbox.errors import InvalidSettings, MessagesPruned, SourceError, SourceLost
 from outbox.message.compression import decompress
 from outbox.message.content import check_topic
@@ -338,7 +338,7 @@ class TopicLog:
 
         def ask() -> list[Any]:
             with connected(self.access) as connection:
-                return execute(connection, template(self.access.schema, topic=self.topic, **values))[0]
+                return read_log(None, connection, template(self.access.schema, topic=self.topic, **values))[0]
 
         rows = insist(ask, tries=tries)
         if not rows and template in (heads, beginnings):
