@@ -459,18 +459,20 @@ class LocalDispatcher:
     is_there: Callable[[], bool]
 
 
-#: A send within so many seconds (first number) of the one before is nudged for only if the last nudge is older than the
-#: second: a dispatcher that has so much to do looks again by itself. A nudge costs an eighth of a lone send.
-NO_PAUSE, NUDGE_EVERY = 0.003, 0.01
-#: When this process sent to an address last, and nudged last.
-_sent: dict[OpsAddress, tuple[float, float]] = {}
+#: From so many sends on that came within so many seconds of the one before, one is nudged for only if the last nudge is
+#: older than the last number: a dispatcher that has so much to do looks again by itself, and a nudge costs an eighth of
+#: a lone send.
+MANY, NO_PAUSE, NUDGE_EVERY = 8, 0.003, 0.01
+#: When this process sent to an address last, and nudged last, and how many sends have come without a pause.
+_sent: dict[OpsAddress, tuple[float, float, int]] = {}
 
 
 def nudges_now(address: OpsAddress) -> bool:
     """Take note of a transaction that sends; tell whether dispatchers are to be nudged for it."""
-    now, (sent, nudged) = time.monotonic(), _sent.get(address, (0.0, 0.0))
-    due = now - sent > NO_PAUSE or now - nudged > NUDGE_EVERY
-    _sent[address] = now, now if due else nudged
+    now, (sent, nudged, fast) = time.monotonic(), _sent.get(address, (0.0, 0.0, 0))
+    fast = fast + 1 if now - sent <= NO_PAUSE else 0
+    due = fast < MANY or now - nudged > NUDGE_EVERY
+    _sent[address] = now, now if due else nudged, fast
     return due
 
 
