@@ -292,14 +292,15 @@ def read_source(source: Connection, *statements: Statement) -> list[list[Row]]:
         return execute(source, *statements)
 
 
+#: The SQL of the value of `synchronous_commit` that waits for disk and standbys, where the setting waits for less.
+SYNCHRONOUSLY = "coalesce(nullif(nullif(current_setting('synchronous_commit'), 'off'), 'local'), 'on')"
+
 # A message in the log is all that a role which only reads may write. What statements before it have seen was committed
 # before the log's end of now. That standbys have it, where they must, is only known of a commit of one's own.
 #: At the end of a transaction: commit once all that it has read is on disk, and on synchronous standbys. A
 #: standby only has what is.
-_WAIT_FOR_DISK = Statement("""
-SELECT pg_logical_emit_message(true, 'outbox', ''),
-       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-            THEN set_config('synchronous_commit', 'on', true) END
+_WAIT_FOR_DISK = Statement(f"""
+SELECT pg_logical_emit_message(true, 'outbox', ''), set_config('synchronous_commit', {SYNCHRONOUSLY}, true)
  WHERE CASE WHEN pg_is_in_recovery() THEN false
             ELSE current_setting('synchronous_standby_names') <> ''
                  OR pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn() END

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from outbox.database.execute import Statement, Template, lock_key
+from outbox.database.execute import SYNCHRONOUSLY, Statement, Template, lock_key
 from outbox.message.model import NUMBERS, Status
 from outbox.text import sql_list
 
@@ -38,9 +38,7 @@ _LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_ti
 
 #: For this transaction, have COMMIT wait for the disk, and for a synchronous standby, whatever the setting says: what
 #: others act on must not be lost. All that it has read is written out with it.
-COMMIT_SYNCHRONOUSLY = Statement("""
-SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')
-""")
+COMMIT_SYNCHRONOUSLY = Statement(f"SELECT set_config('synchronous_commit', {SYNCHRONOUSLY}, true)")
 
 _READ_ONLY = """
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %s, true)

@@ -21,9 +21,9 @@ after a promotion cursor and ops are of one moment. What no identity shows (a vo
 consumers find out by themselves: `outbox.consumer.log_loss`.
 
 Durability: a crash must not forget what was read, or its position would be another message's. Dispatch commits
-synchronously whatever the setting says, unless its worker also consumes from this database: what a consumer here
-commits comes later in the same log, so that neither survives without the other. A consumer whose own tables are in
-another database waits by itself for what it has read (`outbox.database.execute.read_log`).
+synchronously, also where the setting says otherwise, unless its worker also consumes from this database: what a
+consumer here commits comes later in the same log, so that neither survives without the other. A consumer whose own
+tables are in another database waits by itself for what it has read (`outbox.database.execute.read_log`).
 
 A pass looks at the cursor without the lock, and goes on only if there is something to do. Lock, batch and COMMIT are
 then one round trip, in which nothing waits for the client: a worker whose host vanishes leaves no lock behind. The

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outbox.database.execute import Statement, Template, in_schema
+from outbox.database.execute import SYNCHRONOUSLY, Statement, Template, in_schema
 from outbox.database.sql import HALF_MISSING, LOG, NEWS_OF_QUEUE, PLANNED_ONCE, UNLESS_IDLE, number
 from outbox.message.model import NUMBER_BITS
 
@@ -39,16 +39,13 @@ def try_turn(lock: int) -> Statement:
     )
 
 
-_SYNCHRONOUSLY = "coalesce(nullif(nullif(current_setting('synchronous_commit'), 'off'), 'local'), 'on')"
-
-
 def begin_turn(lock: int, *, durable: bool) -> Statement:
     """Begin a transaction of dispatch in one statement: as `try_turn`; all that follows is planned once, by indexes.
 
-    ``durable``: its COMMIT waits for the disk, and for synchronous standbys, whatever the setting says; else for none.
-    Rows: ``(taken, …)``.
+    ``durable``: its COMMIT waits for the disk, and for synchronous standbys, also where the setting says otherwise.
+    Else it waits for none. Rows: ``(taken, …)``.
     """
-    turn, commit = try_turn(lock), _SYNCHRONOUSLY if durable else "'off'"
+    turn, commit = try_turn(lock), SYNCHRONOUSLY if durable else "'off'"
     return Statement(f"{turn.sql}, {PLANNED_ONCE}, set_config('synchronous_commit', {commit}, true)", turn.values)
 
 

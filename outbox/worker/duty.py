@@ -212,7 +212,7 @@ class RunningDuty:
         if self.task.on_ops is not None:
             self.task.on_ops()  # first: the pass that begins now must know of it
         self._nudged, self._silent_ops_at = True, -_NEVER
-        # Another worker may have the turn, and its snapshot may be of before: look again soon, whatever the pass says.
+        # Another worker may have the turn, and its snapshot may be of before: look again soon, though nothing is found.
         self._worked_at = time.monotonic()
         self.wake()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import sleep
+from functools import partial
+from operator import contains
 from typing import Any
 
 import psycopg
@@ -228,13 +229,13 @@ def test_no_message_waits_for_a_look(
         handled.append(message.body)
 
     def send_some(sender: int) -> None:
-        pauses = random.Random(sender)  # noqa: S311 - pauses, no secret
+        pauses = random.Random(sender)  # noqa: S311 - no secret
         with engine.connect() as connection:
             for number in range(tries(60)):
                 with connection.begin():
                     outbox.send(connection, "t", [sender, number])
                 if pauses.random() < 0.5:
-                    sleep(pauses.random() / 100)
+                    wait_until(partial(contains, handled, [sender, number]), "it is handled, and all is at rest")
 
     with Worker(outbox) as worker:
         listeners = [each for plan in worker._plans for each in plan.listeners.values()]

@@ -346,6 +346,25 @@ def test_a_dispatcher_that_is_not_told_looks_by_the_millisecond(stand: Stand, mo
     assert told == [100.0, 100.0, now]
 
 
+def test_a_duty_whose_lane_is_held_is_not_at_work(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass hangs: those that would wake the duty by a call tell others, too."""
+    monkeypatch.setattr(duty_module, "HOT_CAP", 0.0)
+    begun, end = threading.Event(), threading.Event()
+
+    def one_pass() -> Counts:
+        begun.set()
+        assert end.wait(60)
+        return Counts()
+
+    duty = stand.duty("take", one_pass, eager=False)
+    assert duty.is_at_work
+    stand.start()
+    assert begun.wait(60)
+    wait_until(lambda: not duty.is_at_work, "the pass has taken too long")
+    end.set()
+    wait_until(lambda: duty.is_at_work, "it has ended")
+
+
 def test_a_wake_up_does_not_shorten_a_back_off(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its database is away, a duty that is woken all the time tries again only when its wait is over."""
     monkeypatch.setattr(duty_module, "_FAILURE_FIRST", NEVER)
