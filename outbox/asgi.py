@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.engines import connect, discard, engine_of
 from outbox.database.execute import execute
+from outbox.database.source import kept_of
 from outbox.database.sql import read_only
 from outbox.delivery import sql
 from outbox.errors import InvalidSettings, SchemaError, TransactionRequired
@@ -163,8 +164,9 @@ class InboxStatusService:
 
         app.mount("/inbox/status", InboxStatusService(outbox, token=os.environ["STATUS_TOKEN"]))
 
-    ``POST`` ``{"topic": …, "group": …, "ids": […]}`` with ``Authorization: Bearer <token>`` is answered by ``queues``,
-    how far the group has read each, and ``statuses`` of those of the messages that its inbox has: no body, no key.
+    ``POST`` ``{"topic": …, "group": …, "source": …, "ids": […]}`` with ``Authorization: Bearer <token>`` is answered by
+    ``queues``, how far the group has read each, and ``statuses`` of those of the messages that its inbox has: no body,
+    no key. ``source`` is the id of the producer's database.
     A caller without a token learns nothing. ``token`` may be several, so that one can be replaced while both count. It
     answers about the groups that consume by this Outbox, and those of ``groups``.
 
@@ -191,10 +193,10 @@ class InboxStatusService:
         headers: dict[str, str] = {}
         try:
             self._check(scope)
-            topic, group, ids = _read_question(await _read_body(receive))
+            topic, group, ids, source = _read_question(await _read_body(receive))
             if group not in self._groups and all(group != name for _, name in self.outbox.subscriptions):
                 raise _Refused(404, f"no group {group!r} consumes here")
-            status, answer = 200, await asyncio.to_thread(self._answer, topic, group, ids)
+            status, answer = 200, await asyncio.to_thread(self._answer, topic, group, ids, source)
         except _Refused as refused:
             status, answer, headers = refused.status, {"error": str(refused)}, refused.headers
         except (DBAPIError, SchemaError) as error:
@@ -222,7 +224,7 @@ class InboxStatusService:
         if scope["method"] != "POST":
             raise _Refused(405, "only POST is answered", allow="POST")
 
-    def _answer(self, topic: str, group: str, ids: Collection[UUID]) -> dict[str, Any]:
+    def _answer(self, topic: str, group: str, ids: Collection[UUID], source: UUID) -> dict[str, Any]:
         schema = self.outbox.settings.schema
         # The Outbox may be bound anew, or be that of another tenant in each request.
         bind, known = self.outbox.engine, self._engine
@@ -231,11 +233,12 @@ class InboxStatusService:
         connection = connect(known[1])
         try:
             with connection.begin():
+                kept = kept_of(connection, schema, topic, source)
                 # In this order, each with a snapshot of its own: what the group had read past has its inbox row.
                 _, queues, statuses = execute(
                     connection,
                     read_only(_PATIENCE),
-                    sql.progress(schema, topic=topic, group=group),
+                    sql.progress(schema, topic=kept, group=group),
                     sql.statuses(schema, group=group, ids=list(ids)),
                 )
         finally:
@@ -269,14 +272,16 @@ async def _read_body(receive: Any) -> bytes:
     return body
 
 
-def _read_question(body: bytes) -> tuple[str, str, list[UUID]]:
+def _read_question(body: bytes) -> tuple[str, str, list[UUID], UUID]:
     try:
         question = json.loads(body)
         topic, group, ids = question["topic"], question["group"], [UUID(each) for each in question["ids"]]
+        source = UUID(question["source"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _Refused(400, 'a question is {"topic": "…", "group": "…", "ids": ["…"]}, with UUIDs') from None
+        form = '{"topic": "…", "group": "…", "source": "…", "ids": ["…"]}'
+        raise _Refused(400, f"a question is {form}, source and ids as UUIDs") from None
     if not isinstance(topic, str) or not isinstance(group, str) or "\0" in topic + group:
         raise _Refused(400, "topic and group are names")
     if len(ids) > _MOST_IDS:
         raise _Refused(400, f"at most {_MOST_IDS} messages can be asked about at once")
-    return topic, group, ids
+    return topic, group, ids, source

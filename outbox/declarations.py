@@ -321,7 +321,7 @@ class Declarations:
         ]
         for topic, otherwise in needed:
             for key, subscription in self.subscriptions.items():
-                if key[0] == topic and subscription.source is None:
+                if key[0] == topic and None in subscription.sources:
                     found.setdefault(key, KnownGroup.of(subscription))
             if not any(key[0] == topic for key in found):
                 raise InvalidHandler(

@@ -54,6 +54,9 @@ UPGRADE = (
         written_by TEXT NOT NULL, written_at {now},
         CONSTRAINT pk_dead_letter_note PRIMARY KEY (consumer_group, topic, error_kind),
         CONSTRAINT ck_dead_letter_note_written CHECK (note IS NOT NULL OR owner IS NOT NULL))""",
+    """CREATE TABLE {s}.message_source (topic {name}, number INTEGER, id UUID NOT NULL, address TEXT, met_at {now},
+        CONSTRAINT pk_message_source PRIMARY KEY (topic, number))""",
+    "CREATE UNIQUE INDEX ix_message_source_id_topic ON {s}.message_source (id, topic)",
     """CREATE TABLE {s}.segment_hold (
         consumer_group {name}, topic {name}, first_id UUID, message_ids UUID[] NOT NULL, asked_at TIMESTAMPTZ NOT NULL,
         CONSTRAINT pk_segment_hold PRIMARY KEY (consumer_group, topic, first_id))""",

@@ -383,13 +383,22 @@ UPGRADE = (
         END IF;
         RETURN false;
     END $$""",
+    # Which database this is, for the consumers of its messages: dumps and replicas keep it, and no TRUNCATE forgets it.
+    """CREATE FUNCTION {s}.renew_source_id() RETURNS uuid LANGUAGE plpgsql {pinned}
+    DECLARE id CONSTANT uuid = gen_random_uuid();
+    BEGIN
+        EXECUTE format('CREATE OR REPLACE FUNCTION {s}.source_id() RETURNS uuid LANGUAGE sql STABLE AS %L',
+                       format('SELECT %L::pg_catalog.uuid', id));
+        RETURN id;
+    END $$""",
+    "SELECT {s}.renew_source_id()",
     """CREATE FUNCTION {s}.commit(id uuid) RETURNS boolean LANGUAGE plpgsql {pinned}
     BEGIN RETURN {s}.decide(id, 'commit'); END $$""",
     """CREATE FUNCTION {s}.rollback(id uuid) RETURNS boolean LANGUAGE plpgsql {pinned}
     BEGIN RETURN {s}.decide(id, 'rollback'); END $$""",
 )
 
-DOWNGRADE = dropping(UPGRADE)
+DOWNGRADE = ("DROP FUNCTION {s}.source_id()", *dropping(UPGRADE))
 
 
 def upgrade() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 from sqlalchemy import URL, Connection, Engine, QueuePool, make_url
@@ -20,7 +21,10 @@ from outbox.cli.options import URL_EXAMPLE, URL_VARIABLE, YesOption, command, co
 from outbox.cli.output import Code, Failure, ListForm, Output, OutputOption, RowShape, print_as, print_rows, say, table
 from outbox.database import engines, migration
 from outbox.database.duty import PARTS
+from outbox.database.execute import execute
 from outbox.database.migration import chain
+from outbox.database.source import follow, identity, kept_as, renew
+from outbox.database.source import sources as sources_of
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.health import grants
@@ -278,6 +282,56 @@ def downgrade(
     confirm(f"Remove {what}, with all messages in them?", f"not removing {what}", yes=yes)
     done = migration.downgrade(database.engine, parts, database.settings.schema, lock_timeout=lock_timeout, say=say)
     say(f"{_listed('removed', done)} in {database}")
+
+
+@command(app)
+def new_source(database: DatabaseOptions, yes: YesOption = False) -> None:
+    """Give a producer's database that is a copy of another one an id of its own.
+
+    Consumers know by that id which database they read a topic from. A dump, a replica and a volume keep it, as they
+    must after a fail-over. Of a copy that lives on beside its original, such as a staging database, consumers would
+    take each for the other. What is consumed in the same database goes on where it was. A consumer's database that was
+    copied with it learns the new id by `outbox db follow-source`.
+
+    \b
+    Example:
+      outbox db new-source --url postgresql+psycopg://me@localhost/staging
+    """
+    confirm(f"Give {database} an id of its own?", f"not giving {database} an id of its own", yes=yes)
+    with database.engine.begin() as connection:
+        old, new = renew(connection, database.settings.schema)
+    say(f"{database} is source {new} now; it was {old}. A copied consumer: outbox db follow-source {old} {new}")
+
+
+@command(app)
+def follow_source(database: DatabaseOptions, old: UUID, new: UUID) -> None:
+    """Have the groups of a consumer's database that was copied with its producer's know that one by its new id.
+
+    \b
+    Example:
+      outbox db follow-source 0b9f0a7e-3f57-4d0e-8a6e-2f4a1f0b7c11 6a1f9c3e-58a8-4a53-9f54-0d1c2b3a4e5f
+    """
+    with database.engine.begin() as connection:
+        known = follow(connection, database.settings.schema, old, new)
+    if not known:
+        raise Failure(f"{database} has read no topic from a source {old}; see outbox db sources", Code.NOT_FOUND)
+    say(f"{database} knows source {old} as {new} now, and goes on where it was")
+
+
+@command(app)
+def sources(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> None:
+    """Show which source this database is, and from which ones its groups read."""
+    schema, installed = database.settings.schema, migration.current(database.engine, database.settings.schema)
+    with database.engine.connect() as connection:
+        own = execute(connection, identity(schema))[0][0] if installed.get("producer") else (None, None)
+        met = execute(connection, sources_of(schema))[0] if installed.get("consumer") else []
+    document = {
+        "id": own[0] and str(own[0]),
+        "sources": [{"topic": kept_as(topic, number), "id": str(id_), "address": at} for topic, number, id_, at in met],
+    }
+    rows = [("this database", own[0] or "no producer", own[1] or "")]
+    rows += [(kept_as(topic, number), id_, at or "") for topic, number, id_, at in met]
+    print_as(output, document, table(("topic", "source", "address"), rows))
 
 
 @command(app)

@@ -280,7 +280,7 @@ DUTIES = (
         SELECT INSERT UPDATE ON compensation
         SELECT UPDATE ON op_message
         consumer: worker
-        SELECT ON consumer_offset consumer_lease consumer_start reread_message
+        SELECT ON message_source consumer_offset consumer_lease consumer_start reread_message
         SELECT INSERT UPDATE DELETE ON consumer_message
         INSERT ON audit
         """,

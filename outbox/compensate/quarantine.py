@@ -32,13 +32,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from outbox.compensate import sql
 from outbox.compensate.compensation import BUSY, Postponed
 from outbox.database.execute import Row, Statement, execute, read_source
+from outbox.database.source import kept_of, topic_of
 from outbox.database.sql import GroupQueue, audit, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 
@@ -56,7 +57,8 @@ class QuarantineOrder:
 
     ``bulk_job_id`` is None where a message was compensated without an order. ``sends`` are the queue and the position
     of each time that it was sent, the first one first. ``former`` are earlier bulk jobs which were to roll it back and
-    have ended: their quarantines are taken over.
+    have ended: their quarantines are taken over. ``source`` is the id of the database that sent it; None: ``topic`` is
+    the name under which the consumers' database keeps it (`outbox.database.source`).
     """
 
     message_id: UUID
@@ -67,6 +69,13 @@ class QuarantineOrder:
     origin: Mapping[str, str] | None
     sends: tuple[tuple[int, int], ...]
     former: tuple[UUID, ...] = ()
+    source: UUID | None = None
+
+    def kept_by(self, connection: Connection, schema: str) -> Self:
+        """Return it with the name under which the consumers' database of a connection keeps its topic."""
+        if self.source is None:
+            return self
+        return replace(self, topic=kept_of(connection, schema, self.topic, self.source), source=None)
 
     @property
     def queues(self) -> list[int]:
@@ -126,6 +135,7 @@ def groups_in(rows: Iterable[tuple[str, int | None, int, int]]) -> list[GroupPro
 
 def consumed_by(connection: Connection, schema: str, order: QuarantineOrder) -> list[str]:
     """Return the groups of a database which have consumed the message, in a transaction of its own."""
+    order = order.kept_by(connection, schema)
     with connection.begin():
         (rows,) = execute(connection, sql.inboxes(schema, order.topic, order.message_id))
     return [group for group, _, _, took_effect in rows if took_effect]
@@ -140,6 +150,7 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if another transaction has held it all the while.
         Postponed: a worker may be handling it outside of transactions.
     """
+    order = order.kept_by(connection, schema)
     assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines without an order
     with connection.begin() as transaction:
         _, rows = execute(connection, wait_at_most(PATIENCE), _reached(schema, order))
@@ -197,6 +208,7 @@ def release(
     Raises:
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if the groups' queues are busy all the while.
     """
+    order = order.kept_by(connection, schema)
     with connection.begin():
         _, rows = execute(connection, wait_at_most(RELEASE_PATIENCE), _reached(schema, order, group))
         names = [each.name for each in groups_in(rows)]
@@ -247,26 +259,26 @@ def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[
     ]
 
 
-def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, topic: str) -> None:
+def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, kept: str) -> None:
     """Quarantine compensated messages for a registered group; release those of compensations that will not be.
 
-    ``source`` is on the producer's database, and only read.
+    ``source`` is on the producer's database, and only read. ``kept`` is the name under which the group keeps its topic.
     """
-    ongoing, withdrawn = _compensations(source, schema, topic)
-    if ongoing and _quarantine(connection, schema, group, topic, ongoing):
+    ongoing, withdrawn = _compensations(source, schema, kept)
+    if ongoing and _quarantine(connection, schema, group, kept, ongoing):
         # One of them may have been withdrawn meanwhile, and its quarantines released, before ours was there.
-        _, withdrawn = _compensations(source, schema, topic)
+        _, withdrawn = _compensations(source, schema, kept)
     _release(connection, schema, group, withdrawn)
 
 
-def _compensations(source: Connection, schema: str, topic: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
+def _compensations(source: Connection, schema: str, kept: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
     """Return the compensations of a topic that stand, and those that were begun and will not be."""
     ongoing: list[QuarantineOrder] = []
     withdrawn: list[QuarantineOrder] = []
-    (rows,) = read_source(source, sql.compensations(schema, topic=topic))
+    (rows,) = read_source(source, sql.compensations(schema, topic=topic_of(kept)))
     for message_id, bulk_job_id, stands, actor, reason, origin, queues, positions, former in rows:
         came, sends = json.loads(origin) if origin else None, tuple(zip(queues, positions, strict=True))
-        order = QuarantineOrder(message_id, topic, bulk_job_id, actor, reason, came, sends, tuple(former))
+        order = QuarantineOrder(message_id, kept, bulk_job_id, actor, reason, came, sends, tuple(former))
         (ongoing if stands else withdrawn).append(order)
     return ongoing, withdrawn
 

@@ -13,6 +13,7 @@ from outbox.calling.engine import RecordedCall
 from outbox.compensate import sql
 from outbox.compensate.quarantine import QuarantineOrder
 from outbox.database.execute import Row, Statement, execute
+from outbox.database.source import identity
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
@@ -95,10 +96,9 @@ class ItemTable:
 
     def read(self, item: CompensationItem) -> tuple[Row, CompensationItem]:
         """Return the row of `sql.states` of the item's message, and the item with where the message is placed now."""
-        (row,), sends = self._run(
-            sql.states(self.schema, ids=[item.message_id]), sql.sends(self.schema, item.message_id)
-        )
-        return row, replace(item, sends=tuple(sends))
+        states, sent = sql.states(self.schema, ids=[item.message_id]), sql.sends(self.schema, item.message_id)
+        (row,), sends, ((source, _),) = self._run(states, sent, identity(self.schema))
+        return row, replace(item, sends=tuple(sends), source=source)
 
     def ended(self, item: CompensationItem) -> tuple[str, bool]:
         """Return the item's state, and whether its message was compensated."""

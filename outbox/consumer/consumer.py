@@ -43,7 +43,7 @@ from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.passage import FIRST_PASSAGE, passage_of, take_earlier
 from outbox.consumer.retry import holds_retries, retry_next
-from outbox.consumer.start import start_group
+from outbox.consumer.start import met, start_group
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
@@ -101,7 +101,7 @@ class QueueConsumer:
         self._subscription = subscription
         self._settings = settings
         self._gate = gate
-        self._queue = GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
+        self._queue = GroupQueue(settings.schema, subscription.group, subscription.kept, queue)
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True
@@ -286,10 +286,11 @@ class QueueConsumer:
 
     def _read_statements(self, size: int) -> list[Statement]:
         """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
-        group, topic, queue = self._queue.values
+        group, _, queue = self._queue.values
         statements = [*self._first_statements([])[:2], self.next_messages(self._position)]
         if not self._subscription.by_key:  # what holds back a key is asked when the keys are known
-            statements.append(sql.known_after(self._queue.schema, topic, queue, self._position, size, group))
+            at = self._subscription.topic, queue, self._position, size, group
+            statements.append(sql.known_after(self._queue.schema, *at))
         return statements
 
     def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
@@ -551,6 +552,7 @@ class Consumer:
         Raises:
             MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
         """
+        self.subscription = met(connection, source, self.subscription, self._settings.schema)
         start_group(connection, source, self.subscription, self._settings.schema)
 
     def wake(self, queue: int | None = None) -> None:
@@ -624,15 +626,15 @@ class Consumer:
     def waiting_queues(self, connection: Connection, source: Connection) -> list[WaitingQueue]:
         """Return the queues that have messages which the group may read now, or not what it has read there."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
-        heads = sql.heads(schema, topic=topic)
+        heads, kept = sql.heads(schema, topic=topic), self.subscription.kept
         if source is connection and self._queues:
-            offset = sql.offsets(schema, group=group, topic=topic, queues=sorted(self._queues))
+            offset = sql.offsets(schema, group=group, topic=kept, queues=sorted(self._queues))
             _, rows, offsets = read_source(source, plan_by_index(), heads, offset)
         else:
             (_, rows), offsets = read_source(source, plan_by_index(), heads), []
         known = {row[0] for row in offsets}
         if unread := [row[0] for row in rows if row[0] not in known]:
-            offsets += read_source(connection, sql.offsets(schema, group=group, topic=topic, queues=unread))[0]
+            offsets += read_source(connection, sql.offsets(schema, group=group, topic=kept, queues=unread))[0]
         offset_of = {row[0]: row[1:] for row in offsets}
         reaches: dict[int, growth.Reach] = {}
         if rows and (growths := rows[0][-1]):

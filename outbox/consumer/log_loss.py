@@ -25,6 +25,7 @@ from uuid import UUID
 from outbox.consumer import sql
 from outbox.database.at_commit import after_commit
 from outbox.database.execute import execute, read_log, read_source
+from outbox.database.source import topic_of
 from outbox.telemetry.events import LogWentBack
 from outbox.telemetry.hooks import emit
 
@@ -46,7 +47,7 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
     reads the source: a log that grew in between can't be taken for one that went back.
     """
     names = {"topic": queue.topic, "queue": queue.queue}
-    (heads,) = read_log(connection, source, sql.heads(queue.schema, topic=queue.topic))
+    (heads,) = read_log(connection, source, sql.heads(queue.schema, topic=topic_of(queue.topic)))
     last, _, is_standby = next((row[1:4] for row in heads if row[0] == queue.queue), (0, None, False))
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
@@ -75,14 +76,14 @@ def go_back(connection: Connection, source: Connection, queue: GroupQueue, posit
 
 
 def _before_first(connection: Connection, source: Connection, queue: GroupQueue) -> int:
-    (rows,) = read_log(connection, source, sql.beginnings(queue.schema, topic=queue.topic))
+    (rows,) = read_log(connection, source, sql.beginnings(queue.schema, topic=topic_of(queue.topic)))
     return next((first for number, first in rows if number == queue.queue), 1) - 1
 
 
 def _agreed(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> tuple[int, UUID] | None:
     """Return the last message, up to a position, that the log has where the group had it; None if there is none."""
     while True:
-        before = {"topic": queue.topic, "queue": queue.queue, "position": position, "limit": _COMPARED}
+        before = {"topic": topic_of(queue.topic), "queue": queue.queue, "position": position, "limit": _COMPARED}
         (rows,) = read_log(connection, source, sql.messages_before(queue.schema, **before))
         if not rows:
             return None

@@ -51,18 +51,20 @@ class _Totals:
 
 
 class HandlerReport:
-    """What a worker reports of one handler, by the meters of the threads that call it."""
+    """What a worker reports of one handler, by the meters of the threads that call it, for each of its sources."""
 
-    def __init__(self, topic: str, group: str, meters: Sequence[HandlerMeter]) -> None:
+    def __init__(self, topic: str, group: str, by_source: Sequence[Sequence[HandlerMeter]]) -> None:
         self._names = {"topic": topic, "group": group}
-        self._meters = meters
+        self._by_source = by_source
+        self._meters = [meter for meters in by_source for meter in meters]
         self._earlier: deque[_Totals] = deque([self._totals(time.monotonic())])
 
     def facts(self) -> dict[str, Any]:
         """Return what happened within the window, as JSON can hold it; to be called every few seconds.
 
         ``seconds`` is the time that the numbers are of; ``calls`` are by bucket, without those that have none. ``lag``
-        and ``waiting_since`` are what the thread saw that has looked last, ``looked`` seconds ago.
+        and ``waiting_since`` are what those threads saw that have looked last, one at each source, the first of them
+        ``looked`` seconds ago.
         """
         return self.facts_at(time.monotonic())
 
@@ -74,7 +76,10 @@ class HandlerReport:
         since = earlier[0]
         earlier.append(totals)
         calls = map(operator.sub, totals.calls, since.calls)
-        last = max(self._meters, key=lambda meter: meter.measured_at or 0.0)
+        last = [max(meters, key=lambda meter: meter.measured_at or 0.0) for meters in self._by_source]
+        lags = [meter.lag for meter in last if meter.lag is not None]
+        looks = [meter.measured_at for meter in last if meter.measured_at is not None]
+        since_all = min((each.waiting_since for each in last if each.waiting_since is not None), default=None)
         return {
             **self._names,
             "seconds": round(now - since.at, 3),
@@ -82,9 +87,9 @@ class HandlerReport:
             "failed": totals.failed - since.failed,
             "in_flight": sum(meter.in_flight for meter in self._meters),
             "calls": {str(bucket): number for bucket, number in enumerate(calls) if number},
-            "looked": None if last.measured_at is None else round(now - last.measured_at, 3),
-            "lag": last.lag,
-            "waiting_since": None if last.waiting_since is None else last.waiting_since.isoformat(),
+            "looked": round(now - min(looks), 3) if len(looks) == len(last) else None,
+            "lag": sum(lags) if len(lags) == len(last) else None,
+            "waiting_since": None if since_all is None else since_all.isoformat(),
         }
 
     def _totals(self, now: float) -> _Totals:

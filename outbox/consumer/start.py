@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.consumer import sql
 from outbox.database.execute import execute, lock_key, read_log
 from outbox.database.session import begin
+from outbox.database.source import kept_as, meet
 from outbox.database.sql import take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Start, number_of
+from outbox.telemetry.events import SourceMoved
+from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -61,13 +65,32 @@ def start_positions(
     ]
 
 
+def met(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> Subscription:
+    """Return a subscription with the name under which its group keeps the topic of this source.
+
+    A source that is elsewhere than before is told: it was moved, or it is a copy of another one (`SourceMoved`).
+    """
+    found = meet(connection, source, schema, subscription.topic)
+    if found.has_moved:
+        moved = SourceMoved(
+            group=subscription.group,
+            topic=subscription.topic,
+            number=found.number,
+            source=found.id,
+            address=str(found.address),
+            before=str(found.before),
+        )
+        emit(moved)
+    return replace(subscription, kept=kept_as(subscription.topic, found.number))
+
+
 def start_group(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:
     """Write the first offsets of a group that is new, by its subscription's ``start``.
 
     Raises:
         MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
     """
-    pair = subscription.group, subscription.topic
+    pair = subscription.group, subscription.kept
     with begin(connection):
         # Two workers of a new group must not start it at two different positions.
         lock = take_lock(lock_key("group", schema, *pair))

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
     from outbox.message.declared import HeaderFilter, OnExhausted
 
+    Bind = Engine | AsyncEngine | str
+
 Handler = Callable[..., Any]
 
 #: What may become of a message that is out of attempts, by how the group is ordered.
@@ -90,7 +92,9 @@ class Subscription(CalledFunction):
     no rollback undoes. Then ``concurrency`` handlers run at once in each worker, whatever the number of queues, and one
     that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
     ``ordered=False`` says that they need not. ``source`` is
-    the producer's database; None: the same as the consumer's. Of an internal topic, ``about`` is the topic that its
+    the producer's database, or several of them; None: the same as the consumer's. Consumers read from one each
+    (`Subscription.of_sources`), and ``kept`` is the name under which what they keep of the topic has its source
+    (`outbox.database.source`). Of an internal topic, ``about`` is the topic that its
     notices are about. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
@@ -120,7 +124,8 @@ class Subscription(CalledFunction):
     concurrency: int = 1
     rate: float | None = None
     breaker: Breaker | None = None
-    source: Engine | AsyncEngine | str | None = field(default=None, repr=False)
+    source: Bind | Sequence[Bind] | None = field(default=None, repr=False)
+    kept: str = ""
     about: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False)
     takes: DeclaredCarrier = field(init=False)
@@ -155,10 +160,13 @@ class Subscription(CalledFunction):
             "headers": as_header_filter(self.headers),
             "rate": None if self.rate is None else rate_of(self.rate),
             "takes": self._declared(),
+            "kept": self.kept or self.topic,
         }
         for name, value in read.items():
             object.__setattr__(self, name, value)
         what = self.what
+        if not self.sources or len({*map(str, self.sources)}) < len(self.sources):
+            raise InvalidHandler(f"{what}: source names a producer's database, or several, each once")
         self._check_transactional(what)
         for name in ("batch", "threads", "concurrency"):
             if getattr(self, name) < 1:
@@ -176,6 +184,17 @@ class Subscription(CalledFunction):
             raise InvalidHandler(f"{what}: on_exhausted = {self.on_exhausted!r} needs ordered={able}")
         if self.on_pruned not in {"stop", "skip"}:
             raise InvalidHandler(f"{what}: on_pruned = {self.on_pruned!r} must be 'stop' or 'skip'")
+
+    @property
+    def sources(self) -> tuple[Bind | None, ...]:
+        """The producers' databases that it reads from; None: the consumer's own."""
+        if isinstance(self.source, Sequence) and not isinstance(self.source, str):
+            return tuple(self.source)
+        return (self.source,)
+
+    def of_sources(self) -> list[Subscription]:
+        """Return it once for each of its sources: a consumer reads from one."""
+        return [self] if len(self.sources) == 1 else [replace(self, source=each) for each in self.sources]
 
     def _declared(self) -> DeclaredCarrier:
         """Return what the handler gets beside its message."""
@@ -535,7 +554,7 @@ def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: Ba
     """Return the event that tells of one message settled so, because of an error or of the handler's answer."""
     facts: dict[str, Any] = {
         "group": subscription.group,
-        "topic": subscription.topic,
+        "topic": subscription.kept,
         "queue": queue,
         "position": row.position,
         "message_id": row.id,

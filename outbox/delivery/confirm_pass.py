@@ -506,7 +506,7 @@ DUTIES = (
         SELECT INSERT UPDATE ON bulk_job
         SELECT(target action result) ON audit
         consumer: worker
-        SELECT ON consumer_message consumer_offset consumer_start consumer_passage reread_message log_loss
+        SELECT ON message_source consumer_message consumer_offset consumer_start consumer_passage reread_message log_loss
         """,
         role="confirm",
         tasks=_tasks,

@@ -6,7 +6,7 @@ read past when the first was answered has its inbox row when the second is: both
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.client import OK, PERMANENT_REDIRECT, TEMPORARY_REDIRECT, UNAUTHORIZED
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.dialect import url_of
 from outbox.database.engines import address_of, connect, discard, engine_of
-from outbox.database.execute import execute
+from outbox.database.execute import Statement, execute, read_source
+from outbox.database.source import identity, kept_of
 from outbox.delivery import sql
 from outbox.errors import SchemaError
 from outbox.message.model import Status
@@ -75,7 +76,7 @@ class Inbox(Protocol):
 class DatabaseInbox:
     """An inbox in a database that the producer's worker reaches."""
 
-    def __init__(self, group: KnownGroup, own: Connection, schema: str) -> None:
+    def __init__(self, group: KnownGroup, own: Connection, schema: str, source: UUID) -> None:
         consumer = group.consumer
         is_own = consumer is None or address_of(consumer) == address_of(own.engine.url)
         url = own.engine.url if consumer is None else url_of(consumer)
@@ -84,11 +85,11 @@ class DatabaseInbox:
         self._connect = partial(_connect, consumer)
         self._connection = self._own
         self._schema = schema
-        self._values = {"group": group.group, "topic": group.topic}
+        self._group, self._topic, self._source = group.group, group.topic, source
 
     def progress(self) -> list[QueueProgress]:
         """Read it in the database."""
-        rows = self._read(sql.progress(self._schema, **self._values))
+        rows = self._read(lambda here: sql.progress(self._schema, group=self._group, topic=self._kept(here)))
         return [
             QueueProgress(queue, start, position, tuple(zip(afters, ends, strict=True)))
             for queue, start, position, afters, ends in rows
@@ -96,7 +97,7 @@ class DatabaseInbox:
 
     def statuses(self, ids: Sequence[UUID]) -> Mapping[UUID, InboxStatus]:
         """Read it in the database."""
-        rows = self._read(sql.statuses(self._schema, ids=list(ids), group=self._values["group"]))
+        rows = self._read(lambda _: sql.statuses(self._schema, ids=list(ids), group=self._group))
         return {id_: InboxStatus(Status(status), reason) for id_, status, reason in rows}
 
     def close(self) -> None:
@@ -105,12 +106,16 @@ class DatabaseInbox:
         if connection is not None and connection is not self._own:
             discard(connection)
 
-    def _read(self, statement: Any) -> list[Any]:
+    def _kept(self, connection: Connection) -> str:
+        """Return the name under which the group keeps the topic of this producer."""
+        return kept_of(connection, self._schema, self._topic, self._source)
+
+    def _read(self, statement: Callable[[Connection], Statement]) -> list[Any]:
         try:
             if self._connection is None:
                 self._connection = self._connect()
             with self._connection.begin():
-                return execute(self._connection, statement)[0]
+                return execute(self._connection, statement(self._connection))[0]
         except (DBAPIError, SchemaError) as error:
             if self._own is not None and isinstance(error, DBAPIError):
                 raise  # the pass itself is lost
@@ -125,10 +130,10 @@ def _connect(bind: Any) -> Connection:
 class ServiceInbox:
     """An inbox behind a status service (`outbox.asgi.InboxStatusService`)."""
 
-    def __init__(self, group: KnownGroup) -> None:
+    def __init__(self, group: KnownGroup, source: UUID) -> None:
         import httpx  # noqa: PLC0415 - an extra; the declaration has looked whether it is there
 
-        self._group = group
+        self._group, self._source = group, source
         self._url = str(group.status_url)
         self._errors, self._late = (httpx.HTTPError, httpx.InvalidURL), (httpx.ReadTimeout, httpx.WriteTimeout)
         # No redirects: the token is for this address alone.
@@ -150,6 +155,7 @@ class ServiceInbox:
 
     def _ask(self, ids: Sequence[UUID]) -> tuple[list[QueueProgress], dict[UUID, InboxStatus]]:
         question = {"topic": self._group.topic, "group": self._group.group, "ids": [str(each) for each in ids]}
+        question["source"] = str(self._source)
         service = f"the status service of group {self._group.group}"
         try:
             response = self._client.post(self._url, json=question)
@@ -192,4 +198,5 @@ def _read_answer(answer: Any) -> tuple[list[QueueProgress], dict[UUID, InboxStat
 
 def inbox_of(group: KnownGroup, own: Connection, schema: str) -> Inbox:
     """Return the inbox of a known group; ``own`` is the connection of the pass, on the producer's database."""
-    return DatabaseInbox(group, own, schema) if group.status_url is None else ServiceInbox(group)
+    ((source, _),) = read_source(own, identity(schema))[0]
+    return ServiceInbox(group, source) if group.status_url is not None else DatabaseInbox(group, own, schema, source)

@@ -63,7 +63,7 @@ class _NamedGroup(TypedDict):
 class _CommonOptions(_NamedGroup, total=False):
     """What each consumer may say."""
 
-    source: Engine | AsyncEngine | str | None
+    source: Engine | AsyncEngine | str | Sequence[Engine | AsyncEngine | str] | None
     ordered: bool | Literal["key"] | None
     on_exhausted: OnExhausted
     on_pruned: Literal["stop", "skip"]

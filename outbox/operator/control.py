@@ -64,7 +64,7 @@ SELECT g.consumer_group, g.topic,
        {GROUP_STATE},
        c.paused_at, c.paused_by, c.pause_reason, c.rate, c.opened_at, c.trial_at, c.opened_because,
        coalesce(c.openings, 0)
-  FROM (SELECT DISTINCT consumer_group, topic FROM place) g
+  FROM (SELECT DISTINCT consumer_group, split_part(topic, '@', 1) AS topic FROM place) g
   LEFT JOIN {{s}}.group_control c ON c.consumer_group = g.consumer_group AND c.topic = g.topic
  ORDER BY 1, 2
 """)

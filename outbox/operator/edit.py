@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -29,6 +29,7 @@ from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT, NOTE, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import Template, execute, lock_key
+from outbox.database.source import identity
 from outbox.database.sql import take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, NotFound, VersionMismatch
 from outbox.message.compression import compress
@@ -216,6 +217,9 @@ class Edits(MessageViews):
             found.id, new.topic, new.id, edit.actor.name, edit.why, dict(edit.actor.origin) or None, sends
         )
         target = Target(found.id)
+        with home.read_only() as connection:
+            ((source, _),) = execute(connection, identity(home.schema))[0]
+        order = replace(order, source=source)
         quarantined: list[Database] = []
         why_not = "another transaction is working on it; try again"
         with unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")), home.acting() as connection:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, un
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
+from outbox.database.source import topic_of
 from outbox.database.sql import GROUP_QUEUES, NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.limits import STARTS, is_start, start_from_text
@@ -33,10 +35,11 @@ from outbox.message.model import number_of
 from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
-from outbox.operator.health.overview import HealthViews
-from outbox.operator.health.workers import merged, source_of, workers_in
+from outbox.operator.health.overview import GroupLag, HealthViews
+from outbox.operator.health.workers import merged, workers_in
+from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
-from outbox.text import counted, database_address
+from outbox.text import counted
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -71,6 +74,8 @@ DELETE FROM {s}.delivery_cursor WHERE topic = %(topic)s AND consumer_group = %(g
 _KNOWS_GROUP = Template("""
 SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %(group)s AND topic = %(topic)s)
     OR EXISTS (SELECT FROM {s}.consumer_message WHERE consumer_group = %(group)s AND topic = %(topic)s)
+    OR EXISTS (SELECT FROM {s}.consumer_offset o JOIN {s}.message_source s ON o.topic = concat(s.topic, '@', s.number)
+                WHERE o.consumer_group = %(group)s AND s.topic = %(topic)s)
 """)
 
 #: Read how far a group is in each queue that it has an offset of. Rows: ``(queue, position)``.
@@ -83,7 +88,13 @@ SELECT p.queue, (SELECT max(position) FROM {{s}}.consumer_offset o
 
 #: Read how often operators moved each group, and when last. Rows: ``(group, topic, passages, when)``.
 _PASSAGES = Template("""
-SELECT consumer_group, topic, max(passage)::int, max(began_at) FROM {s}.consumer_passage GROUP BY 1, 2
+SELECT consumer_group, split_part(topic, '@', 1), count(DISTINCT (topic, passage))::int, max(began_at)
+  FROM {s}.consumer_passage GROUP BY 1, 2
+""")
+
+#: Read under which names a group keeps what it has read of a topic. Rows: ``(name,)``.
+_KEPT = Template(f"""{GROUP_QUEUES}
+SELECT DISTINCT topic FROM place WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s
 """)
 
 # As in the consumer's `drop_starts`, a prune waits that was about to delete the row that is written. A worker that
@@ -123,12 +134,12 @@ SELECT passage FROM moved
 #: Count the messages of a topic in the inbox of a group. Rows: ``(status, messages)``.
 _CONTENTS = Template("""
 SELECT CASE WHEN discarded_at IS NULL THEN status ELSE 'discarded' END, count(*) FROM {s}.consumer_message
- WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY 1 ORDER BY 1
+ WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s GROUP BY 1 ORDER BY 1
 """)
 
 #: Each deletes, in one table, the rows that make a group known, or that are kept about it as a whole.
 _FORGET_GROUP = tuple(
-    Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND topic = %(topic)s")
+    Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s")
     for table in (
         "consumer_offset",
         "consumer_lease",
@@ -150,7 +161,8 @@ _DELETE_ROWS = tuple(
     Template(f"""
 DELETE FROM {{s}}.{table}
  WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {{s}}.{table}
-                             WHERE consumer_group = %(group)s AND topic = %(topic)s LIMIT %(limit)s)
+                             WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s
+                             LIMIT %(limit)s)
 RETURNING 1
 """)
     for table in ("consumer_message", "reread_message")
@@ -159,7 +171,9 @@ RETURNING 1
 
 @dataclass(frozen=True, slots=True)
 class GroupRow(GroupControl):
-    """A group of a topic, with what holds it back; ``lag`` is None where its producer's database isn't known.
+    """A group of a topic, from all of its sources, with what holds it back.
+
+    ``lag`` is None where the database of a producer isn't known.
 
     ``oldest_lag`` is for how many seconds the oldest of these messages has waited; None also where the
     producer's tables are in another database.
@@ -236,12 +250,13 @@ class _Plan:
     source: Database
     group: str
     topic: str
+    kept: str
     starts: Sequence[StartPosition]
 
     @property
     def pair(self) -> dict[str, str]:
-        """The group and its topic, as values of statements."""
-        return {"group": self.group, "topic": self.topic}
+        """The group and its topic, as it keeps it, as values of statements."""
+        return {"group": self.group, "topic": self.kept}
 
     @property
     def name(self) -> str:
@@ -283,18 +298,22 @@ class Groups(HealthViews):
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
                 for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
-        rows = []
+        lags: dict[tuple[str, str, str | None], list[GroupLag]] = defaultdict(list)
         for lag in (lag for topic in overview.topics for lag in topic.groups):
-            key = lag.database, lag.topic, lag.group
+            lags[lag.database, topic_of(lag.topic), lag.group].append(lag)
+        rows = []
+        for key, of_sources in lags.items():
             # One that began since isn't among them yet.
             if control := controls.get(key):
                 passages, moved_at = moved.get(key, (0, None))
+                waits = [each.oldest_lag for each in of_sources if each.oldest_lag is not None]
+                behind = [each.lag for each in of_sources if each.lag is not None]
                 row = GroupRow(
                     **dataclasses.asdict(control),
-                    lag=lag.lag,
-                    oldest_lag=lag.oldest_lag,
-                    failed=lag.failed,
-                    parked=lag.parked,
+                    lag=sum(behind) if len(behind) == len(of_sources) else None,
+                    oldest_lag=max(waits, default=None),
+                    failed=sum(each.failed for each in of_sources),
+                    parked=sum(each.parked for each in of_sources),
                     workers=consuming.get(key, 0),
                     passages=passages,
                     moved_at=moved_at,
@@ -385,7 +404,8 @@ class Groups(HealthViews):
                 "its consumer out of the application first"
             )
         with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
-            _lock_group(connection, consumer.schema, group, topic)
+            for kept in sorted({topic, *(kept for (kept,) in execute(connection, _KEPT(consumer.schema, **pair))[0])}):
+                _lock_group(connection, consumer.schema, group, kept)
             forget = [each(consumer.schema, **pair) for each in _FORGET_GROUP]
             target = f"{group}/{topic}"
             record = record_of(consumer.schema, DELETE_GROUP.name, actor, why, target, contents.inbox)
@@ -416,21 +436,26 @@ class Groups(HealthViews):
             having += [each.name] if known else []
         return knowing(self.databases, having, group, topic, name)
 
-    def _source_of(self, consumer: Database, group: str, topic: str, name: str | None) -> Database:
-        having = {}
+    def _source_of(self, consumer: Database, group: str, topic: str, name: str | None) -> tuple[Database, str]:
+        """Return the database that a group reads a topic from, and the name under which the group keeps that."""
+        having: dict[str, SourceIdentity] = {}
         for each in self.databases.having("producer", name):
             with each.read_only() as connection:
                 (topics,) = execute(connection, health_sql.TOPICS(each.schema))
-            if topic in dict(topics):
-                having[each.name] = database_address(each.engine.url)
+                if topic in dict(topics):
+                    having[each.name] = identity_of(connection, each)
         with consumer.read_only() as connection:
-            found = source_of(consumer.name, topic, group, having, workers_in(connection, consumer))
-        if found is not None:
-            return self.databases[found]
+            met = met_in(connection, consumer)
+            reached = {kept for kept, *_ in execute(connection, _KEPT(consumer.schema, group=group, topic=topic))[0]}
+        found = {kept: source_of(consumer.name, kept, met, having) for kept in sorted(reached) or [topic]}
+        known = {source: kept for kept, source in found.items() if source is not None}
+        if len(known) == 1 and (len(found) == 1 or name is not None):
+            ((source, kept),) = known.items()
+            return self.databases[source], kept
         if having:
             raise InvalidRequest(
-                f"several databases have topic {topic!r}, and no living worker tells which one group {group!r} reads "
-                f"from; name one of: {', '.join(having)}",
+                f"several databases have topic {topic!r}, and it isn't known from which one of them group {group!r} "
+                f"reads, or it reads from several; name one of: {', '.join(having)}",
                 field="source",
             )
         what = f"has the messages of topic {topic!r}; register that of its producer"
@@ -443,12 +468,12 @@ class Groups(HealthViews):
     ) -> _Plan:
         start = _start_of(to)
         consumer = self._consumer_of(group, topic, database)
-        producer = self._source_of(consumer, group, topic, source)
+        producer, kept = self._source_of(consumer, group, topic, source)
         with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
                 start = execute(connection, NOW)[0][0][0] - start
             starts = start_positions(None, connection, producer.schema, topic, start)
-        return _Plan(act, consumer, producer, group, topic, starts)
+        return _Plan(act, consumer, producer, group, topic, kept, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:
         CALLER.get().search()
@@ -470,7 +495,7 @@ class Groups(HealthViews):
             )
         with unless_locked(partial(busy, plan.name)), plan.consumer.acting() as connection:
             queues = [start.queue for start in plan.starts]
-            moves = plan.moves(_lock_group(connection, schema, plan.group, plan.topic, queues))
+            moves = plan.moves(_lock_group(connection, schema, plan.group, plan.kept, queues))
             if not moves:
                 where = "behind" if act is RESET_GROUP else "ahead of"
                 raise ActRefused(f"{what} is {where} that already, in all queues")
@@ -484,7 +509,7 @@ class Groups(HealthViews):
             passage, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
             result = {"passage": passage, "messages": messages, "missing": preview.missing, "queues": by_queue}
-            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.topic}", result))
+            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.kept}", result))
         does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
         return f"{what} {does.format(counted(messages, 'message'))} (passage {passage})"
 

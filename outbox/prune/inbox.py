@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, by_size, execute
+from outbox.database.source import topic_of
 from outbox.database.sql import NOW
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
@@ -129,7 +130,7 @@ def prune_inbox(
 
 @dataclass(frozen=True, slots=True)
 class _GroupPrune:
-    """The inbox rows of a group in a topic; ``source`` is on the database of its producer."""
+    """The inbox rows of a group in a topic, as it keeps it; ``source`` is on the database of its producer."""
 
     connection: Connection
     source: Connection
@@ -140,7 +141,8 @@ class _GroupPrune:
 
     def hold(self, segment: Segment, now: int) -> None:
         """Write down what the producer still has of a segment, unless that is much."""
-        schema, asking = self.settings.schema, {"topic": self.topic, "first": segment.first, "end": segment.end}
+        schema, of_producer = self.settings.schema, topic_of(self.topic)
+        asking = {"topic": of_producer, "first": segment.first, "end": segment.end}
 
         def ask(size: int) -> tuple[int, list[UUID], int]:
             with self.source.begin():

@@ -234,15 +234,14 @@ def subscribed(outbox: ServedOutbox, values: Values) -> list[Values]:
         listed = ", ".join(f"{topic}:{group}" for topic, group in sorted(known))
         raise InvalidSettings(f"{unknown[0]} is no subscription of the Outbox; it has {listed}")
 
-    def source_of(subscription: Subscription) -> Engine | AsyncEngine | str:
-        return outbox.engine if subscription.source is None else subscription.source
-
-    jobs: dict[str, list[Subscription]] = {}
+    jobs: dict[str, tuple[Engine | AsyncEngine | str, list[Subscription]]] = {}
     for subscription in map(known.__getitem__, chosen):
-        jobs.setdefault(address_of(source_of(subscription)), []).append(subscription)
+        for source in subscription.sources:
+            bind = outbox.engine if source is None else source
+            jobs.setdefault(address_of(bind), (bind, []))[1].append(subscription)
     consumer = own_access(outbox)
     result = []
-    for subscriptions in jobs.values():
+    for bind, subscriptions in jobs.values():
         pairs = {
             (each.topic, each.group): Pair(each.topic, each.group, each.tags, each.keys, headers=each.headers)
             for each in subscriptions
@@ -252,7 +251,7 @@ def subscribed(outbox: ServedOutbox, values: Values) -> list[Values]:
             own["pairs"] = tuple(pair for pair in own["pairs"] if pair.names in pairs)
         if "measures" in own:
             own["measures"] = tuple(each for each in own["measures"] if (each.topic, each.group) in pairs)
-        databases = {"producer": _access(source_of(subscriptions[0]), outbox.settings), "consumer": consumer}
+        databases = {"producer": _access(bind, outbox.settings), "consumer": consumer}
         result.append(merged({**databases, "pairs": tuple(pairs.values())}, own))
     return result
 

@@ -287,10 +287,13 @@ class Pair:
     headers: Collection[str] | None = option(
         None, "The group takes only messages with one of these values of each header, as name=value."
     )
+    #: The name under which the group keeps the topic of this producer (`outbox.database.source`).
+    kept: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.group)
+        object.__setattr__(self, "kept", self.topic)
         if wrong := [text for text in self.headers or () if "=" not in text]:
             raise InvalidSettings(f"{self}: a filter on headers names their values: {wrong[0]!r} must be 'name=value'")
         for name, texts in (("tags", self.tags), ("keys", self.keys), ("headers", self.headers)):
@@ -301,6 +304,12 @@ class Pair:
     def names(self) -> tuple[str, str]:
         """Topic and group."""
         return self.topic, self.group
+
+    def kept_as(self, name: str) -> Pair:
+        """Return it with the name under which the group keeps the topic of this producer."""
+        pair = replace(self)
+        object.__setattr__(pair, "kept", name)
+        return pair
 
     def __str__(self) -> str:
         return f"{self.topic} → {self.group}"
@@ -519,8 +528,8 @@ class Job:
 
     @property
     def names(self) -> tuple[tuple[str, str], ...]:
-        """The topic and group of each pair."""
-        return tuple(pair.names for pair in self.pairs)
+        """The topic, as its group keeps it, and the group of each pair."""
+        return tuple((pair.kept, pair.group) for pair in self.pairs)
 
     @property
     def recorder(self) -> Access:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
@@ -34,10 +34,11 @@ from outbox.database.execute import (
     kind_of,
     sqlstate,
 )
+from outbox.database.source import identity, kept_of
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
 from outbox.reconcile import sql
-from outbox.reconcile.job import MAX_TIME, Access, Pair, Part, Range, described, hidden, id_at
+from outbox.reconcile.job import MAX_TIME, Access, Job, Pair, Part, Range, described, hidden, id_at
 from outbox.reconcile.rows import SCHEMAS, fixed_ids, within_calendar
 from outbox.text import class_name, summary_of
 
@@ -277,6 +278,21 @@ def connected(access: Access) -> Iterator[Connection]:
     """Open a transaction on a connection of its own, for a question or two; `SourceError` if it can't be asked."""
     with reaching(access), engine_of(access).begin() as connection:
         yield connection
+
+
+def located(job: Job) -> Job:
+    """Return a job whose pairs have the names under which their groups keep the topics of this producer.
+
+    Raises:
+        SourceError: a database can't be asked.
+    """
+    if job.tables:
+        return job
+    with connected(job.producer) as connection:
+        ((source, _),) = execute(connection, identity(job.producer.schema))[0]
+    with connected(job.consumer) as connection:
+        kept = {pair.topic: kept_of(connection, job.consumer.schema, pair.topic, source) for pair in job.pairs}
+    return replace(job, pairs=tuple(pair.kept_as(kept[pair.topic]) for pair in job.pairs))
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: 
         for outbox in outboxes:
             last.progress |= _produce(runners, outbox, due)
         for outbox in outboxes:
-            for subscription in outbox.subscriptions.values():
+            for subscription in (each for several in outbox.subscriptions.values() for each in several.of_sources()):
                 counts = _consume(runners, outbox, subscription, due)
                 last.counts += counts
                 last.by_consumer[subscription.group, subscription.topic] += counts.taken
@@ -176,14 +176,14 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 
     def one_pass(connection: Connection, _: Connection) -> Counts:
         counts = Counts()
-        with outbox.active(), source_connection(subscription.source, connection) as source:
+        with outbox.active(), source_connection(subscription.sources[0], connection) as source:
             inside = isinstance(runner, TransactionRunner)
             # The pass would wait for handlers on the loop that it runs on.
             context = CallContext(loop=None if inside else runners.loop)
             consumer = consumer_of(subscription, outbox.settings, context)
             consumer.start(connection, source)
             if not inside:
-                quarantine_group(connection, source, schema, subscription.group, subscription.topic)
+                quarantine_group(connection, source, schema, subscription.group, consumer.subscription.kept)
             try:
                 while step := consumer.consume_once(connection, source):
                     counts += step

@@ -8,6 +8,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Set
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -119,8 +120,8 @@ class Plan:
         self._dispatch_runner = OwnRunner(self._own, None, stopping, self._context, self._named("dispatch"))
         #: What wakes the consumers of a topic of a database, for a queue or (None) for any.
         self._consuming: dict[tuple[WorkerDatabase, str], list[Callable[[int | None], None]]] = {}
-        #: What wakes the retries of a group and a topic.
-        self._retrying: dict[tuple[str, str], Callable[[], None]] = {}
+        #: What wakes the retries of a group, by its consumer.
+        self._retrying: list[tuple[Consumer, Callable[[], None]]] = []
         #: The lanes that tasks share, by name and database.
         self._shared: dict[tuple[str, WorkerDatabase], Lane] = {}
         #: Where the groups that handle outside of transactions are pruned, by the database that they read.
@@ -202,18 +203,38 @@ class Plan:
             self._listen(self._own)
 
     def _find_retries(self, connection: Connection, *_: object) -> Counts:
-        return wake_retries(connection, self.settings.schema, self._retrying)
+        names = [(consumer.subscription.group, consumer.subscription.kept) for consumer, _ in self._retrying]
+        wakes = dict(zip(names, (wake for _, wake in self._retrying), strict=True))
+        return wake_retries(connection, self.settings.schema, wakes)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
-        settings, group, topic = self.settings, subscription.group, subscription.topic
-        name = f"{topic} of {group}"
-        source = self._source_of(subscription.source)
+        """Have a group served: for each of its sources its consumers have lanes of their own."""
         self.parts[self._own].add("consumer")
-        self.parts[source].add("producer")
         self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune"}
-        self.needs[source, "producer"].add("consume")
         if parked_callback(subscription) is not None:
             self.needs[self._own, "producer"].add("send")
+        met: dict[str, str] = {}
+        several = subscription.of_sources()
+        planned = [self._plan_source(each, met, named=len(several) > 1) for each in several]
+        meters = [[consumer.meter for consumer in consumers] for consumers, _ in planned]
+        report = HandlerReport(subscription.topic, subscription.group, meters)
+        # One of the group's duties tells of the handler, for all of its threads.
+        for first in [calling[0] for _, calling in planned if calling][:1]:
+            first.task = replace(first.task, facts=lambda: {"handler": report.facts()})
+
+    def _plan_source(
+        self, subscription: Subscription, met: dict[str, str], *, named: bool
+    ) -> tuple[list[Consumer], list[RunningDuty]]:
+        """Have a group served that reads from one source; return what consumes, and the duties that call handlers.
+
+        ``met`` gets the address of the source under the name by which what the group keeps of its topic has it. The
+        duties are ``named`` after it where there are several.
+        """
+        settings, group, topic = self.settings, subscription.group, subscription.topic
+        source = self._source_of(subscription.sources[0])
+        name = f"{topic} of {group}" + (f" in {source.address}" if named else "")
+        self.parts[source].add("producer")
+        self.needs[source, "producer"].add("consume")
         self.topics[source].add(topic)
         # Outside of transactions, handlers run on no connection of the worker's.
         is_async = subscription.is_async and subscription.transactional
@@ -221,7 +242,7 @@ class Plan:
         threads = subscription.threads if "consume" in self._roles else 1
         lanes = [self._lane(runner()) for _ in range(threads)]
         consumers = [self._consumer(subscription, lane) for lane in lanes]
-        first, lane = consumers[0], lanes[0]
+        first, lane, calling = consumers[0], lanes[0], list[RunningDuty]()
         prune_lane, longest = lane, self._longest_wait
         if not subscription.transactional:
             longest = self._wait_for_retries
@@ -229,17 +250,23 @@ class Plan:
                 # A pass lasts as long as a handler runs: it retries by itself, and has its lane for itself.
                 prune_lane = self._prune_lanes.get(source) or self._lane(runner())
                 self._prune_lanes[source] = prune_lane
-        report = HandlerReport(topic, group, [consumer.meter for consumer in consumers])
-        # One of the group's duties tells of the handler, for all of its threads.
-        facts = iter([lambda: {"handler": report.facts()}])
 
         def start_group(connection: Connection, producer: Connection) -> Counts:
             first.start(connection, producer)
-            quarantine_group(connection, producer, settings.schema, group, topic)
+            kept = first.subscription.kept
+            if (other := met.setdefault(kept, source.address)) != source.address:
+                raise InvalidSettings(
+                    f"group {group!r} reads topic {topic!r} from {other} and from {source.address}, which have one id: "
+                    "one is a copy of the other; give it an id of its own by outbox db new-source"
+                )
+            for each in consumers:
+                each.subscription = first.subscription
+            quarantine_group(connection, producer, settings.schema, group, kept)
             return Counts()
 
         def prune(connection: Connection, producer: Connection, stopping: Callable[[], bool]) -> Counts:
-            return prune_consumer_once(connection, producer, settings, group, topic, stopping=stopping)
+            kept = first.subscription.kept
+            return prune_consumer_once(connection, producer, settings, group, kept, stopping=stopping)
 
         self.starts.append(partial(lane.runner.run, start_group))
         if "consume" in self._roles:
@@ -247,9 +274,8 @@ class Plan:
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
                 wait = partial(longest, source, consumer.gate)
                 is_woken = partial(self._hears, source)
-                passes = whole(consumer.consume_once)
-                task = Task(name=title, one_pass=passes, every=wait, eager=True, facts=next(facts, dict))
-                duty = self._add(task, each, is_woken=is_woken)
+                task = Task(name=title, one_pass=whole(consumer.consume_once), every=wait, eager=True)
+                calling.append(duty := self._add(task, each, is_woken=is_woken))
                 if isinstance(consumer, OutsideConsumer):
                     consumer.on_progress = duty.progressed
                 self._consuming.setdefault((source, topic), []).append(partial(_wake_consumer, consumer, duty))
@@ -257,11 +283,11 @@ class Plan:
         retries_by_itself = not subscription.transactional and "consume" in self._roles
         if "retry" in self._roles and not retries_by_itself:
             again = whole(partial(first.retry_once, limit=_RETRIES))
-            task = Task(name=f"retry {name}", one_pass=again, every=math.inf, facts=next(facts, dict))
-            duty = self._add(task, lane)
-            self._retrying[group, topic] = duty.wake
+            calling.append(duty := self._add(Task(name=f"retry {name}", one_pass=again, every=math.inf), lane))
+            self._retrying.append((first, duty.wake))
         if "prune" in self._roles:
             self._add(Task(name=f"prune {name}", one_pass=prune, every=settings.prune_interval), prune_lane)
+        return consumers, calling
 
     def _consumer(self, subscription: Subscription, lane: Lane) -> Consumer:
         """Return what consumes in a lane."""

@@ -243,7 +243,7 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
     for each in list(outbox.subscriptions.values()):
         many = ("batch", "threads") if each.transactional else ("transactional", "concurrency", "timeout_seconds")
         options = _options(each, "ordered", *many, "on_exhausted")
-        source = None if each.source is None else _address(each.source)
+        source = ", ".join(_address(bind) for bind in each.sources if bind is not None) or None
         options |= {"retries": len(each.retry_delays), "source": source}
         # Only what it has: rows of releases that know no such filter are the same.
         taken = {"tags": each.tags, "keys": each.keys, "headers": each.headers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Collection
@@ -234,10 +235,12 @@ def test_same_dump_as_metadata(url: str, engine: Engine) -> None:
             metadata.create_all(connection)
         # The metadata has tables, no functions.
         for statement in migration.statements():
-            if statement.startswith(("CREATE FUNCTION", "CREATE CONSTRAINT TRIGGER")):
+            if statement.startswith(("CREATE FUNCTION", "CREATE CONSTRAINT TRIGGER", "SELECT")):
                 connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
     assert "CREATE TABLE outbox.half_message" in migrated
-    assert _dump(url) == migrated
+    # Each migration draws another id of the source.
+    drawn = r"SELECT '[0-9a-f-]{36}'::pg_catalog.uuid"
+    assert re.sub(drawn, "", _dump(url)) == re.sub(drawn, "", migrated)
 
 
 def go(engine: Engine, start: Collection[str], end: Collection[str]) -> None:

@@ -146,6 +146,17 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", TIME, nullable=False, server_default=NOW),
             CheckConstraint("note IS NOT NULL OR owner IS NOT NULL", name="written"),
         ],
+        # The producers' databases from which groups have read a topic (`outbox.database.source`): number 0 is the
+        # first. All that is kept of the topic of another one has ``topic@number`` for its topic. ``address`` is where
+        # it was met last.
+        "message_source": [
+            Column("topic", NAME, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("id", Uuid, nullable=False),
+            Column("address", Text),
+            Column("met_at", TIME, nullable=False, server_default=NOW),
+            Index(None, "id", "topic", unique=True),
+        ],
         # What a group's producer still had of an old segment of the inbox when it was asked: those rows stay. Of a pair
         # of group and topic without a row here, all do.
         "segment_hold": [

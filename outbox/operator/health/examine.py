@@ -63,8 +63,8 @@ def privileges(examination: Examination) -> Iterator[Diagnosis]:
         return
     remote: defaultdict[str, list[Subscription]] = defaultdict(list)
     here: list[Subscription] = []
-    for each in examination.subscriptions or ():
-        source = None if each.source is None else address_of(each.source)
+    for each in (each for several in examination.subscriptions or () for each in several.of_sources()):
+        source = None if each.sources[0] is None else address_of(each.sources[0])
         (here if source in {None, address_of(examination.url)} else remote[source or ""]).append(each)
     for role in examination.roles:
         for part in installed:
@@ -78,7 +78,7 @@ def privileges(examination: Examination) -> Iterator[Diagnosis]:
 
 
 def _of_source(examination: Examination, address: str, groups: Collection[Subscription]) -> Iterator[Diagnosis]:
-    source = next(each.source for each in groups if each.source is not None)
+    source = next(bind for each in groups for bind in each.sources if bind is not None)
     name = str(url_of(source).database)
     try:
         with _read_only(source, examination.thresholds.statement) as read:

@@ -173,7 +173,7 @@ def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
 def topics_and_groups(examination: Examination) -> Iterator[Diagnosis]:
     """Topics that are consumed and were never sent to, and the other way round: mostly one name is written wrongly."""
     sent: dict[str, bool] = dict(examination.rows(sql.SENT_TOPICS, limit=LIMIT))
-    consumed = {(each.topic, each.group) for each in examination.subscriptions or () if each.source is None}
+    consumed = {(each.topic, each.group) for each in examination.subscriptions or () if None in each.sources}
     for each in merged(examination.workers):
         if each.kind == "consumer" and each.options.get("source") is None:
             consumed.add((each.topic, str(each.group)))
@@ -366,9 +366,9 @@ def connections(examination: Examination) -> Iterator[Diagnosis]:
     needed = examination.thresholds.connections
     if needed is None:
         subscriptions = examination.subscriptions or ()
-        consuming = sum(each.threads for each in subscriptions)
+        consuming = sum(each.threads * len(each.sources) for each in subscriptions)
         # What such groups leave behind is pruned on connections of its own, one for each database that they read.
-        consuming += len({each.source for each in subscriptions if not each.transactional})
+        consuming += len({bind for each in subscriptions if not each.transactional for bind in each.sources})
         needed = _OF_A_WORKER + examination.settings.checks_in_flight + consuming
     role, database = examination.server.role, examination.server.database
     limits = [

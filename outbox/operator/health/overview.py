@@ -19,12 +19,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
+from outbox.database.source import topic_of
 from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
-from outbox.text import class_name, database_address, message_of
+from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
+from outbox.text import class_name, message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -136,6 +138,8 @@ class DatabaseHealth(Subject):
     samples: list[stats.StatsSample | None]
     recent: list[stats.StatsSample | None]
     queues: dict[str, int] = field(default_factory=dict)
+    identity: SourceIdentity | None = None
+    met: Met = field(default_factory=dict)
     findings: list[Diagnosis] = field(default_factory=list)
 
     def read(self, *statements: Statement) -> list[list[Row]]:
@@ -183,21 +187,22 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
         )
         if "producer" in database.parts:
             health.queues = dict(health.rows(sql.TOPICS))
+            health.identity = identity_of(connection, database)
+        if "consumer" in database.parts:
+            health.met = met_in(connection, database)
         health.findings = list(health.judge_all())
     return health
 
 
 def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
     """Return from which producer's database each group reads its topic, as far as the databases show it."""
-    producers: dict[str, dict[str, str | None]] = defaultdict(dict)
+    producers: dict[str, dict[str, SourceIdentity]] = defaultdict(dict)
     for name, each in reached.items():
         for topic in each.numbers.topics:
-            producers[topic.topic][name] = database_address(each.url)
+            if each.identity is not None:
+                producers[topic.topic][name] = each.identity
 
-    def source_of(database: str, topic: str, group: str) -> str | None:
-        return workers.source_of(database, topic, group, producers[topic], reached[database].workers)
-
-    return source_of
+    return lambda database, kept: source_of(database, kept, reached[database].met, producers[topic_of(kept)])
 
 
 def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> list[TopicLag]:
@@ -208,10 +213,10 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
     for name, each in reached.items():
         for group in each.numbers.groups:
             row = GroupLag(**dataclasses.asdict(group), database=name)
-            source = source_of(name, group.topic, group.group)
+            source, topic_name = source_of(name, group.topic), topic_of(group.topic)
             if row.lag is None and source is not None:
-                row.lag = max((messages[source, group.topic] or 0) - group.consumed, 0)
-            groups[source, group.topic].append(row)
+                row.lag = max((messages[source, topic_name] or 0) - group.consumed, 0)
+            groups[source, topic_name].append(row)
     topics = [
         TopicLag(
             **dataclasses.asdict(topic),
@@ -237,7 +242,7 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
         if not group.lag or not workers.alive(each.workers):
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
-        if not workers.done(each.workers, f"consume {group.topic} of {group.group}"):
+        if not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)

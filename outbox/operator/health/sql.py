@@ -298,7 +298,7 @@ SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.v
   FROM unnest(%(groups)s::text[], %(topics)s::text[], %(queues)s::int[], %(positions)s::bigint[])
        AS p (consumer_group, topic, queue, position)
  CROSS JOIN LATERAL (SELECT visible_at FROM {s}.message m
-                      WHERE m.topic = p.topic AND m.queue = p.queue AND m.position > p.position
+                      WHERE m.topic = split_part(p.topic, '@', 1) AND m.queue = p.queue AND m.position > p.position
                       ORDER BY m.position LIMIT 1) n
  GROUP BY 1, 2
 """)
@@ -313,7 +313,7 @@ SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id,
  CROSS JOIN LATERAL (
        SELECT coalesce(bool_or(paused_at IS NOT NULL), false), coalesce(bool_or(opened_at IS NOT NULL), false)
          FROM {{s}}.group_control c
-        WHERE c.consumer_group = g.consumer_group AND c.topic = g.topic) h (paused, breaker_open)
+        WHERE c.consumer_group = g.consumer_group AND c.topic = split_part(g.topic, '@', 1)) h (paused, breaker_open)
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,

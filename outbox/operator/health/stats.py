@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
+from outbox.database.source import identity, kept_as, sources, topic_of
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
@@ -209,7 +210,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 )
                 for row in sql.FAILURES.named(failed)
             ]
-            if behind_at := _add_lags(groups, offsets, heads):
+            if behind_at := _add_lags(groups, offsets, heads, _elsewhere(connection, schema) if heads else ()):
                 names = ("groups", "topics", "queues", "positions")
                 columns = dict(zip(names, map(list, zip(*behind_at, strict=True)), strict=True))
                 rows = sql.WAITING.named(execute(connection, sql.WAITING(schema, **columns))[0])
@@ -250,8 +251,19 @@ def undispatched(connection: Connection, schema: str, *, each: bool = False) -> 
     return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
 
-def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row]) -> list[_Behind]:
-    """Set how far behind the groups are; return where they stand in the queues that have more."""
+def _elsewhere(connection: Connection, schema: str) -> Collection[str]:
+    """Return the names under which groups keep topics of other databases than this one, which sends as well."""
+    ((own, _),), rows = execute(connection, identity(schema), sources(schema))
+    return {kept_as(topic, number) for topic, number, id_, _ in rows if id_ != own}
+
+
+def _add_lags(
+    groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row], elsewhere: Collection[str]
+) -> list[_Behind]:
+    """Set how far behind the groups are; return where they stand in the queues that have more.
+
+    The messages of the topics that are kept under names in ``elsewhere`` are in another database.
+    """
     short_of: list[_Behind] = []
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     ends: dict[str, dict[int, int]] = defaultdict(dict)
@@ -262,8 +274,9 @@ def _add_lags(groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Itera
     for each in groups:
         positions = reached[each.group, each.topic]
         each.consumed = sum(map(number_of, positions.values()))
-        if each.topic in ends:
-            lags = {queue: behind(positions.get(queue, 0), end) for queue, end in ends[each.topic].items()}
+        if topic_of(each.topic) in ends and each.topic not in elsewhere:
+            queues = ends[topic_of(each.topic)]
+            lags = {queue: behind(positions.get(queue, 0), end) for queue, end in queues.items()}
             each.lag = sum(lags.values())
             at = ((each.group, each.topic, queue, positions.get(queue, 0)) for queue, lag in lags.items() if lag)
             short_of.extend(at)
@@ -308,7 +321,7 @@ class RecentDecisions:
 
 
 #: The producer's database of a topic that a group of another database consumes; None if that isn't known.
-SourceOf = Callable[[str, str, str], str | None]
+SourceOf = Callable[[str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,11 +462,11 @@ def _rates(samples: Sequence[StatsSample | None], counts: Values) -> Values:
 
 def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) -> Values:
     """Return the lag of a group in the samples of a database, with those of its topic's producer."""
-    source = source_of(name, topic, group)
+    source = source_of(name, topic)
     heads = known.get(source) if source else None
     values: Values = []
     for sample, head in zip(known[name], heads or [None] * len(known[name]), strict=True):
-        own, messages = _counts(sample, topic, group), (_counts(head, topic) or {}).get("messages")
+        own, messages = _counts(sample, topic, group), (_counts(head, topic_of(topic)) or {}).get("messages")
         behind = None if own is None or messages is None else max(messages - own.get("consumed", 0), 0)
         values.append(own.get("lag", behind) if own else behind)
     return values

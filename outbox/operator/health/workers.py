@@ -18,6 +18,7 @@ from outbox.acts.changes import Actor, checked_actor, record_of
 from outbox.acts.whole_acts import END
 from outbox.consumer.meter import percentile
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
+from outbox.database.source import topic_of
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached
@@ -186,25 +187,6 @@ def _numbers(work: Sequence[tuple[WorkerReport, Mapping[str, Any]]]) -> HandlerN
     )
 
 
-def source_of(
-    database: str, topic: str, group: str, producers: Mapping[str, str | None], reports: Iterable[WorkerReport]
-) -> str | None:
-    """Return from which producer's database a group of another one reads a topic, as far as the databases show it.
-
-    ``producers`` are those that have the topic, with their addresses; ``reports`` are those of the group's database.
-    Where several could be it, its living workers tell.
-    """
-    if database in producers or len(producers) < 2:
-        return database if database in producers else next(iter(producers), None)
-    reported = {
-        handler.options.get("source")
-        for handler in merged(reports)
-        if (handler.kind, handler.topic, handler.group) == ("consumer", topic, group)
-    }
-    fitting = [name for name, address in producers.items() if address in reported]
-    return fitting[0] if len(fitting) == 1 else None
-
-
 def alive(reports: Iterable[WorkerReport]) -> bool:
     """Return whether any worker is alive."""
     return any(worker.row.alive for worker in reports)
@@ -213,7 +195,7 @@ def alive(reports: Iterable[WorkerReport]) -> bool:
 def done(reports: Iterable[WorkerReport], duty: str) -> bool:
     """Return whether any living worker has this duty."""
     names = [name for worker in reports if worker.row.alive for name in worker.row.duties]
-    return any(name == duty or name.startswith(f"{duty} #") for name in names)
+    return any(name == duty or name.startswith(f"{duty} ") for name in names)
 
 
 #: The name of the lock that a session holds while it appends messages.
@@ -265,7 +247,7 @@ def _names(read: Callable[[Statement], list[list[Row]]], schema: str, parts: Col
         for group, topic, queue, _ in read(sql.OFFSETS(schema))[0]:
             of_group = f"topic {topic!r} in group {group!r}"
             names[lock_key("group", schema, group, topic)] = f"the start of {of_group}"
-            names[lock_key("rate", group, topic, schema)] = f"the rate of {of_group}"
+            names[lock_key("rate", group, topic_of(topic), schema)] = f"the rate of {of_group}"
             names[GroupQueue(schema, group, topic, queue).lock] = f"queue {queue} of {of_group}"
     return names
 

@@ -18,6 +18,7 @@ from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
+from outbox.database.source import identity, kept_of, topic_of
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
@@ -61,6 +62,7 @@ class MessageFacts(MessageRecord):
     handlers: list[HandlerRow] = field(default_factory=list)
     earlier: list[dict[str, Any]] = field(default_factory=list)
     unseen: dict[str, Exception] = field(default_factory=dict)
+    source: UUID | None = None
 
     @property
     def known(self) -> bool:
@@ -70,7 +72,7 @@ class MessageFacts(MessageRecord):
     @property
     def topic(self) -> str | None:
         """Its topic, if a database knows it."""
-        return self.half["topic"] if self.half else next((row.topic for row in self.inbox), None)
+        return self.half["topic"] if self.half else next((topic_of(row.topic) for row in self.inbox), None)
 
     @property
     def unread(self) -> str:
@@ -131,7 +133,9 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
     values = {"id": found.id, "timeout": database.settings.check_timeout, "most": (found.largest or 2**30) + 1}
     values |= {"unanswered": UNANSWERED}
     statements = [each(schema, **values) for each in PRODUCER_SIDE.values()]
-    states, *answers = execute(connection, message_states(schema, [found.id]), *statements)
+    states, ((found.source, _),), *answers = execute(
+        connection, message_states(schema, [found.id]), identity(schema), *statements
+    )
     known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
     if not any(known[part] for part in ("half", "op", "check", "history", "compensation")):
         return
@@ -172,7 +176,10 @@ def _groups_without_row(
     """Return a row for each group of the topic whose inbox has none: it has yet to come, or left the message out."""
     if found.half is None or not found.sends:
         return []
-    topic, at = found.half["topic"], {name: found.sends[0][name] for name in ("queue", "position")}
+    at = {name: found.sends[0][name] for name in ("queue", "position")}
+    topic = found.half["topic"]
+    if found.source is not None:
+        topic = kept_of(connection, database.schema, topic, found.source)
     unknown = [None] * 6
     return [
         InboxRow(database.name, group, found.id, topic, None, None, status, *unknown)

@@ -18,18 +18,18 @@ from uuid import UUID
 
 from outbox.acts.changes import MessageStatus
 from outbox.database.execute import Row, execute
+from outbox.database.source import topic_of
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status
 from outbox.operator.databases import read_each
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health import stats
-from outbox.operator.health.workers import WorkerReport, source_of, workers_in
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import FIRST_ID, LAST_ID, InboxQuery
 from outbox.operator.look.message_sql import UnreadQueue
 from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
 from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
-from outbox.text import database_address
+from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -58,26 +58,42 @@ _NEWEST: SortOrder[_Found] = SortOrder(
 
 @dataclass(frozen=True, slots=True)
 class _GroupState:
-    """How far a group has read the queues of topics, in its database, and the workers there."""
+    """How far a group has read the queues of topics, as its database keeps them, and the sources met there."""
 
     offsets: Mapping[str, Mapping[int, int]]
-    workers: list[WorkerReport]
+    met: Met
+
+
+@dataclass(frozen=True, slots=True)
+class _Producer:
+    """How many queues each topic of a producer's database has, and which source it is."""
+
+    topics: Mapping[str, int]
+    identity: SourceIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuePart:
-    """A queue that a group reads: the databases of the group and of the producer, and the group's offset."""
+    """A queue that a group reads: the databases of the group and of the producer, and the group's offset.
+
+    ``kept`` is the name under which the group keeps the topic.
+    """
 
     consumer: str
     producer: str
-    topic: str
+    kept: str
     queue: int
     offset: int
 
     @property
     def name(self) -> str:
         """The name of this part of the list."""
-        return json.dumps([self.consumer, self.producer, self.topic, self.queue])
+        return json.dumps([self.consumer, self.producer, self.kept, self.queue])
+
+    @property
+    def topic(self) -> str:
+        """The topic of the producer."""
+        return topic_of(self.kept)
 
 
 def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest) -> Page[MessageRow]:
@@ -126,47 +142,44 @@ class _Search:
                 field="group",
             )
         self.sources = {
-            (name, topic): self._source(name, topic, queues, state.workers)
+            (name, kept): self._source(name, kept, queues, state.met)
             for name, state in known.items()
-            for topic in state.offsets
+            for kept in state.offsets
         }
         self.queue_parts = {
             part.name: part
             for name, state in known.items()
-            for topic, offsets in state.offsets.items()
-            if (producer := self._chosen(name, topic)) is not None
-            for queue in range(queues[producer][topic])
-            for part in [_QueuePart(name, producer, topic, queue, offsets.get(queue, 0))]
+            for kept, offsets in state.offsets.items()
+            if (producer := self._chosen(name, kept)) is not None
+            for queue in range(queues[producer].topics[topic_of(kept)])
+            for part in [_QueuePart(name, producer, kept, queue, offsets.get(queue, 0))]
         }
         self.topics: defaultdict[str, set[str]] = defaultdict(set)
         for part in self.queue_parts.values():
             self.topics[json.dumps([part.producer])].add(part.topic)
         self.parts = [*self.topics, *self.queue_parts]
-        self.parts += (json.dumps([name, status]) for name in known for status in _UNFINISHED)
+        for name, state in known.items():
+            kepts = state.offsets if self.criteria.topic else [None]
+            self.parts += (json.dumps([name, status, kept]) for kept in kepts for status in _UNFINISHED)
 
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
         for group, topic, queue, position in execute(connection, health_sql.OFFSETS(database.schema))[0]:
-            if group == self.group and self.criteria.topic in {None, topic}:
+            if group == self.group and self.criteria.topic in {None, topic_of(topic)}:
                 offsets[topic][queue] = position
-        return _GroupState(offsets, workers_in(connection, database))
+        return _GroupState(offsets, met_in(connection, database))
 
-    def _source(
-        self, consumer: str, topic: str, queues: Mapping[str, Mapping[str, int]], workers: list[WorkerReport]
-    ) -> str | None:
+    def _source(self, consumer: str, kept: str, queues: Mapping[str, _Producer], met: Met) -> str | None:
         """Return the producer's database; None where it may be one that can't be read."""
-        having = {
-            name: database_address(self.databases[name].engine.url)
-            for name, topics in queues.items()
-            if topic in topics
-        }
-        source = source_of(consumer, topic, self.group, having, workers)
+        topic = topic_of(kept)
+        having = {name: each.identity for name, each in queues.items() if topic in each.topics}
+        source = source_of(consumer, kept, met, having)
         if source is None and self.criteria.database in having:
             return self.criteria.database
         if source is None and having:
             raise InvalidRequest(
-                f"several databases have topic {topic!r}, and no living worker tells which one group {self.group!r} "
-                f"reads from; name one of: {', '.join(having)}",
+                f"several databases have topic {topic!r}, and it isn't known from which one group {self.group!r} "
+                f"reads; name one of: {', '.join(having)}",
                 field="database",
             )
         if source is None and not self.unreached:
@@ -177,9 +190,9 @@ class _Search:
             )
         return source
 
-    def _chosen(self, consumer: str, topic: str) -> str | None:
-        """Return the producer's database of a topic, if the filter is about it, too."""
-        source = self.sources.get((consumer, topic))
+    def _chosen(self, consumer: str, kept: str) -> str | None:
+        """Return the producer's database of a topic as it is kept, if the filter is about it, too."""
+        source = self.sources.get((consumer, kept))
         return source if self.criteria.database in {None, source} else None
 
     def read(self, after: Mapping[str, After], limit: int) -> dict[str, Part[_Found]]:
@@ -261,8 +274,8 @@ class _Search:
 
     def _unfinished(self, name: str, after: After, limit: int) -> Part[_Found]:
         """Read on in what the group has failed and will retry, or in what waits for that."""
-        consumer, status = json.loads(name)
-        query = InboxQuery(status=(Status(status),), group=self.group, topic=self.criteria.topic)
+        consumer, status, kept = json.loads(name)
+        query = InboxQuery(status=(Status(status),), group=self.group, topic=kept)
         below = (after[1], self.group) if after else None
 
         def list_failed(connection: Connection, database: Database) -> list[Row]:
@@ -288,6 +301,6 @@ class _Search:
         return Part([], unread=True) if away else Part([_Found(row, 0) for row in rows], len(failed), stopped)
 
 
-def _queues(connection: Connection, database: Database) -> dict[str, int]:
-    """Return how many queues each topic has."""
-    return dict(execute(connection, health_sql.TOPICS(database.schema))[0])
+def _queues(connection: Connection, database: Database) -> _Producer:
+    topics: dict[str, int] = dict(execute(connection, health_sql.TOPICS(database.schema))[0])
+    return _Producer(topics, identity_of(connection, database))

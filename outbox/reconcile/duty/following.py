@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
@@ -59,14 +60,26 @@ class Following:
         self._progress = Stoppable(stopping)
         self._followers: list[Follower] = []
         self._due_at = time.monotonic()
+        self._kept: dict[str, str] = {}
         job = self.work_at(SOME_TIME)
         try:
             check_followed(job)
         except InvalidSettings as error:
             raise declared.refused(str(error)) from None
-        self.pairs: list[tuple[str, str]] = [pair.names for pair in job.pairs]
+        self.pairs: list[tuple[str, str]] = list(job.names)
         self.schema: str = job.consumer.schema
         self.name: str = name_of(declared, job)
+
+    def locate(self) -> None:
+        """Learn under which names its groups keep their topics of this producer.
+
+        Raises:
+            SourceError: a database can't be asked now.
+        """
+        from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
+
+        job = located(self.work_at(SOME_TIME))
+        self._kept, self.pairs = {pair.topic: pair.kept for pair in job.pairs}, list(job.names)
 
     def wait(self) -> float:
         """Return after how many seconds to look again whether a pass is due."""
@@ -75,6 +88,7 @@ class Following:
     def __call__(self, connection: Connection, _: Connection) -> Counts:
         """Take the pass of each pair that is due, and that no other worker takes."""
         if not self._followers:
+            self.locate()
             with connection.begin():
                 ((now,),) = execute(connection, NOW)[0]
             self._followers = list(self._made(self.work_at(now)))
@@ -94,9 +108,11 @@ class Following:
     def work_at(self, now: dt.datetime) -> Job:
         """Return the job, of which ``now`` is the time."""
         try:
-            return job_of(self._values, lambda _: now)
+            job = job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self.declared.refused(str(error)) from None
+        pairs = tuple(pair.kept_as(self._kept.get(pair.topic, pair.topic)) for pair in job.pairs)
+        return replace(job, pairs=pairs)
 
     def end(self) -> None:
         """Close the connections, also under a pass that runs on."""

@@ -86,7 +86,8 @@ def reconcilers(outbox: ServedOutbox, stopping: threading.Event) -> list[JobReco
             found.append(_of_fleet(declared, Path(declared.fleet), outbox, stopping))
         elif declared.follows is False:
             own = own_access(outbox)
-            found += [JobReconciler(declared, values, own, stopping) for values in values_of(declared, outbox)]
+            jobs = values_of(declared, outbox)
+            found += [JobReconciler(declared, values, own, stopping, beside=len(jobs) - 1) for values in jobs]
     return found
 
 
@@ -169,8 +170,12 @@ class Reconciler(ABC, Generic[Work]):
         self._progress = _Logged(stopping)
         self._sent: UUID | None = None
 
+    def locate(self) -> None:
+        """Learn under which names its groups keep their topics, where that tells its runs from those of others."""
+
     def schedule(self, connection: Connection, _: Connection) -> Counts:
         """Send the message of the next run, unless it is there."""
+        self.locate()
         with connection.begin():
             execute(connection, wait_at_most(_PATIENCE))
             return self._send_next(connection)
@@ -264,10 +269,16 @@ class Reconciler(ABC, Generic[Work]):
 
 
 class JobReconciler(Reconciler["Job"]):
-    """A reconciliation of groups that consume from one database."""
+    """A reconciliation of groups that consume from one database; there are so many others ``beside`` it.
 
-    def __init__(self, declared: Reconciliation, values: Values, own: Access, stopping: threading.Event) -> None:
+    A group may read one topic from several databases: its pairs then differ by the names under which it keeps it.
+    """
+
+    def __init__(
+        self, declared: Reconciliation, values: Values, own: Access, stopping: threading.Event, *, beside: int = 0
+    ) -> None:
         self._declared, self._values = declared, values
+        self._beside, self._kept = beside, dict[str, str]()
         # Refused now rather than at night.
         job = self.work_at(SOME_TIME)
         super().__init__(declared, own, stopping, name=name_of(declared, job), pairs=job.names)
@@ -275,9 +286,23 @@ class JobReconciler(Reconciler["Job"]):
     def work_at(self, now: dt.datetime) -> Job:
         """Return the job."""
         try:
-            return job_of(self._values, lambda _: now)
+            job = job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self._declared.refused(str(error)) from None
+        pairs = tuple(pair.kept_as(self._kept.get(pair.topic, pair.topic)) for pair in job.pairs)
+        return replace(job, pairs=pairs)
+
+    def locate(self) -> None:
+        """Ask both databases, once.
+
+        Raises:
+            SourceError: one can't be asked now.
+        """
+        from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
+
+        if self._beside and not self._kept:
+            job = located(self.work_at(SOME_TIME))
+            self._kept, self.pairs = {pair.topic: pair.kept for pair in job.pairs}, list(job.names)
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)

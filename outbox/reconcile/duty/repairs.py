@@ -48,11 +48,16 @@ class Repairs:
     """Carries out the repairs ordered for the pairs of reconciliations; its calls are the passes of a duty."""
 
     def __init__(self, having: Sequence[JobReconciler | Following], schema: str) -> None:
-        self._having = {pair: each for each in reversed(having) for pair in each.pairs}
+        self._all = having
+        self._having: dict[tuple[str, str], JobReconciler | Following] = {}
         self._schema = schema
 
     def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         """Carry on with each repair that is ordered, as fast as it may be; those of pruned runs end."""
+        if not self._having:
+            for each in self._all:
+                each.locate()
+            self._having = {pair: each for each in reversed(self._all) for pair in each.pairs}
         act_of = partial(self._act_of, connection)
         return carry_out(connection, self._schema, [REPAIR.name], act_of, stopping=stopping, leased=True)
 
@@ -66,7 +71,7 @@ class Repairs:
         if (names := tuple(runs[0])) not in self._having:
             return None
         job: Job = replace(self._having[names].work_at(now), actor=ordered.actor)
-        (pair,) = (pair for pair in job.pairs if pair.names == names)
+        (pair,) = (pair for pair in job.pairs if (pair.kept, pair.group) == names)
         return partial(_repair, ordered, job, pair)
 
 

@@ -36,7 +36,8 @@ class Runs:
         at_end: Callable[[Callable[[], object]], object],
     ) -> None:
         self.name: str = f"run {name}"
-        self._reconcilers = {each.pairs[0]: each for each in reconcilers}
+        self._all = reconcilers
+        self._reconcilers: dict[tuple[str, str], JobReconciler | FleetReconciler] = {}
         subscription = Subscription(
             TOPIC,
             self.handle,
@@ -58,6 +59,9 @@ class Runs:
     def __call__(self, connection: Connection, source: Connection) -> Counts:
         """Handle the messages that are there, one after the other."""
         if not self._has_started:
+            for each in self._all:
+                each.locate()
+            self._reconcilers = {each.pairs[0]: each for each in self._all}
             self._consumer.start(connection, source)
             self._has_started = True
         return self._consumer.consume_once(connection, source)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
+from uuid import UUID
 
 from sqlalchemy import make_url
 
@@ -28,8 +29,13 @@ from outbox.reconcile.measure import Measure
 from outbox.reconcile.source import as_time, connected
 
 _TABLES = "SELECT to_regclass('{s}.topic') IS NOT NULL, to_regclass('{s}.consumer_offset') IS NOT NULL"
-_TOPICS = "SELECT name FROM {s}.topic"
-_GROUPS = "SELECT DISTINCT topic, consumer_group FROM {s}.consumer_offset"
+_TOPICS = "SELECT name, {s}.source_id() FROM {s}.topic"
+# Of a topic that no consumer has met at its source, it isn't known which one that is.
+_GROUPS = """
+SELECT DISTINCT split_part(o.topic, '@', 1), o.consumer_group, s.id
+  FROM (SELECT DISTINCT topic, consumer_group FROM {s}.consumer_offset) o
+  LEFT JOIN {s}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = o.topic
+"""
 # A standby has the system identifier of its primary, and two addresses of a host may lead to one server.
 #: Which server this is, whatever it is called. Rows: ``(text,)``.
 _SERVER = Statement("SELECT concat_ws(' ', s.system_identifier, pg_postmaster_start_time()) FROM pg_control_system() s")
@@ -40,10 +46,15 @@ _RECORDING = 2
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a database knows: its topics, the topics and groups of what it consumes, the time, and its server."""
+    """What a database knows: its topics, and the time, and its server.
+
+    And the topics, groups and sources of what it consumes; a source is None where it isn't known. ``source`` is what it
+    is itself.
+    """
 
     topics: frozenset[str]
-    groups: frozenset[tuple[str, str]]
+    source: UUID | None
+    groups: frozenset[tuple[str, str, UUID | None]]
     now: dt.datetime
     server: str
 
@@ -162,7 +173,8 @@ def _known(access: Access) -> Known:
             execute(connection, statement(access.schema, select, {}))[0] if there else []
             for there, select in ((sends, _TOPICS), (consumes, _GROUPS))
         )
-    return Known(frozenset(topic for (topic,) in topics), frozenset(map(tuple, groups)), as_time(now), server)
+    source = topics[0][1] if topics else None
+    return Known(frozenset(topic for topic, _ in topics), source, frozenset(map(tuple, groups)), as_time(now), server)
 
 
 def _server(access: Access) -> str:
@@ -217,8 +229,9 @@ def _pairs(pattern: PairPattern, producer: str, consumer: str, known: Mapping[st
     there = known[producer].topics
     found = {
         (topic, group)
-        for topic, group in known[consumer].groups
-        if topic in there and matches(topic, topics) and matches(group, groups)
+        for topic, group, source in known[consumer].groups
+        if topic in there and source in {None, known[producer].source}
+        if matches(topic, topics) and matches(group, groups)
     }
     plain = ([name for name in names if not re.search(r"[*?\[]", name)] for names in (topics, groups))
     yield from found | {(topic, group) for topic, group in product(*plain) if topic in there}

@@ -362,3 +362,22 @@ class LogWentBack(TelemetryEvent):
     position: int
     count: int
     lost: tuple[uuid.UUID, ...]
+
+
+@event(
+    "source.moved",
+    "consumer",
+    logging.WARNING,
+    "the database that topic %(topic)r of group %(group)r is read from, source %(number)d with the id %(source)s, is"
+    " at %(address)s now; it was at %(before)s. If both live, one is a copy, and a group that reads from both takes"
+    " each for the other: give the copy an id of its own by outbox db new-source",
+)
+class SourceMoved(TelemetryEvent):
+    """A producer's database was met at another address than before: after a fail-over, a move, or as a copy."""
+
+    group: str
+    topic: str
+    number: int
+    source: uuid.UUID
+    address: str
+    before: str

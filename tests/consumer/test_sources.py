@@ -1,0 +1,345 @@
+"""One group that reads one topic name from two producers' databases: nothing of one is taken for the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, text
+
+from outbox import Breaker, Outbox, Settings
+from outbox.embedded import ServerLike
+from outbox.errors import InvalidHandler, InvalidSettings
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.consumer import consumer_of
+from outbox.database.source import follow, meet, renew
+from outbox.operator.databases import Database, Databases
+from outbox.operator.operator import Operator
+from outbox.prune.prune_pass import prune_consumer_once
+from outbox.telemetry.events import LogWentBack, SourceMoved
+from outbox.telemetry.hooks import TelemetryEvent
+from outbox.worker import Worker
+from tests.kit.bench import Ward, make_ledger, record
+from tests.kit.passes import consume_all, dispatch_all, send_each
+from tests.kit.tables import Tables
+from tests.kit.waiting import wait_until
+
+
+class Branch:
+    """A producer's database of its own id, with its application."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.app = Outbox(engine, settings=settings)
+        with engine.begin() as connection:
+            _, self.id = renew(connection, settings.schema)
+
+    def send(self, *bodies: Any, **options: Any) -> list[UUID]:
+        """Send and dispatch messages of topic `t`."""
+        ids = send_each(self.app, "t", *bodies, **options)
+        dispatch_all(self.engine, self.settings)
+        return ids
+
+
+class Two(Tables):
+    """Two branches, and the head office, whose group `g` reads topic `t` from both."""
+
+    def __init__(self, branches: list[Branch], head: Engine, settings: Settings) -> None:
+        super().__init__(head)
+        self.branches, self.head, self.settings = branches, head, settings
+        self.sink = Outbox(head, settings=settings)
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to all three."""
+        self._open = ExitStack()
+        self.connection = self._open.enter_context(self.head.connect())
+        self.sources = [self._open.enter_context(each.engine.connect()) for each in self.branches]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._open.close()
+
+    def declare(self, handler: Callable[..., Any] = record, **options: Any) -> list[Consumer]:
+        """Return the consumers of the group, one for each branch, started."""
+        binds = [each.engine for each in self.branches]
+        self.sink.consumer("t", group="g", source=binds, **options)(handler)
+        consumers = [consumer_of(each, self.settings) for each in self.sink.subscriptions["t", "g"].of_sources()]
+        for consumer, source in zip(consumers, self.sources, strict=True):
+            consumer.start(self.connection, source)
+        return consumers
+
+    def consume(self, consumers: list[Consumer]) -> None:
+        """Consume all there is, of one branch and then of the other."""
+        for consumer, source in zip(consumers, self.sources, strict=True):
+            consume_all(consumer, self.connection, source)
+
+    def operator(self) -> Operator:
+        """Return an operator of all three databases."""
+        engines = {"a": self.branches[0].engine, "b": self.branches[1].engine, "head": self.head}
+        parts = frozenset({"producer", "consumer"})
+        named = [Database(name, engine, self.settings, parts) for name, engine in engines.items()]
+        return Operator(Databases(named))
+
+    def ledger(self) -> list[str]:
+        """Return the bodies that took effect, in order."""
+        return [str(body) for body in self.rows("SELECT body FROM ledger ORDER BY n")]
+
+
+@pytest.fixture
+def two(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Two]:
+    """Two branches and a head office, each in a database of its own."""
+    head = new_engine()
+    make_ledger(head)
+    world = Two([Branch(new_engine(), settings) for _ in range(2)], head, settings)
+    yield world
+    world.close()
+
+
+def test_each_source_has_offsets_and_an_inbox_of_its_own(two: Two, heard: list[TelemetryEvent]) -> None:
+    """The same positions of two databases are two messages, and neither log has gone back."""
+    consumers = two.declare()
+    for number in range(4):
+        two.branches[0].send(f"a{number}", key="k")
+        two.branches[1].send(f"b{number}", key="k")
+        two.consume(consumers)
+    two.branches[1].send("b4", key="k")
+    two.consume(consumers)
+    assert sorted(two.ledger()) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "b4"]
+    of_each = two.rows("SELECT topic || ':' || count(*) FROM outbox.consumer_message GROUP BY topic ORDER BY 1")
+    assert of_each == ["t:4", "t@1:5"]
+    assert not [each for each in heard if isinstance(each, LogWentBack)]
+    assert two.rows("SELECT id FROM outbox.message_source ORDER BY number") == [each.id for each in two.branches]
+
+
+def test_a_new_worker_finds_the_sources_in_another_order(two: Two) -> None:
+    """It is the id by which a source is known, not the order in which it is declared."""
+    two.branches[0].send("a")
+    two.branches[1].send("b")
+    two.consume(two.declare())
+    two.branches.reverse()
+    two.sources.reverse()
+    two.sink = Outbox(two.head, settings=two.settings)
+    consumers = two.declare()
+    two.branches[0].send("b2")
+    two.consume(consumers)
+    assert [each.subscription.kept for each in consumers] == ["t@1", "t"]
+    assert sorted(two.ledger()) == ["a", "b", "b2"]
+
+
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"ordered": "key"}, {"transactional": False}])
+def test_failures_are_retried_from_their_own_source(two: Two, options: dict[str, Any]) -> None:
+    """A failed message is read again where it came from, and holds back nothing of the other source."""
+    ward = Ward("a0", "b0")
+    consumers = two.declare(ward, retry_delays=(3600.0,) * 9, **options)
+    for branch, name in zip(two.branches, "ab", strict=True):
+        branch.send(f"{name}0", f"{name}1", key="k")
+    two.consume(consumers)
+    ward.ill.clear()
+    for _ in range(3):
+        two.age_retries()
+        two.consume(consumers)
+        for consumer, source in zip(consumers, two.sources, strict=True):
+            consumer.retry_once(two.connection, source)
+    assert sorted(ward.done) == ["a0", "a1", "b0", "b1"]
+    assert two.rows("SELECT DISTINCT status FROM outbox.consumer_message") == ["consumed"]
+    if options.get("ordered"):
+        for name in "ab":
+            assert [body for body in ward.done if body[0] == name] == [f"{name}0", f"{name}1"]
+
+
+def test_growth_of_one_source(two: Two) -> None:
+    """A topic that gets more queues in one database has its keys in order there; the other one stays as it is."""
+    consumers = two.declare()
+    for number in range(3):
+        for branch, name in zip(two.branches, "ab", strict=True):
+            branch.send(f"{name}{number}", key="k")
+        if number == 0:
+            two.branches[0].app.declare_topic("t", 16)
+        if number:
+            two.consume(consumers)
+    for name in "ab":
+        assert [body for body in two.ledger() if body[0] == name] == [f"{name}0", f"{name}1", f"{name}2"]
+
+
+def test_a_reset_moves_the_group_at_one_source(two: Two) -> None:
+    """An operator names the source; what was read of the other one is left alone."""
+    consumers = two.declare()
+    two.branches[0].send("a")
+    two.branches[1].send("b")
+    two.consume(consumers)
+    operator = two.operator()
+    operator.reset_group("g", "t", "first", by="ada", why="again", source="b")
+    two.consume(consumers)
+    assert two.ledger() == ["a", "b", "b"]
+    assert two.rows("SELECT DISTINCT topic FROM outbox.consumer_passage") == ["t@1"]
+    with pytest.raises(Exception, match="reads from several; name one of: a, b"):
+        operator.reset_group("g", "t", "first", by="ada", why="again")
+
+
+def test_a_pause_and_a_rate_hold_for_all_sources(two: Two) -> None:
+    """What holds a group back is of the group, wherever its messages come from."""
+    consumers, operator = two.declare(), two.operator()
+    operator.pause_group("g", by="ada", why="calm")
+    for branch in two.branches:
+        branch.send("x")
+    two.consume([*two_fresh(two)])
+    assert two.ledger() == []
+    operator.resume_group("g", by="ada", why="go on")
+    two.consume(two_fresh(two))
+    assert two.ledger() == ["x", "x"]
+    del consumers
+
+
+def two_fresh(two: Two) -> list[Consumer]:
+    """Return the group's consumers as another worker has them."""
+    two.sink = Outbox(two.head, settings=two.settings)
+    return two.declare()
+
+
+def test_a_breaker_opens_for_all_sources(two: Two) -> None:
+    """Failures at one source stop the group at the other one; a success there keeps it going."""
+    options: dict[str, Any] = {"breaker": Breaker(3), "retry_delays": (3600.0,)}
+    ward = Ward(down=True)
+    consumers = two.declare(ward, **options)
+    two.branches[0].send("a0", "a1", "a2", "a3")
+    two.branches[1].send("b0")
+    two.consume(consumers)
+    assert len(ward.calls) == 3
+    assert two.rows("SELECT topic FROM outbox.group_control WHERE opened_at IS NOT NULL") == ["t"]
+
+
+def test_lag_and_groups_of_both_sources(two: Two) -> None:
+    """One row a group, with the lag of both; the overview has one for each topic of a database."""
+    two.declare()
+    two.branches[0].send("a0", "a1")
+    two.branches[1].send("b0")
+    operator = two.operator()
+    (row,) = operator.groups()
+    assert (row.topic, row.group, row.lag) == ("t", "g", 3)
+    lags = {topic.database: [(group.topic, group.lag) for group in topic.groups] for topic in operator.overview().topics}
+    assert lags == {"a": [("t", 2)], "b": [("t@1", 1)]}
+
+
+def test_prune_asks_each_source_what_it_still_has(two: Two) -> None:
+    """An inbox row stays as long as its own producer has the message."""
+    consumers = two.declare()
+    (a,), (b,) = two.branches[0].send("a"), two.branches[1].send("b")
+    two.consume(consumers)
+    two.run("UPDATE outbox.consumer_message SET changed_at = '2000-01-01', received_at = '2000-01-01'")
+    with two.branches[0].engine.begin() as connection:
+        for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
+            connection.execute(text(f"DELETE FROM outbox.{table} WHERE {column} = :id"), {"id": a})
+    for consumer, source in zip(consumers, two.sources, strict=True):
+        prune_consumer_once(two.connection, source, two.settings, "g", consumer.subscription.kept)
+    assert two.rows("SELECT message_id FROM outbox.consumer_message") == [b]
+
+
+@pytest.fixture
+def copied(server: ServerLike) -> Iterator[Callable[[Engine], Engine]]:
+    """Copy a database as it is, id and all, as a dump or a volume has it; its connections end."""
+    with ExitStack() as stack:
+
+        def copy(engine: Engine) -> Engine:
+            name, original = f"copy_{uuid4().hex[:12]}", str(engine.url.database)
+            engine.dispose()
+            with create_engine(server.url("postgres"), poolclass=NullPool).connect() as connection:
+                end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = :name"
+                connection.execute(text(end), {"name": original})
+            server.create_database(name, template=original)
+            stack.callback(server.drop_database, name)
+            made = create_engine(server.url(name))
+            stack.callback(made.dispose)
+            return made
+
+        yield copy
+
+
+def test_one_source_is_restored_from_a_dump(
+    two: Two, copied: Callable[[Engine], Engine], heard: list[TelemetryEvent]
+) -> None:
+    """What it has lost is told of it alone; both go on, and nothing takes effect twice."""
+    two.branches[0].send("a0", "a1", key="k")
+    two.branches[1].send("b0", "b1", key="k")
+    two.close()
+    dump = copied(two.branches[1].engine)
+    two.connect()
+    two.branches[0].send("a2", key="k")
+    (lost,) = two.branches[1].send("b2", key="k")
+    two.consume(two.declare())
+    two.close()
+    two.branches[1].engine, two.branches[1].app = dump, Outbox(dump, settings=two.settings)
+    two.connect()
+    consumers = two_fresh(two)
+    two.branches[0].send("a3", key="k")
+    two.branches[1].send("b3", "b4", key="k")
+    two.consume(consumers)
+    assert sorted(two.ledger()) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "b4"]
+    moved = [each for each in heard if isinstance(each, SourceMoved)]
+    assert [(each.number, each.source) for each in moved] == [(1, two.branches[1].id)]
+    losses = [(each.topic, each.lost) for each in heard if isinstance(each, LogWentBack)]
+    assert losses == [("t@1", (lost,))]
+
+
+def test_a_copy_that_lives_beside_its_original(two: Two, copied: Callable[[Engine], Engine]) -> None:
+    """A worker that reads from both is refused, by name; with an id of its own, the copy is another source."""
+    two.branches[0].send("a0")
+    two.close()
+    engine = copied(two.branches[0].engine)
+    two.sink.consumer("t", group="g", source=[two.branches[0].engine, engine])(record)
+    with pytest.raises(InvalidSettings, match=r"have one id: one is a copy of the other.*new-source"):
+        Worker(two.sink).start()
+    with engine.begin() as connection:
+        old, new = renew(connection, two.settings.schema)
+    assert old == two.branches[0].id != new
+    with Worker(two.sink):
+        wait_until(lambda: two.rows("SELECT id FROM outbox.message_source ORDER BY number") == [old, new], "both met")
+        wait_until(lambda: two.ledger() == ["a0"], "the message of both took effect once")
+
+
+def test_a_copied_consumer_follows_the_new_id(two: Two) -> None:
+    """The groups of a consumer that was copied with its producer go on where they were."""
+    consumers = two.declare()
+    two.branches[1].send("b")
+    two.consume(consumers)
+    with two.branches[1].engine.begin() as connection:
+        old, new = renew(connection, two.settings.schema)
+    with two.head.begin() as connection:
+        assert follow(connection, two.settings.schema, old, new)
+        assert not follow(connection, two.settings.schema, old, new)
+    assert meet(two.connection, two.sources[1], two.settings.schema, "t").number == 1
+    two.consume(two_fresh(two))
+    assert two.ledger() == ["b"]
+
+
+def test_a_database_that_consumes_its_own_messages_keeps_its_offsets(engine: Engine, settings: Settings) -> None:
+    """`new-source` there changes both ends."""
+    make_ledger(engine)
+    app = Outbox(engine, settings=settings)
+    app.consumer("t", group="g")(record)
+    (consumer,) = [consumer_of(each, settings) for each in app.subscriptions["t", "g"].of_sources()]
+    with engine.connect() as connection:
+        consumer.start(connection, connection)
+        _, new = renew(connection, settings.schema)
+        connection.commit()
+        assert meet(connection, connection, settings.schema, "t")[:2] == (0, new)
+
+
+@pytest.mark.parametrize("names", [[], ["postgresql://h/a", "postgresql://h/a"]])
+def test_sources_are_named_each_once(engine: Engine, names: list[str]) -> None:
+    """None at all, or one twice, is refused where it is declared."""
+    with pytest.raises(InvalidHandler, match="names a producer's database, or several, each once"):
+        Outbox(engine).consumer("t", group="g", source=names)(record)
+
+
+def test_a_worker_serves_both(two: Two) -> None:
+    """All duties of a worker at both sources: consume, retry, prune, report."""
+    two.sink.consumer("t", group="g", source=[each.engine for each in two.branches], threads=2)(record)
+    for branch, name in zip(two.branches, "ab", strict=True):
+        branch.send(*(f"{name}{number}" for number in range(20)))
+    with Worker(two.sink):
+        wait_until(lambda: len(two.ledger()) == 40, "all took effect")
+    assert len(set(two.ledger())) == 40
