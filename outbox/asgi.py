@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.engines import connect, discard, engine_of
 from outbox.database.execute import execute
-from outbox.database.source import kept_of
+from outbox.database.source import feed_from
 from outbox.database.sql import read_only
 from outbox.delivery import sql
 from outbox.errors import InvalidSettings, SchemaError, TransactionRequired
@@ -233,12 +233,12 @@ class InboxStatusService:
         connection = connect(known[1])
         try:
             with connection.begin():
-                kept = kept_of(connection, schema, topic, source)
+                feed = feed_from(connection, schema, topic, source)
                 # In this order, each with a snapshot of its own: what the group had read past has its inbox row.
                 _, queues, statuses = execute(
                     connection,
                     read_only(_PATIENCE),
-                    sql.progress(schema, topic=kept, group=group),
+                    sql.progress(schema, topic=feed, group=group),
                     sql.statuses(schema, group=group, ids=list(ids)),
                 )
         finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from urllib.parse import quote, quote_plus
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -420,3 +420,22 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+#: Between a topic and the number of its source, in a feed. No topic has it in its name.
+_OF_SOURCE = "@"
+
+
+def feed_of(topic: str, number: int) -> str:
+    """Return the feed of a topic from the source of a number (`outbox.database.source`)."""
+    return f"{topic}{_OF_SOURCE}{number}" if number else topic
+
+
+def feed_among(numbers: Collection[tuple[int, UUID]], topic: str, source_id: UUID) -> str:
+    """Return the feed of a topic from a source, of those that a consumer has numbered; from another one, the next."""
+    return feed_of(topic, next((number for number, each in numbers if each == source_id), len(numbers)))
+
+
+def topic_of(feed: str) -> str:
+    """Return the topic of a feed."""
+    return feed.partition(_OF_SOURCE)[0]

@@ -23,14 +23,14 @@ from outbox.database import engines, migration
 from outbox.database.duty import PARTS
 from outbox.database.execute import execute
 from outbox.database.migration import chain
-from outbox.database.source import follow, identity, kept_as, renew
+from outbox.database.source import follow, identity, renew
 from outbox.database.source import sources as sources_of
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.health import grants
 from outbox.reader import environment, option, unknown_name, variable
 from outbox.settings import Settings
-from outbox.text import counted, described
+from outbox.text import counted, described, feed_of
 
 if TYPE_CHECKING:
     from outbox.message.topic import Topic
@@ -327,10 +327,10 @@ def sources(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> N
         met = execute(connection, sources_of(schema))[0] if installed.get("consumer") else []
     document = {
         "id": own[0] and str(own[0]),
-        "sources": [{"topic": kept_as(topic, number), "id": str(id_), "address": at} for topic, number, id_, at in met],
+        "sources": [{"topic": feed_of(topic, number), "id": str(id_), "address": at} for topic, number, id_, at in met],
     }
     rows = [("this database", own[0] or "no producer", own[1] or "")]
-    rows += [(kept_as(topic, number), id_, at or "") for topic, number, id_, at in met]
+    rows += [(feed_of(topic, number), id_, at or "") for topic, number, id_, at in met]
     print_as(output, document, table(("topic", "source", "address"), rows))
 
 

@@ -39,9 +39,10 @@ from uuid import UUID
 from outbox.compensate import sql
 from outbox.compensate.compensation import BUSY, Postponed
 from outbox.database.execute import Row, Statement, execute, read_source
-from outbox.database.source import kept_of, topic_of
+from outbox.database.source import feed_from
 from outbox.database.sql import GroupQueue, audit, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -71,11 +72,11 @@ class QuarantineOrder:
     former: tuple[UUID, ...] = ()
     source: UUID | None = None
 
-    def kept_by(self, connection: Connection, schema: str) -> Self:
+    def read_by(self, connection: Connection, schema: str) -> Self:
         """Return it with the name under which the consumers' database of a connection keeps its topic."""
         if self.source is None:
             return self
-        return replace(self, topic=kept_of(connection, schema, self.topic, self.source), source=None)
+        return replace(self, topic=feed_from(connection, schema, self.topic, self.source), source=None)
 
     @property
     def queues(self) -> list[int]:
@@ -135,7 +136,7 @@ def groups_in(rows: Iterable[tuple[str, int | None, int, int]]) -> list[GroupPro
 
 def consumed_by(connection: Connection, schema: str, order: QuarantineOrder) -> list[str]:
     """Return the groups of a database which have consumed the message, in a transaction of its own."""
-    order = order.kept_by(connection, schema)
+    order = order.read_by(connection, schema)
     with connection.begin():
         (rows,) = execute(connection, sql.inboxes(schema, order.topic, order.message_id))
     return [group for group, _, _, took_effect in rows if took_effect]
@@ -150,7 +151,7 @@ def quarantine(connection: Connection, schema: str, order: QuarantineOrder, *, a
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if another transaction has held it all the while.
         Postponed: a worker may be handling it outside of transactions.
     """
-    order = order.kept_by(connection, schema)
+    order = order.read_by(connection, schema)
     assert order.bulk_job_id is not None  # noqa: S101 - only the start of a group quarantines without an order
     with connection.begin() as transaction:
         _, rows = execute(connection, wait_at_most(PATIENCE), _reached(schema, order))
@@ -208,7 +209,7 @@ def release(
     Raises:
         sqlalchemy.exc.DBAPIError: with SQLSTATE 55P03 if the groups' queues are busy all the while.
     """
-    order = order.kept_by(connection, schema)
+    order = order.read_by(connection, schema)
     with connection.begin():
         _, rows = execute(connection, wait_at_most(RELEASE_PATIENCE), _reached(schema, order, group))
         names = [each.name for each in groups_in(rows)]
@@ -259,26 +260,26 @@ def _audits(schema: str, order: QuarantineOrder, action: str, by_group: Mapping[
     ]
 
 
-def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, kept: str) -> None:
+def quarantine_group(connection: Connection, source: Connection, schema: str, group: str, feed: str) -> None:
     """Quarantine compensated messages for a registered group; release those of compensations that will not be.
 
-    ``source`` is on the producer's database, and only read. ``kept`` is the name under which the group keeps its topic.
+    ``source`` is on the producer's database, and only read. ``feed`` is the name under which the group keeps its topic.
     """
-    ongoing, withdrawn = _compensations(source, schema, kept)
-    if ongoing and _quarantine(connection, schema, group, kept, ongoing):
+    ongoing, withdrawn = _compensations(source, schema, feed)
+    if ongoing and _quarantine(connection, schema, group, feed, ongoing):
         # One of them may have been withdrawn meanwhile, and its quarantines released, before ours was there.
-        _, withdrawn = _compensations(source, schema, kept)
+        _, withdrawn = _compensations(source, schema, feed)
     _release(connection, schema, group, withdrawn)
 
 
-def _compensations(source: Connection, schema: str, kept: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
+def _compensations(source: Connection, schema: str, feed: str) -> tuple[list[QuarantineOrder], list[QuarantineOrder]]:
     """Return the compensations of a topic that stand, and those that were begun and will not be."""
     ongoing: list[QuarantineOrder] = []
     withdrawn: list[QuarantineOrder] = []
-    (rows,) = read_source(source, sql.compensations(schema, topic=topic_of(kept)))
+    (rows,) = read_source(source, sql.compensations(schema, topic=topic_of(feed)))
     for message_id, bulk_job_id, stands, actor, reason, origin, queues, positions, former in rows:
         came, sends = json.loads(origin) if origin else None, tuple(zip(queues, positions, strict=True))
-        order = QuarantineOrder(message_id, kept, bulk_job_id, actor, reason, came, sends, tuple(former))
+        order = QuarantineOrder(message_id, feed, bulk_job_id, actor, reason, came, sends, tuple(former))
         (ongoing if stands else withdrawn).append(order)
     return ongoing, withdrawn
 

@@ -101,7 +101,7 @@ class QueueConsumer:
         self._subscription = subscription
         self._settings = settings
         self._gate = gate
-        self._queue = GroupQueue(settings.schema, subscription.group, subscription.kept, queue)
+        self._queue = GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
         self._ahead: deque[Entry] = deque()
         self._position = -1
         self._fresh = True
@@ -626,15 +626,15 @@ class Consumer:
     def waiting_queues(self, connection: Connection, source: Connection) -> list[WaitingQueue]:
         """Return the queues that have messages which the group may read now, or not what it has read there."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
-        heads, kept = sql.heads(schema, topic=topic), self.subscription.kept
+        heads, feed = sql.heads(schema, topic=topic), self.subscription.feed
         if source is connection and self._queues:
-            offset = sql.offsets(schema, group=group, topic=kept, queues=sorted(self._queues))
+            offset = sql.offsets(schema, group=group, topic=feed, queues=sorted(self._queues))
             _, rows, offsets = read_source(source, plan_by_index(), heads, offset)
         else:
             (_, rows), offsets = read_source(source, plan_by_index(), heads), []
         known = {row[0] for row in offsets}
         if unread := [row[0] for row in rows if row[0] not in known]:
-            offsets += read_source(connection, sql.offsets(schema, group=group, topic=kept, queues=unread))[0]
+            offsets += read_source(connection, sql.offsets(schema, group=group, topic=feed, queues=unread))[0]
         offset_of = {row[0]: row[1:] for row in offsets}
         reaches: dict[int, growth.Reach] = {}
         if rows and (growths := rows[0][-1]):

@@ -168,7 +168,7 @@ def release(connection: Connection, source: Connection, subscription: Subscripti
     Where a parked message takes its whole sequence with it, messages that wait for one are parked. A group that isn't
     ordered by key any more releases the messages that wait from the time when it was.
     """
-    of_group: dict[str, Any] = {"group": subscription.group, "topic": subscription.kept}
+    of_group: dict[str, Any] = {"group": subscription.group, "topic": subscription.feed}
     parked: list[Row] = []
     with begin(connection):
         execute(connection, plan_by_index(), _RELEASE_ALL(schema, **of_group))
@@ -201,7 +201,7 @@ def _tell_parked(subscription: Subscription, message_id: UUID, queue: int, posit
     emit(
         MessageParked(
             group=subscription.group,
-            topic=subscription.kept,
+            topic=subscription.feed,
             queue=queue,
             position=position,
             message_id=message_id,

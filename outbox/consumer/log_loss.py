@@ -25,9 +25,9 @@ from uuid import UUID
 from outbox.consumer import sql
 from outbox.database.at_commit import after_commit
 from outbox.database.execute import execute, read_log, read_source
-from outbox.database.source import topic_of
 from outbox.telemetry.events import LogWentBack
 from outbox.telemetry.hooks import emit
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

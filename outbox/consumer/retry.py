@@ -67,7 +67,7 @@ def holds_retries(connection: Connection, subscription: Subscription, schema: st
     if gate.shut(connection):
         return True
     if gate.limited:
-        due = sql.due(schema, group=subscription.group, topic=subscription.kept, ordered=subscription.blocks_queue)
+        due = sql.due(schema, group=subscription.group, topic=subscription.feed, ordered=subscription.blocks_queue)
         if not read_source(connection, due)[0]:
             return True
     return gate.admitted(connection) == 0
@@ -82,7 +82,7 @@ def retry_next(
     gate: Gate,
 ) -> Counts:
     """Retry the group's failed message that is due first; nothing if none is due."""
-    schema, group, topic = settings.schema, subscription.group, subscription.kept
+    schema, group, topic = settings.schema, subscription.group, subscription.feed
     start = sql.start_retry(schema, group=group, topic=topic, ordered=subscription.blocks_queue)
     with begin(connection):
         (due,) = execute(connection, start)

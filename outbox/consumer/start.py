@@ -15,12 +15,13 @@ from uuid import UUID
 from outbox.consumer import sql
 from outbox.database.execute import execute, lock_key, read_log
 from outbox.database.session import begin
-from outbox.database.source import kept_as, meet
+from outbox.database.source import meet
 from outbox.database.sql import take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Start, number_of
 from outbox.telemetry.events import SourceMoved
 from outbox.telemetry.hooks import emit
+from outbox.text import feed_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -81,7 +82,7 @@ def met(connection: Connection, source: Connection, subscription: Subscription, 
             before=str(found.before),
         )
         emit(moved)
-    return replace(subscription, kept=kept_as(subscription.topic, found.number))
+    return replace(subscription, feed=feed_of(subscription.topic, found.number))
 
 
 def start_group(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:
@@ -90,7 +91,7 @@ def start_group(connection: Connection, source: Connection, subscription: Subscr
     Raises:
         MessagesPruned: messages from behind the start were pruned, and the subscription says to stop then.
     """
-    pair = subscription.group, subscription.kept
+    pair = subscription.group, subscription.feed
     with begin(connection):
         # Two workers of a new group must not start it at two different positions.
         lock = take_lock(lock_key("group", schema, *pair))

@@ -93,7 +93,7 @@ class Subscription(CalledFunction):
     that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
     ``ordered=False`` says that they need not. ``source`` is
     the producer's database, or several of them; None: the same as the consumer's. Consumers read from one each
-    (`Subscription.of_sources`), and ``kept`` is the name under which what they keep of the topic has its source
+    (`Subscription.of_sources`), and ``feed`` is the name under which what they keep of the topic has its source
     (`outbox.database.source`). Of an internal topic, ``about`` is the topic that its
     notices are about. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
@@ -125,7 +125,7 @@ class Subscription(CalledFunction):
     rate: float | None = None
     breaker: Breaker | None = None
     source: Bind | Sequence[Bind] | None = field(default=None, repr=False)
-    kept: str = ""
+    feed: str = ""
     about: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False)
     takes: DeclaredCarrier = field(init=False)
@@ -160,7 +160,7 @@ class Subscription(CalledFunction):
             "headers": as_header_filter(self.headers),
             "rate": None if self.rate is None else rate_of(self.rate),
             "takes": self._declared(),
-            "kept": self.kept or self.topic,
+            "feed": self.feed or self.topic,
         }
         for name, value in read.items():
             object.__setattr__(self, name, value)
@@ -554,7 +554,7 @@ def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: Ba
     """Return the event that tells of one message settled so, because of an error or of the handler's answer."""
     facts: dict[str, Any] = {
         "group": subscription.group,
-        "topic": subscription.kept,
+        "topic": subscription.feed,
         "queue": queue,
         "position": row.position,
         "message_id": row.id,

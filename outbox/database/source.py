@@ -2,11 +2,12 @@
 
 Each producer's database has an id of its own, which the first migration draws. Dumps and replicas keep it, as they keep
 the messages; a copy that lives on beside its original is given a new one (`renew`). A consumer's database numbers the
-sources of each topic in the order in which its groups meet them, in ``message_source``. What it keeps of a topic, it
-keeps under a name that has the number: ``orders`` of the first source, ``orders@1`` of the next one. So the offsets,
-the inbox, the starts, the losses and the settled ranges of one topic name from two sources never mix, and of a single
-source nothing is longer than its topic. What holds a group back, its pause, rate and breaker, is kept under the topic
-alone: it holds for all sources.
+sources of each topic in the order in which its groups meet them, in ``message_source``.
+
+The topic of one source is a **feed**: ``orders`` is that of the first source, ``orders@1`` that of the next one. All
+that a consumer keeps of a topic, it keeps of a feed: offsets, the inbox, starts, losses, settled ranges. So one topic
+name from two sources never mixes, and of a single source nothing is longer than its topic. What holds a group back, its
+pause, rate and breaker, is kept of the topic: it holds for all sources.
 """
 
 from __future__ import annotations
@@ -20,25 +21,6 @@ from outbox.database.sql import take_lock
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-#: Between a topic and the number of its source. No topic has it in its name.
-_OF = "@"
-
-
-def kept_as(topic: str, number: int) -> str:
-    """Return the name under which a consumer's database keeps a topic of the source of a number."""
-    return f"{topic}{_OF}{number}" if number else topic
-
-
-def topic_of(kept: str) -> str:
-    """Return the topic that is kept under a name."""
-    return kept.partition(_OF)[0]
-
-
-def number_of_source(kept: str) -> int:
-    """Return the number of the source whose topic is kept under a name."""
-    return int(kept.partition(_OF)[2] or 0)
-
 
 # The server tells where it is: by which alias, pooler or proxy one came doesn't matter. A socket has no address.
 #: Read which source a producer's database is, and where it is; None on a standby. One row: ``(id, address)``.
@@ -56,7 +38,8 @@ _KNOWN = Template("SELECT number, address FROM {s}.message_source WHERE topic = 
 #: Read all sources. Rows: ``(topic, number, id, address)``.
 sources: Template = Template("SELECT topic, number, id, address FROM {s}.message_source ORDER BY 1, 2")
 
-_NUMBERS = Template("SELECT number, id FROM {s}.message_source WHERE topic = %s")
+#: Read the sources of a topic. Rows: ``(number, id)``.
+NUMBERS: Template = Template("SELECT number, id FROM {s}.message_source WHERE topic = %s")
 
 #: Number a source that is new for a topic, or note that it is elsewhere.
 _NOTE = Template("""
@@ -101,20 +84,19 @@ def meet(connection: Connection, source: Connection, schema: str, topic: str) ->
     return Source(number, id_, address, before)
 
 
-def kept_here(connection: Connection, source: Connection, schema: str, topic: str) -> str:
-    """Return the name under which the consumer's database of a connection keeps a topic of a source; writes nothing.
+def feed_here(connection: Connection, source: Connection, schema: str, topic: str) -> str:
+    """Return the feed that a consumer's database has of the topic of a source; writes nothing.
 
-    Of a source that it hasn't met, it is one under which it keeps nothing.
+    Of a source that it hasn't met, it is one of which it has nothing.
     """
     ((id_, _),) = read_source(source, identity(schema))[0]
-    return kept_of(connection, schema, topic, id_)
+    return feed_from(connection, schema, topic, id_)
 
 
-def kept_of(connection: Connection, schema: str, topic: str, source_id: UUID) -> str:
+def feed_from(connection: Connection, schema: str, topic: str, source_id: UUID) -> str:
     """Return the same by the id of the source."""
-    (rows,) = read_source(connection, _NUMBERS(schema, topic))
-    numbers = {id_: number for number, id_ in rows}
-    return kept_as(topic, numbers.get(source_id, len(numbers)))
+    (rows,) = read_source(connection, NUMBERS(schema, topic))
+    return feed_among(rows, topic, source_id)
 
 
 def renew(connection: Connection, schema: str) -> tuple[UUID, UUID]:

@@ -123,11 +123,11 @@ _BY_INDEX = {Status.WAITING: "order_key IS NOT NULL AND discarded_at IS NULL"}
 def open_rows(where: str) -> str:
     """Return the SQL of the ids of a group's open messages in a topic ``c``, each status by its index, with a tail.
 
-    It binds ``group`` and ``kept``, the name under which the group keeps the topic.
+    It binds ``group`` and ``feed``, the name under which the group keeps the topic.
     """
     return " UNION ALL ".join(
         f"""(SELECT c.message_id FROM {{s}}.consumer_message c
-         WHERE consumer_group = %(group)s AND topic = %(kept)s AND status = '{each}'
+         WHERE consumer_group = %(group)s AND topic = %(feed)s AND status = '{each}'
            AND {_BY_INDEX.get(each, "true")} AND {where})"""
         for each in Status
         if each.open

@@ -506,7 +506,8 @@ DUTIES = (
         SELECT INSERT UPDATE ON bulk_job
         SELECT(target action result) ON audit
         consumer: worker
-        SELECT ON message_source consumer_message consumer_offset consumer_start consumer_passage reread_message log_loss
+        SELECT ON consumer_message consumer_offset consumer_start consumer_passage reread_message log_loss
+        SELECT ON message_source
         """,
         role="confirm",
         tasks=_tasks,

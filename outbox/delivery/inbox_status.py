@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.dialect import url_of
 from outbox.database.engines import address_of, connect, discard, engine_of
 from outbox.database.execute import Statement, execute, read_source
-from outbox.database.source import identity, kept_of
+from outbox.database.source import feed_from, identity
 from outbox.delivery import sql
 from outbox.errors import SchemaError
 from outbox.message.model import Status
@@ -89,7 +89,7 @@ class DatabaseInbox:
 
     def progress(self) -> list[QueueProgress]:
         """Read it in the database."""
-        rows = self._read(lambda here: sql.progress(self._schema, group=self._group, topic=self._kept(here)))
+        rows = self._read(lambda here: sql.progress(self._schema, group=self._group, topic=self._feed(here)))
         return [
             QueueProgress(queue, start, position, tuple(zip(afters, ends, strict=True)))
             for queue, start, position, afters, ends in rows
@@ -106,9 +106,9 @@ class DatabaseInbox:
         if connection is not None and connection is not self._own:
             discard(connection)
 
-    def _kept(self, connection: Connection) -> str:
-        """Return the name under which the group keeps the topic of this producer."""
-        return kept_of(connection, self._schema, self._topic, self._source)
+    def _feed(self, connection: Connection) -> str:
+        """Return the feed that the group has of this producer's topic."""
+        return feed_from(connection, self._schema, self._topic, self._source)
 
     def _read(self, statement: Callable[[Connection], Statement]) -> list[Any]:
         try:

@@ -27,7 +27,6 @@ from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, un
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
-from outbox.database.source import topic_of
 from outbox.database.sql import GROUP_QUEUES, NOW, GroupQueue, take_lock
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.limits import STARTS, is_start, start_from_text
@@ -39,7 +38,7 @@ from outbox.operator.health.overview import GroupLag, HealthViews
 from outbox.operator.health.workers import merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
-from outbox.text import counted
+from outbox.text import counted, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -93,7 +92,7 @@ SELECT consumer_group, split_part(topic, '@', 1), count(DISTINCT (topic, passage
 """)
 
 #: Read under which names a group keeps what it has read of a topic. Rows: ``(name,)``.
-_KEPT = Template(f"""{GROUP_QUEUES}
+_FEEDS = Template(f"""{GROUP_QUEUES}
 SELECT DISTINCT topic FROM place WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s
 """)
 
@@ -250,13 +249,13 @@ class _Plan:
     source: Database
     group: str
     topic: str
-    kept: str
+    feed: str
     starts: Sequence[StartPosition]
 
     @property
     def pair(self) -> dict[str, str]:
         """The group and its topic, as it keeps it, as values of statements."""
-        return {"group": self.group, "topic": self.kept}
+        return {"group": self.group, "topic": self.feed}
 
     @property
     def name(self) -> str:
@@ -404,8 +403,8 @@ class Groups(HealthViews):
                 "its consumer out of the application first"
             )
         with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
-            for kept in sorted({topic, *(kept for (kept,) in execute(connection, _KEPT(consumer.schema, **pair))[0])}):
-                _lock_group(connection, consumer.schema, group, kept)
+            for feed in sorted({topic, *(feed for (feed,) in execute(connection, _FEEDS(consumer.schema, **pair))[0])}):
+                _lock_group(connection, consumer.schema, group, feed)
             forget = [each(consumer.schema, **pair) for each in _FORGET_GROUP]
             target = f"{group}/{topic}"
             record = record_of(consumer.schema, DELETE_GROUP.name, actor, why, target, contents.inbox)
@@ -446,12 +445,12 @@ class Groups(HealthViews):
                     having[each.name] = identity_of(connection, each)
         with consumer.read_only() as connection:
             met = met_in(connection, consumer)
-            reached = {kept for kept, *_ in execute(connection, _KEPT(consumer.schema, group=group, topic=topic))[0]}
-        found = {kept: source_of(consumer.name, kept, met, having) for kept in sorted(reached) or [topic]}
-        known = {source: kept for kept, source in found.items() if source is not None}
+            reached = {feed for feed, *_ in execute(connection, _FEEDS(consumer.schema, group=group, topic=topic))[0]}
+        found = {feed: source_of(consumer.name, feed, met, having) for feed in sorted(reached) or [topic]}
+        known = {source: feed for feed, source in found.items() if source is not None}
         if len(known) == 1 and (len(found) == 1 or name is not None):
-            ((source, kept),) = known.items()
-            return self.databases[source], kept
+            ((source, feed),) = known.items()
+            return self.databases[source], feed
         if having:
             raise InvalidRequest(
                 f"several databases have topic {topic!r}, and it isn't known from which one of them group {group!r} "
@@ -468,12 +467,12 @@ class Groups(HealthViews):
     ) -> _Plan:
         start = _start_of(to)
         consumer = self._consumer_of(group, topic, database)
-        producer, kept = self._source_of(consumer, group, topic, source)
+        producer, feed = self._source_of(consumer, group, topic, source)
         with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
                 start = execute(connection, NOW)[0][0][0] - start
             starts = start_positions(None, connection, producer.schema, topic, start)
-        return _Plan(act, consumer, producer, group, topic, kept, starts)
+        return _Plan(act, consumer, producer, group, topic, feed, starts)
 
     def _preview(self, plan: _Plan) -> GroupMove:
         CALLER.get().search()
@@ -495,7 +494,7 @@ class Groups(HealthViews):
             )
         with unless_locked(partial(busy, plan.name)), plan.consumer.acting() as connection:
             queues = [start.queue for start in plan.starts]
-            moves = plan.moves(_lock_group(connection, schema, plan.group, plan.kept, queues))
+            moves = plan.moves(_lock_group(connection, schema, plan.group, plan.feed, queues))
             if not moves:
                 where = "behind" if act is RESET_GROUP else "ahead of"
                 raise ActRefused(f"{what} is {where} that already, in all queues")
@@ -509,7 +508,7 @@ class Groups(HealthViews):
             passage, messages = rows[0][0], sum(move.messages for _, move in moves)
             by_queue = {move.queue: [move.former, move.position] for _, move in moves}
             result = {"passage": passage, "messages": messages, "missing": preview.missing, "queues": by_queue}
-            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.kept}", result))
+            execute(connection, record_of(schema, act.name, actor, why, f"{plan.group}/{plan.feed}", result))
         does = "reads up to {} again" if act is RESET_GROUP else "leaves {} out"
         return f"{what} {does.format(counted(messages, 'message'))} (passage {passage})"
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.database.source import identity, kept_as, sources
+from outbox.database.source import identity, sources
+from outbox.text import feed_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -37,16 +38,16 @@ def identity_of(connection: Connection, producer: Database) -> SourceIdentity:
 def met_in(connection: Connection, consumer: Database) -> Met:
     """Return the sources that a consumer's database has met."""
     (rows,) = execute(connection, sources(consumer.schema))
-    return {kept_as(topic, number): SourceIdentity(id_, address) for topic, number, id_, address in rows}
+    return {feed_of(topic, number): SourceIdentity(id_, address) for topic, number, id_, address in rows}
 
 
-def source_of(consumer: str, kept: str, met: Met, having: Mapping[str, SourceIdentity]) -> str | None:
+def source_of(consumer: str, feed: str, met: Met, having: Mapping[str, SourceIdentity]) -> str | None:
     """Return the name of the database that a consumer's reads a topic from, which it keeps under a name.
 
     ``having`` are the databases that have the topic. Where no group has met its source yet, it is the consumer's own,
     or the only one. None: it can't be told.
     """
-    known = met.get(kept)
+    known = met.get(feed)
     fitting = [name for name, each in having.items() if known is None or each.id == known.id]
     if known is not None and len(fitting) > 1:
         fitting = [name for name in fitting if having[name].address == known.address] or fitting

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, by_size, execute
-from outbox.database.source import topic_of
 from outbox.database.sql import NOW
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.prune import sql
@@ -36,6 +35,7 @@ from outbox.prune.segments import (
     shortly,
 )
 from outbox.prune.segments_sql import of_segment
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

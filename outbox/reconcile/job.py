@@ -287,13 +287,12 @@ class Pair:
     headers: Collection[str] | None = option(
         None, "The group takes only messages with one of these values of each header, as name=value."
     )
-    #: The name under which the group keeps the topic of this producer (`outbox.database.source`).
-    kept: str = field(init=False, compare=False, repr=False)
+    feed: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.group)
-        object.__setattr__(self, "kept", self.topic)
+        object.__setattr__(self, "feed", self.topic)
         if wrong := [text for text in self.headers or () if "=" not in text]:
             raise InvalidSettings(f"{self}: a filter on headers names their values: {wrong[0]!r} must be 'name=value'")
         for name, texts in (("tags", self.tags), ("keys", self.keys), ("headers", self.headers)):
@@ -305,10 +304,10 @@ class Pair:
         """Topic and group."""
         return self.topic, self.group
 
-    def kept_as(self, name: str) -> Pair:
-        """Return it with the name under which the group keeps the topic of this producer."""
+    def from_feed(self, feed: str) -> Pair:
+        """Return it with the feed that the group has of this producer's topic (`outbox.database.source`)."""
         pair = replace(self)
-        object.__setattr__(pair, "kept", name)
+        object.__setattr__(pair, "feed", feed)
         return pair
 
     def __str__(self) -> str:
@@ -529,7 +528,7 @@ class Job:
     @property
     def names(self) -> tuple[tuple[str, str], ...]:
         """The topic, as its group keeps it, and the group of each pair."""
-        return tuple((pair.kept, pair.group) for pair in self.pairs)
+        return tuple((pair.feed, pair.group) for pair in self.pairs)
 
     @property
     def recorder(self) -> Access:

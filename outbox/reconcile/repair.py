@@ -460,7 +460,7 @@ def sync_status(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             sends[half_id].append((queue, position))
     schema, pair = work.job.consumer.schema, work.pair
     with transaction(work.consumer) as connection:
-        group = take_lock(lock_key("group", schema, pair.group, pair.kept))
+        group = take_lock(lock_key("group", schema, pair.group, pair.feed))
         reached: dict[int, int] = dict(execute(connection, group, positions(schema, pair)[0])[1])
         # Counted after the locks: an effect that came before them counts.
         effects = functools.cache(lambda: work.effects(connection, left))
@@ -526,7 +526,7 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
     why = f"quarantined by {work.reason(chosen[0].outcome)}" if chosen and truth is Status.QUARANTINED else None
     # Queue and position are 0 where there is no message.
     rows = {
-        "topic": work.pair.kept,
+        "topic": work.pair.feed,
         "status": truth.value,
         "why": why,
         "attempts": 1 if truth is Status.CONSUMED else 0,

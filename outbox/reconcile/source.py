@@ -34,13 +34,13 @@ from outbox.database.execute import (
     kind_of,
     sqlstate,
 )
-from outbox.database.source import identity, kept_of
+from outbox.database.source import NUMBERS, identity
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
 from outbox.reconcile import sql
 from outbox.reconcile.job import MAX_TIME, Access, Job, Pair, Part, Range, described, hidden, id_at
 from outbox.reconcile.rows import SCHEMAS, fixed_ids, within_calendar
-from outbox.text import class_name, summary_of
+from outbox.text import class_name, feed_among, summary_of
 
 T = TypeVar("T")
 
@@ -290,9 +290,11 @@ def located(job: Job) -> Job:
         return job
     with connected(job.producer) as connection:
         ((source, _),) = execute(connection, identity(job.producer.schema))[0]
+    topics = dict.fromkeys(pair.topic for pair in job.pairs)
     with connected(job.consumer) as connection:
-        kept = {pair.topic: kept_of(connection, job.consumer.schema, pair.topic, source) for pair in job.pairs}
-    return replace(job, pairs=tuple(pair.kept_as(kept[pair.topic]) for pair in job.pairs))
+        known = execute(connection, *(NUMBERS(job.consumer.schema, topic) for topic in topics))
+    feeds = {topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)}
+    return replace(job, pairs=tuple(pair.from_feed(feeds[pair.topic]) for pair in job.pairs))
 
 
 @contextmanager

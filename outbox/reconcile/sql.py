@@ -61,7 +61,7 @@ SELECT c.message_id AS id,
        c.attempts, c.received_at, c.changed_at, c.body_digest AS digest,
        c.status = 'expired' OR c.status = 'consumed' AND c.last_error IS NOT NULL AS skipped
   FROM {{s}}.consumer_message c
- WHERE c.consumer_group = %(group)s AND c.topic = %(kept)s AND {{c.message_id}}
+ WHERE c.consumer_group = %(group)s AND c.topic = %(feed)s AND {{c.message_id}}
 """
 
 _CONSUMER = f"SELECT i.*, (-1)::int8 AS effects FROM ({_INBOX}) i"
@@ -129,7 +129,7 @@ SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.la
                                                AND c.changed_at <= statement_timestamp()),
        {mix}({two}), {mix}({one})
   FROM {s}.consumer_message c
- WHERE c.consumer_group = %(group)s AND c.topic = %(kept)s AND {c.message_id} GROUP BY 1
+ WHERE c.consumer_group = %(group)s AND c.topic = %(feed)s AND {c.message_id} GROUP BY 1
 """
 
 _EFFECTS = "SELECT {bucket}, count(*), {mix}({one}) FROM {table} b WHERE {b.{column}} GROUP BY 1"
@@ -319,7 +319,7 @@ def limits(seconds: float) -> Statement:
 
 def values_of(pair: Pair) -> dict[str, object]:
     """Return what the statements bind of a pair."""
-    return {"topic": pair.topic, "kept": pair.kept, "group": pair.group, **filter_of(pair)}
+    return {"topic": pair.topic, "feed": pair.feed, "group": pair.group, **filter_of(pair)}
 
 
 def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statement:
@@ -387,7 +387,7 @@ def positions(schema: str, pair: Pair) -> list[Statement]:
 
     Rows of the first two: ``(queue, position)``, of the fourth: ``(queue, after, up to)``, of the others: ``(id,)``.
     """
-    names = {"group": pair.group, "topic": pair.kept, "kept": pair.kept}
+    names = {"group": pair.group, "topic": pair.feed, "feed": pair.feed}
     tables = [statement(schema, _POSITIONS, names, table=table) for table in ("consumer_offset", "consumer_start")]
     return [*tables, *(statement(schema, each, names) for each in (_LOST, _SKIPPED, _AGAIN))]
 

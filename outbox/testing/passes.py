@@ -183,7 +183,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
             consumer = consumer_of(subscription, outbox.settings, context)
             consumer.start(connection, source)
             if not inside:
-                quarantine_group(connection, source, schema, subscription.group, consumer.subscription.kept)
+                quarantine_group(connection, source, schema, subscription.group, consumer.subscription.feed)
             try:
                 while step := consumer.consume_once(connection, source):
                     counts += step

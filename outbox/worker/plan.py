@@ -203,7 +203,7 @@ class Plan:
             self._listen(self._own)
 
     def _find_retries(self, connection: Connection, *_: object) -> Counts:
-        names = [(consumer.subscription.group, consumer.subscription.kept) for consumer, _ in self._retrying]
+        names = [(consumer.subscription.group, consumer.subscription.feed) for consumer, _ in self._retrying]
         wakes = dict(zip(names, (wake for _, wake in self._retrying), strict=True))
         return wake_retries(connection, self.settings.schema, wakes)
 
@@ -253,20 +253,20 @@ class Plan:
 
         def start_group(connection: Connection, producer: Connection) -> Counts:
             first.start(connection, producer)
-            kept = first.subscription.kept
-            if (other := met.setdefault(kept, source.address)) != source.address:
+            feed = first.subscription.feed
+            if (other := met.setdefault(feed, source.address)) != source.address:
                 raise InvalidSettings(
                     f"group {group!r} reads topic {topic!r} from {other} and from {source.address}, which have one id: "
                     "one is a copy of the other; give it an id of its own by outbox db new-source"
                 )
             for each in consumers:
                 each.subscription = first.subscription
-            quarantine_group(connection, producer, settings.schema, group, kept)
+            quarantine_group(connection, producer, settings.schema, group, feed)
             return Counts()
 
         def prune(connection: Connection, producer: Connection, stopping: Callable[[], bool]) -> Counts:
-            kept = first.subscription.kept
-            return prune_consumer_once(connection, producer, settings, group, kept, stopping=stopping)
+            feed = first.subscription.feed
+            return prune_consumer_once(connection, producer, settings, group, feed, stopping=stopping)
 
         self.starts.append(partial(lane.runner.run, start_group))
         if "consume" in self._roles:

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from outbox import Breaker, Outbox, Settings
-from outbox.embedded import ServerLike
-from outbox.errors import InvalidHandler, InvalidSettings
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.source import follow, meet, renew
+from outbox.embedded import ServerLike
+from outbox.errors import InvalidHandler, InvalidSettings
 from outbox.operator.databases import Database, Databases
 from outbox.operator.operator import Operator
 from outbox.prune.prune_pass import prune_consumer_once
@@ -126,7 +126,7 @@ def test_a_new_worker_finds_the_sources_in_another_order(two: Two) -> None:
     consumers = two.declare()
     two.branches[0].send("b2")
     two.consume(consumers)
-    assert [each.subscription.kept for each in consumers] == ["t@1", "t"]
+    assert [each.subscription.feed for each in consumers] == ["t@1", "t"]
     assert sorted(two.ledger()) == ["a", "b", "b2"]
 
 
@@ -220,7 +220,9 @@ def test_lag_and_groups_of_both_sources(two: Two) -> None:
     operator = two.operator()
     (row,) = operator.groups()
     assert (row.topic, row.group, row.lag) == ("t", "g", 3)
-    lags = {topic.database: [(group.topic, group.lag) for group in topic.groups] for topic in operator.overview().topics}
+    lags = {
+        topic.database: [(group.topic, group.lag) for group in topic.groups] for topic in operator.overview().topics
+    }
     assert lags == {"a": [("t", 2)], "b": [("t@1", 1)]}
 
 
@@ -234,7 +236,7 @@ def test_prune_asks_each_source_what_it_still_has(two: Two) -> None:
         for table, column in (("message", "half_id"), ("op_message", "half_id"), ("half_message", "id")):
             connection.execute(text(f"DELETE FROM outbox.{table} WHERE {column} = :id"), {"id": a})
     for consumer, source in zip(consumers, two.sources, strict=True):
-        prune_consumer_once(two.connection, source, two.settings, "g", consumer.subscription.kept)
+        prune_consumer_once(two.connection, source, two.settings, "g", consumer.subscription.feed)
     assert two.rows("SELECT message_id FROM outbox.consumer_message") == [b]
 
 

@@ -48,10 +48,10 @@ _SUCCEEDED = """
     SELECT FROM (
         SELECT o.message_id
           FROM unnest(%(queues)s::int[]) q
-         CROSS JOIN (SELECT concat(%(topic)s::text, '@' || nullif(number, 0)) AS kept FROM {s}.message_source
+         CROSS JOIN (SELECT concat(%(topic)s::text, '@' || nullif(number, 0)) AS feed FROM {s}.message_source
                       WHERE topic = %(topic)s) s
          CROSS JOIN LATERAL (SELECT message_id FROM {s}.consumer_offset o
-                              WHERE o.consumer_group = %(group)s AND o.topic = s.kept AND o.queue = q
+                              WHERE o.consumer_group = %(group)s AND o.topic = s.feed AND o.queue = q
                               ORDER BY position DESC, starts DESC LIMIT %(failures)s) o
          UNION ALL
         (SELECT h.message_id FROM {s}.attempt_history h

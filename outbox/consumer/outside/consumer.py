@@ -240,7 +240,7 @@ class OutsideConsumer(Consumer):
         calls, results = queue.in_flight, len(queue.running) - len(queue.in_flight)
         self._calls.give_up(calls)
         if calls or results:
-            group, topic = self.subscription.group, self.subscription.kept
+            group, topic = self.subscription.group, self.subscription.feed
             emit(LeaseLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
 
     def _lease(
@@ -361,7 +361,7 @@ class OutsideConsumer(Consumer):
         due_rows = sql.due(
             self._settings.schema,
             group=subscription.group,
-            topic=subscription.kept,
+            topic=subscription.feed,
             ordered=subscription.blocks_queue,
             running=running,
             limit=limit,

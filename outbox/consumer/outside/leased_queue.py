@@ -91,10 +91,10 @@ class LeasedQueue:
     ) -> None:
         self._subscription = subscription
         self._settings = settings
-        self._queue = GroupQueue(settings.schema, subscription.group, subscription.kept, queue)
+        self._queue = GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
         self._reader = reader
         self._gate = gate
-        self._names = {"group": subscription.group, "topic": subscription.kept, "queue": queue}
+        self._names = {"group": subscription.group, "topic": subscription.feed, "queue": queue}
         self._term = 0
         self._ends = 0.0
         # The offset, and up to where the queue was read: positions, and the ids of the messages there.

@@ -19,14 +19,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
-from outbox.database.source import topic_of
 from outbox.errors import SchemaError
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, rules, sql, stats, workers
 from outbox.operator.health.rules import Diagnosis, Severity, Subject
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
-from outbox.text import class_name, message_of
+from outbox.text import class_name, message_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -202,7 +201,7 @@ def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
             if each.identity is not None:
                 producers[topic.topic][name] = each.identity
 
-    return lambda database, kept: source_of(database, kept, reached[database].met, producers[topic_of(kept)])
+    return lambda database, feed: source_of(database, feed, reached[database].met, producers[topic_of(feed)])
 
 
 def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> list[TopicLag]:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.source import identity, kept_as, sources, topic_of
+from outbox.database.source import identity, sources
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status, behind, number_of
 from outbox.operator.health import sql
 from outbox.operator.health.rules import IN_ORDER, LIMIT, Thresholds
+from outbox.text import feed_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -254,7 +255,7 @@ def undispatched(connection: Connection, schema: str, *, each: bool = False) -> 
 def _elsewhere(connection: Connection, schema: str) -> Collection[str]:
     """Return the names under which groups keep topics of other databases than this one, which sends as well."""
     ((own, _),), rows = execute(connection, identity(schema), sources(schema))
-    return {kept_as(topic, number) for topic, number, id_, _ in rows if id_ != own}
+    return {feed_of(topic, number) for topic, number, id_, _ in rows if id_ != own}
 
 
 def _add_lags(

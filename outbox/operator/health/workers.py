@@ -18,13 +18,13 @@ from outbox.acts.changes import Actor, checked_actor, record_of
 from outbox.acts.whole_acts import END
 from outbox.consumer.meter import percentile
 from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
-from outbox.database.source import topic_of
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
 from outbox.operator.health.sql import WORKERS
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -18,7 +18,7 @@ from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
-from outbox.database.source import identity, kept_of, topic_of
+from outbox.database.source import feed_from, identity
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
@@ -31,6 +31,7 @@ from outbox.operator.look.lists import RETRIED, ActedMessage, audit_row, audit_t
 from outbox.operator.look.message_sql import LARGEST_BODY, PRODUCER_SIDE
 from outbox.operator.look.redactor import Body, Redactor
 from outbox.operator.model import ActFates, AuditFilter, Event, FailedAttempt, InboxRow, MessageRecord, MessageView
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -179,7 +180,7 @@ def _groups_without_row(
     at = {name: found.sends[0][name] for name in ("queue", "position")}
     topic = found.half["topic"]
     if found.source is not None:
-        topic = kept_of(connection, database.schema, topic, found.source)
+        topic = feed_from(connection, database.schema, topic, found.source)
     unknown = [None] * 6
     return [
         InboxRow(database.name, group, found.id, topic, None, None, status, *unknown)

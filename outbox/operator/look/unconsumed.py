@@ -18,7 +18,6 @@ from uuid import UUID
 
 from outbox.acts.changes import MessageStatus
 from outbox.database.execute import Row, execute
-from outbox.database.source import topic_of
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status
 from outbox.operator.databases import read_each
@@ -30,6 +29,7 @@ from outbox.operator.look.message_sql import UnreadQueue
 from outbox.operator.look.paging import After, Part, SortOrder, merged_parts, numbered
 from outbox.operator.model import MessageFilter, MessageRow, Page, PageRequest
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -76,24 +76,24 @@ class _Producer:
 class _QueuePart:
     """A queue that a group reads: the databases of the group and of the producer, and the group's offset.
 
-    ``kept`` is the name under which the group keeps the topic.
+    ``feed`` is the name under which the group keeps the topic.
     """
 
     consumer: str
     producer: str
-    kept: str
+    feed: str
     queue: int
     offset: int
 
     @property
     def name(self) -> str:
         """The name of this part of the list."""
-        return json.dumps([self.consumer, self.producer, self.kept, self.queue])
+        return json.dumps([self.consumer, self.producer, self.feed, self.queue])
 
     @property
     def topic(self) -> str:
         """The topic of the producer."""
-        return topic_of(self.kept)
+        return topic_of(self.feed)
 
 
 def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest) -> Page[MessageRow]:
@@ -142,25 +142,25 @@ class _Search:
                 field="group",
             )
         self.sources = {
-            (name, kept): self._source(name, kept, queues, state.met)
+            (name, feed): self._source(name, feed, queues, state.met)
             for name, state in known.items()
-            for kept in state.offsets
+            for feed in state.offsets
         }
         self.queue_parts = {
             part.name: part
             for name, state in known.items()
-            for kept, offsets in state.offsets.items()
-            if (producer := self._chosen(name, kept)) is not None
-            for queue in range(queues[producer].topics[topic_of(kept)])
-            for part in [_QueuePart(name, producer, kept, queue, offsets.get(queue, 0))]
+            for feed, offsets in state.offsets.items()
+            if (producer := self._chosen(name, feed)) is not None
+            for queue in range(queues[producer].topics[topic_of(feed)])
+            for part in [_QueuePart(name, producer, feed, queue, offsets.get(queue, 0))]
         }
         self.topics: defaultdict[str, set[str]] = defaultdict(set)
         for part in self.queue_parts.values():
             self.topics[json.dumps([part.producer])].add(part.topic)
         self.parts = [*self.topics, *self.queue_parts]
         for name, state in known.items():
-            kepts = state.offsets if self.criteria.topic else [None]
-            self.parts += (json.dumps([name, status, kept]) for kept in kepts for status in _UNFINISHED)
+            feeds = state.offsets if self.criteria.topic else [None]
+            self.parts += (json.dumps([name, status, feed]) for feed in feeds for status in _UNFINISHED)
 
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -169,11 +169,11 @@ class _Search:
                 offsets[topic][queue] = position
         return _GroupState(offsets, met_in(connection, database))
 
-    def _source(self, consumer: str, kept: str, queues: Mapping[str, _Producer], met: Met) -> str | None:
+    def _source(self, consumer: str, feed: str, queues: Mapping[str, _Producer], met: Met) -> str | None:
         """Return the producer's database; None where it may be one that can't be read."""
-        topic = topic_of(kept)
+        topic = topic_of(feed)
         having = {name: each.identity for name, each in queues.items() if topic in each.topics}
-        source = source_of(consumer, kept, met, having)
+        source = source_of(consumer, feed, met, having)
         if source is None and self.criteria.database in having:
             return self.criteria.database
         if source is None and having:
@@ -190,9 +190,9 @@ class _Search:
             )
         return source
 
-    def _chosen(self, consumer: str, kept: str) -> str | None:
+    def _chosen(self, consumer: str, feed: str) -> str | None:
         """Return the producer's database of a topic as it is kept, if the filter is about it, too."""
-        source = self.sources.get((consumer, kept))
+        source = self.sources.get((consumer, feed))
         return source if self.criteria.database in {None, source} else None
 
     def read(self, after: Mapping[str, After], limit: int) -> dict[str, Part[_Found]]:
@@ -274,8 +274,8 @@ class _Search:
 
     def _unfinished(self, name: str, after: After, limit: int) -> Part[_Found]:
         """Read on in what the group has failed and will retry, or in what waits for that."""
-        consumer, status, kept = json.loads(name)
-        query = InboxQuery(status=(Status(status),), group=self.group, topic=kept)
+        consumer, status, feed = json.loads(name)
+        query = InboxQuery(status=(Status(status),), group=self.group, topic=feed)
         below = (after[1], self.group) if after else None
 
         def list_failed(connection: Connection, database: Database) -> list[Row]:

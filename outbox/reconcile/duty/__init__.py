@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.database.duty import BULK, COUNTED_CONSUMER, PARTS, Duty, Post, Task, whole
-from outbox.database.source import kept_here
+from outbox.database.source import feed_here
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once, prune_runs_once
 
@@ -43,8 +43,8 @@ def _prune(
     from outbox.reconcile.record.requests import TOPIC  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.record.timetable import FLEET  # noqa: PLC0415 - what few workers do
 
-    kept = kept_here(connection, source, settings.schema, TOPIC)
-    counts = prune_consumer_once(connection, source, settings, name, kept, stopping=stopping)
+    feed = feed_here(connection, source, settings.schema, TOPIC)
+    counts = prune_consumer_once(connection, source, settings, name, feed, stopping=stopping)
     return counts + prune_runs_once(connection, settings, *FLEET, stopping=stopping)
 
 

@@ -60,7 +60,7 @@ class Following:
         self._progress = Stoppable(stopping)
         self._followers: list[Follower] = []
         self._due_at = time.monotonic()
-        self._kept: dict[str, str] = {}
+        self._feeds: dict[str, str] = {}
         job = self.work_at(SOME_TIME)
         try:
             check_followed(job)
@@ -79,7 +79,7 @@ class Following:
         from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
 
         job = located(self.work_at(SOME_TIME))
-        self._kept, self.pairs = {pair.topic: pair.kept for pair in job.pairs}, list(job.names)
+        self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
 
     def wait(self) -> float:
         """Return after how many seconds to look again whether a pass is due."""
@@ -111,7 +111,7 @@ class Following:
             job = job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self.declared.refused(str(error)) from None
-        pairs = tuple(pair.kept_as(self._kept.get(pair.topic, pair.topic)) for pair in job.pairs)
+        pairs = tuple(pair.from_feed(self._feeds.get(pair.topic, pair.topic)) for pair in job.pairs)
         return replace(job, pairs=pairs)
 
     def end(self) -> None:

@@ -278,7 +278,7 @@ class JobReconciler(Reconciler["Job"]):
         self, declared: Reconciliation, values: Values, own: Access, stopping: threading.Event, *, beside: int = 0
     ) -> None:
         self._declared, self._values = declared, values
-        self._beside, self._kept = beside, dict[str, str]()
+        self._beside, self._feeds = beside, dict[str, str]()
         # Refused now rather than at night.
         job = self.work_at(SOME_TIME)
         super().__init__(declared, own, stopping, name=name_of(declared, job), pairs=job.names)
@@ -289,7 +289,7 @@ class JobReconciler(Reconciler["Job"]):
             job = job_of(self._values, lambda _: now)
         except InvalidSettings as error:
             raise self._declared.refused(str(error)) from None
-        pairs = tuple(pair.kept_as(self._kept.get(pair.topic, pair.topic)) for pair in job.pairs)
+        pairs = tuple(pair.from_feed(self._feeds.get(pair.topic, pair.topic)) for pair in job.pairs)
         return replace(job, pairs=pairs)
 
     def locate(self) -> None:
@@ -300,9 +300,9 @@ class JobReconciler(Reconciler["Job"]):
         """
         from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
 
-        if self._beside and not self._kept:
+        if self._beside and not self._feeds:
             job = located(self.work_at(SOME_TIME))
-            self._kept, self.pairs = {pair.topic: pair.kept for pair in job.pairs}, list(job.names)
+            self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)

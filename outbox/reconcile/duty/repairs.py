@@ -71,7 +71,7 @@ class Repairs:
         if (names := tuple(runs[0])) not in self._having:
             return None
         job: Job = replace(self._having[names].work_at(now), actor=ordered.actor)
-        (pair,) = (pair for pair in job.pairs if (pair.kept, pair.group) == names)
+        (pair,) = (pair for pair in job.pairs if (pair.feed, pair.group) == names)
         return partial(_repair, ordered, job, pair)
 
 

@@ -21,7 +21,7 @@ from outbox.reconcile.measure import Sums
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 #: What a ``[[compare]]`` says of its pairs, as a ``[[pair]]`` of a job does.
-_FILTERS = frozenset(each.name for each in fields(Pair)) - {"topic", "group", "kept"}
+_FILTERS = frozenset(each.name for each in fields(Pair)) - {"topic", "group", "feed"}
 #: What of a job the fleet itself says, and its ``[job]`` can't.
 _OF_FLEET = ("producer", "consumer", "pair", "pairs", "measure", "measures")
 

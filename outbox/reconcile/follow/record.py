@@ -167,7 +167,7 @@ class FollowerRecord:
 
     def begin(self, connection: Connection, state: Mapping[str, Any]) -> None:
         """Write the first run, unless there is one."""
-        key = lock_key("follow", self.job.recorder.schema, self.schedule, self.pair.kept, self.pair.group)
+        key = lock_key("follow", self.job.recorder.schema, self.schedule, self.pair.feed, self.pair.group)
         with connection.begin():
             ((taken, *_),) = execute(connection, try_lock(key))[0]
             # By a statement that sees what earlier holders of the lock have committed.
@@ -222,7 +222,7 @@ class FollowerRecord:
             return new
 
     def _statement(self, template: str, **values: object) -> Statement:
-        named = {"topic": self.pair.kept, "group": self.pair.group, "schedule": self.schedule}
+        named = {"topic": self.pair.feed, "group": self.pair.group, "schedule": self.schedule}
         return statement(self.job.recorder.schema, template, named | values)
 
 

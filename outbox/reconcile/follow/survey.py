@@ -150,7 +150,7 @@ class LogSurveyor:
     def _unsaid(self, rules: Rules) -> list[UUID]:
         """Return what the log doesn't tell of, and wasn't read so far."""
         producer, consumer, frontier = self.snapshots.producer, self.snapshots.consumer, self.state.frontier
-        of_pair: dict[str, Any] = {"topic": self.pair.topic, "kept": self.pair.kept, "frontier": frontier}
+        of_pair: dict[str, Any] = {"topic": self.pair.topic, "feed": self.pair.feed, "frontier": frontier}
         unsaid = _UNSAID(producer.access.schema, grace=rules.grace / 1e6, **of_pair)
         failing = _FAILING(consumer.access.schema, group=self.pair.group, **of_pair)
         ids: set[UUID] = set()

@@ -42,16 +42,16 @@ Mark = Mapping[str, Any]
 # Verified within so many seconds, in order.
 KNOWN = """
 SELECT first_id, end_id, counts::text FROM {s}.reconciliation_settled
- WHERE consumer_group = %(group)s AND topic = %(kept)s
+ WHERE consumer_group = %(group)s AND topic = %(feed)s
    AND verified_at > clock_timestamp() - make_interval(secs => %(keep_for)s)
  ORDER BY first_id
 """
 
-_MARK = "SELECT version, mark::text FROM {s}.reconciliation_mark WHERE consumer_group = %(group)s AND topic = %(kept)s"
+_MARK = "SELECT version, mark::text FROM {s}.reconciliation_mark WHERE consumer_group = %(group)s AND topic = %(feed)s"
 
 _WRITE_MARK = """
 INSERT INTO {s}.reconciliation_mark AS m (consumer_group, topic, version, mark)
-VALUES (%(group)s, %(kept)s, %(version)s + 1, %(mark)s::jsonb)
+VALUES (%(group)s, %(feed)s, %(version)s + 1, %(mark)s::jsonb)
 ON CONFLICT (consumer_group, topic) DO UPDATE
    SET version = excluded.version, mark = excluded.mark, written_at = clock_timestamp()
  WHERE m.version = %(version)s
@@ -60,12 +60,12 @@ RETURNING version
 
 _FORGET = """
 DELETE FROM {s}.reconciliation_settled
- WHERE consumer_group = %(group)s AND topic = %(kept)s AND NOT first_id = ANY (%(keep)s::uuid[])
+ WHERE consumer_group = %(group)s AND topic = %(feed)s AND NOT first_id = ANY (%(keep)s::uuid[])
 """
 
 _KEEP = """
 INSERT INTO {s}.reconciliation_settled (consumer_group, topic, first_id, end_id, counts)
-SELECT %(group)s, %(kept)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
+SELECT %(group)s, %(feed)s, * FROM unnest(%(firsts)s::uuid[], %(ends)s::uuid[], %(counts)s::jsonb[])
 """
 
 # A log that fell back may have lost what the consumer has seen. On a standby a snapshot doesn't list what is in
@@ -91,7 +91,7 @@ _CONSUMED = f"""
 SELECT concat_ws('.', {STORAGE}),
        (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text
           FROM (SELECT queue, max(position) AS position FROM {{s}}.consumer_offset
-                 WHERE consumer_group = %(group)s AND topic = %(kept)s GROUP BY queue) o)
+                 WHERE consumer_group = %(group)s AND topic = %(feed)s GROUP BY queue) o)
   FROM pg_control_system() s
 """
 
@@ -140,7 +140,7 @@ _TOUCHED_AT_CONSUMER = f"SELECT DISTINCT width_bucket(message_id, %(bounds)s::uu
 
 def pair_statement(template: str, access: Access, pair: Pair, **values: object) -> Statement:
     """Return one of these statements for a pair."""
-    return statement(access.schema, template, {"group": pair.group, "topic": pair.topic, "kept": pair.kept, **values})
+    return statement(access.schema, template, {"group": pair.group, "topic": pair.topic, "feed": pair.feed, **values})
 
 
 @dataclass(frozen=True, slots=True)
