@@ -18,6 +18,7 @@ from uuid import UUID
 from outbox.database.execute import Template, execute, lock_key, read_source
 from outbox.database.session import begin
 from outbox.database.sql import take_lock
+from outbox.text import feed_among
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

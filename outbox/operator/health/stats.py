@@ -211,7 +211,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 )
                 for row in sql.FAILURES.named(failed)
             ]
-            if behind_at := _add_lags(groups, offsets, heads, _elsewhere(connection, schema) if heads else ()):
+            if behind_at := _add_lags(groups, offsets, heads, _feeds_of_others(connection, schema) if heads else ()):
                 names = ("groups", "topics", "queues", "positions")
                 columns = dict(zip(names, map(list, zip(*behind_at, strict=True)), strict=True))
                 rows = sql.WAITING.named(execute(connection, sql.WAITING(schema, **columns))[0])
@@ -252,18 +252,18 @@ def undispatched(connection: Connection, schema: str, *, each: bool = False) -> 
     return query.named(execute(connection, query(schema, limit=LIMIT, **values))[0])
 
 
-def _elsewhere(connection: Connection, schema: str) -> Collection[str]:
+def _feeds_of_others(connection: Connection, schema: str) -> Collection[str]:
     """Return the names under which groups keep topics of other databases than this one, which sends as well."""
     ((own, _),), rows = execute(connection, identity(schema), sources(schema))
     return {feed_of(topic, number) for topic, number, id_, _ in rows if id_ != own}
 
 
 def _add_lags(
-    groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row], elsewhere: Collection[str]
+    groups: Iterable[GroupStats], offsets: Iterable[Row], heads: Iterable[Row], others: Collection[str]
 ) -> list[_Behind]:
     """Set how far behind the groups are; return where they stand in the queues that have more.
 
-    The messages of the topics that are kept under names in ``elsewhere`` are in another database.
+    The messages of the topics that are kept under names in ``others`` are in another database.
     """
     short_of: list[_Behind] = []
     reached: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
@@ -275,7 +275,7 @@ def _add_lags(
     for each in groups:
         positions = reached[each.group, each.topic]
         each.consumed = sum(map(number_of, positions.values()))
-        if topic_of(each.topic) in ends and each.topic not in elsewhere:
+        if topic_of(each.topic) in ends and each.topic not in others:
             queues = ends[topic_of(each.topic)]
             lags = {queue: behind(positions.get(queue, 0), end) for queue, end in queues.items()}
             each.lag = sum(lags.values())
