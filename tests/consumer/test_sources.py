@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,10 +24,16 @@ from outbox.prune.prune_pass import prune_consumer_once
 from outbox.telemetry.events import LogWentBack, SourceMoved
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker import Worker
+from tests.consumer.workers import read_all
+from tests.kit import tries
 from tests.kit.bench import Ward, make_ledger, record
 from tests.kit.passes import consume_all, dispatch_all, send_each
+from tests.kit.processes import spoken_to
 from tests.kit.tables import Tables
 from tests.kit.waiting import wait_until
+
+#: How many messages each source sends.
+MESSAGES = tries(500)
 
 
 class Branch:
@@ -284,6 +292,53 @@ def test_one_source_is_restored_from_a_dump(
     assert [(each.number, each.source) for each in moved] == [(1, two.branches[1].id)]
     losses = [(each.topic, each.lost) for each in heard if isinstance(each, LogWentBack)]
     assert losses == [("t@1", (lost,))]
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_of_either_source_under_kills(two: Two, copied: Callable[[Engine], Engine]) -> None:
+    """A worker that reads both is killed again and again, and one source is put back to a dump on the way."""
+    meant: dict[str, set[UUID]] = {"t": set(), "t@1": set()}
+    rounds, each_time = 10, MESSAGES // 10
+    for number in range(rounds):
+        if number == rounds // 3:  # what comes after this is lost
+            two.close()
+            dump = copied(two.branches[1].engine)
+            two.connect()
+            before = set(meant["t@1"])
+        if number == 2 * rounds // 3:
+            two.close()
+            two.branches[1].engine, two.branches[1].app = dump, Outbox(dump, settings=two.settings)
+            two.connect()
+            lost, meant["t@1"] = meant["t@1"] - before, before
+        for feed, branch in zip(meant, two.branches, strict=True):
+            meant[feed] |= set(branch.send(*range(each_time)))
+        with spoken_to(read_all) as pipe:
+            urls = [
+                each.engine.url.render_as_string(hide_password=False) for each in (two.branches[0], two.branches[1])
+            ]
+            pipe.send((two.head.url.render_as_string(hide_password=False), urls))
+            least = len(two.ledger()) + random.randrange(1, each_time)
+            wait_until(partial(has_come, two, least), "it has handled some; then it is killed")
+    with spoken_to(read_all) as pipe:
+        pipe.send((two.head.url.render_as_string(hide_password=False), urls))
+        for feed, ids in meant.items():
+            wait_until(partial(has_all, two, feed, ids), f"{feed} is handled")
+    effects = two.rows("SELECT message_id FROM ledger")
+    assert len(effects) == len(set(effects))
+    assert set(effects) - lost == meant["t"] | meant["t@1"]
+    assert two.rows("SELECT DISTINCT topic FROM outbox.log_loss") == ["t@1"]
+    told = set(two.rows("SELECT unnest(message_ids) FROM outbox.log_loss"))
+    assert told == lost & set(effects)
+
+
+def has_come(two: Two, least: int) -> bool:
+    """Tell whether so many messages took effect."""
+    return len(two.ledger()) >= least
+
+
+def has_all(two: Two, feed: str, ids: set[UUID]) -> bool:
+    """Tell whether the inbox has all of these messages of a feed."""
+    return ids <= set(two.rows("SELECT message_id FROM outbox.consumer_message WHERE topic = :feed", feed=feed))
 
 
 def test_a_copy_that_lives_beside_its_original(two: Two, copied: Callable[[Engine], Engine]) -> None:

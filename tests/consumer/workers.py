@@ -22,7 +22,8 @@ from outbox import Breaker, Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_once, newest_sends, resend
 from outbox.message.model import Counts
-from tests.kit.bench import LEDGER
+from outbox.worker import Worker
+from tests.kit.bench import LEDGER, record
 
 LIMITS = Settings(retry_delays=(0.0,) * 5, read_ahead=20, max_starts=1_000)
 CRASHING = Settings(retry_delays=(0.0,) * 5, max_starts=3)
@@ -200,3 +201,12 @@ def start(lifeline: PipeConnection, mode: str, producer_url: str, consumer_url: 
 def _end_with(lifeline: PipeConnection) -> None:
     lifeline.poll(None)
     os._exit(0)
+
+
+def read_all(pipe: PipeConnection) -> None:
+    """Serve group `g` of topic `t` from the databases that come by a pipe, until the process is killed."""
+    head, sources = pipe.recv()
+    outbox = Outbox(create_engine(head))
+    outbox.consumer("t", group="g", source=sources, batch=5, threads=2)(record)
+    Worker(outbox).start()
+    pipe.recv()
