@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,14 +14,21 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from outbox import Breaker, Outbox, Settings
+from outbox.compensate.compensate_pass import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
+from outbox.database.engines import EngineRunner
 from outbox.database.source import follow, meet, renew
+from outbox.delivery.confirm_pass import confirm_once
+from outbox.delivery.known_group import KnownGroup
 from outbox.embedded import ServerLike
 from outbox.errors import InvalidHandler, InvalidSettings
 from outbox.operator.databases import Database, Databases
 from outbox.operator.operator import Operator
 from outbox.prune.prune_pass import prune_consumer_once
+from outbox.reconcile.job import Access, Job, Outcome, Pair, Repair, Window
+from outbox.reconcile.rows import to_findings
+from outbox.reconcile.run import reconcile
 from outbox.telemetry.events import LogWentBack, SourceMoved
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker import Worker
@@ -249,7 +257,7 @@ def test_prune_asks_each_source_what_it_still_has(two: Two) -> None:
 
 
 @pytest.fixture
-def copied(server: ServerLike) -> Iterator[Callable[[Engine], Engine]]:
+def copied(server: ServerLike, two: Two) -> Iterator[Callable[[Engine], Engine]]:
     """Copy a database as it is, id and all, as a dump or a volume has it; its connections end."""
     with ExitStack() as stack:
 
@@ -266,6 +274,7 @@ def copied(server: ServerLike) -> Iterator[Callable[[Engine], Engine]]:
             return made
 
         yield copy
+        two.close()
 
 
 def test_one_source_is_restored_from_a_dump(
@@ -313,14 +322,11 @@ def test_nothing_is_lost_of_either_source_under_kills(two: Two, copied: Callable
         for feed, branch in zip(meant, two.branches, strict=True):
             meant[feed] |= set(branch.send(*range(each_time)))
         with spoken_to(read_all) as pipe:
-            urls = [
-                each.engine.url.render_as_string(hide_password=False) for each in (two.branches[0], two.branches[1])
-            ]
-            pipe.send((two.head.url.render_as_string(hide_password=False), urls))
-            least = len(two.ledger()) + random.randrange(1, each_time)
+            pipe.send((address(two.head), [address(each.engine) for each in two.branches]))
+            least = len(two.ledger()) + random.randrange(1, each_time)  # noqa: S311
             wait_until(partial(has_come, two, least), "it has handled some; then it is killed")
     with spoken_to(read_all) as pipe:
-        pipe.send((two.head.url.render_as_string(hide_password=False), urls))
+        pipe.send((address(two.head), [address(each.engine) for each in two.branches]))
         for feed, ids in meant.items():
             wait_until(partial(has_all, two, feed, ids), f"{feed} is handled")
     effects = two.rows("SELECT message_id FROM ledger")
@@ -329,6 +335,11 @@ def test_nothing_is_lost_of_either_source_under_kills(two: Two, copied: Callable
     assert two.rows("SELECT DISTINCT topic FROM outbox.log_loss") == ["t@1"]
     told = set(two.rows("SELECT unnest(message_ids) FROM outbox.log_loss"))
     assert told == lost & set(effects)
+
+
+def address(engine: Engine) -> str:
+    """Return the URL of a database."""
+    return engine.url.render_as_string(hide_password=False)
 
 
 def has_come(two: Two, least: int) -> bool:
@@ -400,3 +411,66 @@ def test_a_worker_serves_both(two: Two) -> None:
     with Worker(two.sink):
         wait_until(lambda: len(two.ledger()) == 40, "all took effect")
     assert len(set(two.ledger())) == 40
+
+
+def test_each_source_learns_what_became_of_its_own_messages(two: Two) -> None:
+    """Confirm passes of both producers, of which each asks about its own feed."""
+    consumers = two.declare()
+    ids = [branch.send(name)[0] for branch, name in zip(two.branches, "ab", strict=True)]
+    consume_all(consumers[1], two.connection, two.sources[1])
+    settings = replace(two.settings, confirm_grace=0.0)
+    for source in two.sources:
+        group = KnownGroup("t", "g", consumer=two.head)
+        confirm_once(source, settings, groups=[group], callbacks={})
+    fates = [source.scalars(text("SELECT status FROM outbox.delivery")).all() for source in two.sources]
+    assert (fates, len(ids)) == ([[], ["consumed"]], 2)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_compensation_quarantines_the_feed_of_its_source(two: Two, number: int) -> None:
+    """The group steps over the message at that source, and over none at the other one."""
+    consumers = two.declare()
+    ids = [branch.send(name)[0] for branch, name in zip(two.branches, "ab", strict=True)]
+    branch = two.branches[number]
+    branch.app.compensation("t", consumers=[two.head])(lambda message, session: None)
+    Operator(Databases([Database("a", branch.engine, two.settings, frozenset({"producer"}))])).compensate(
+        ids[number], by="ada", why="no such account"
+    )
+    compensate_all(branch)
+    two.consume(consumers)
+    assert two.ledger() == ["ba"[number]]
+    rows = two.rows("SELECT topic || ' ' || status FROM outbox.consumer_message ORDER BY 1")
+    assert rows == (["t quarantined", "t@1 consumed"] if number == 0 else ["t consumed", "t@1 quarantined"])
+
+
+def runner_of(engine: Engine, _is_async: bool) -> EngineRunner:
+    """Return what gives compensations their connections."""
+    return EngineRunner(engine)
+
+
+def compensate_all(branch: Branch) -> None:
+    """Carry out the compensations that are ordered."""
+    with branch.engine.connect() as connection:
+        compensations, make = branch.app.compensations, partial(runner_of, branch.engine)
+        counts = compensate_once(connection, branch.settings, compensations=compensations, new_runner=make)
+    assert counts.done == 1
+
+
+def test_each_source_is_reconciled_with_its_own_feed(two: Two) -> None:
+    """Both are in sync; what is missing in the inbox is found by the run of its source, and mended there."""
+    consumers = two.declare()
+    ids = [branch.send(name)[0] for branch, name in zip(two.branches, "ab", strict=True)]
+    two.consume(consumers)
+    assert [differing(two, number) for number in (0, 1)] == [{}, {}]
+    two.run("DELETE FROM outbox.consumer_message WHERE topic = 't@1'")
+    assert [differing(two, number) for number in (0, 1)] == [{}, {ids[1]: "missing"}]
+    repaired = differing(two, 1, apply=True, policy={Outcome.MISSING: Repair.RESEND})
+    assert repaired == {ids[1]: "missing"}
+
+
+def differing(two: Two, number: int, **options: Any) -> dict[UUID, str]:
+    """Reconcile a source with the head office; return what differs."""
+    producer, consumer = (Access(address(each), two.settings) for each in (two.branches[number].engine, two.head))
+    job = Job(producer, consumer, (Pair("t", "g"),), window=Window(grace=0.0), **options)
+    (result,) = reconcile(job).pairs
+    return {finding.id: finding.outcome.label for finding in to_findings(result.findings) if finding.outcome.differs}
