@@ -74,7 +74,12 @@ place AS (
 )"""
 _NEXT_PAIR = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
 _NEXT_TOPIC = "c.consumer_group = p.consumer_group AND c.topic > p.topic"
-_ONE_PAIR = "place AS (SELECT %(group)s::text AS consumer_group, {topic}::text AS topic)"
+_ONE_GROUP = "place AS (SELECT %(group)s::text AS consumer_group, ''::text AS topic)"
+
+#: The feeds that a topic stands for, as an array: of all of its sources; or the one feed that it names.
+FEEDS = """ARRAY(SELECT %(topic)s::text
+            UNION ALL SELECT concat(topic, '@', number) FROM {s}.message_source WHERE topic = %(topic)s AND number > 0)"""
+_OF_TOPIC = f"place AS (SELECT %(group)s::text AS consumer_group, unnest({FEEDS}) AS topic)"
 
 #: The groups that have rows in the inbox.
 GROUPS = """
@@ -175,7 +180,7 @@ def _id_at(moment: dt.datetime, more: dt.timedelta) -> UUID:
 
 _FITS = {
     "group": "m.consumer_group = %(group)s",
-    "topic": "m.topic = %(topic)s",
+    "topic": f"m.topic = ANY ({FEEDS})",
     "message_id": "m.message_id = %(message_id)s",
     "error_kind": f"m.status = 'parked' AND m.discarded_at IS NULL AND {_KIND} = %(error_kind)s",
     "error": _HOLDS,
@@ -220,16 +225,16 @@ def list_inbox(
         in_pair=f"m.topic = p.topic AND {_FITS['error_kind']}" if of_kind else _IN_SOURCE.get(source, ""),
         few=_ONLY.get(source, ""),
         of_group="" if criteria.group is None else "AND consumer_group = %(group)s",
-        of_topic="topic = %(topic)s" if source == "parked" and criteria.topic is not None else "true",
+        of_topic=f"topic = ANY ({FEEDS})" if source == "parked" and criteria.topic is not None else "true",
         where=condition,
     )
 
 
 def _pairs(criteria: InboxQuery, source: Source) -> str:
     if source != "parked":
-        return GROUPS if criteria.group is None else _ONE_PAIR.replace("{topic}", "''")
+        return GROUPS if criteria.group is None else _ONE_GROUP
     if criteria.group is not None and criteria.topic is not None:
-        return _ONE_PAIR.replace("{topic}", "%(topic)s")
+        return _OF_TOPIC
     return _PARKED_PAIRS.replace("{next}", _NEXT_PAIR if criteria.group is None else _NEXT_TOPIC)
 
 
@@ -297,7 +302,8 @@ WITH RECURSIVE kind AS (
 
 _NEXT = f"(c.consumer_group, c.topic, {_DEAD_KIND}) > (k.consumer_group, k.topic, k.kind)"
 _NEXT_OF_GROUP = f"c.consumer_group = k.consumer_group AND (c.topic, {_DEAD_KIND}) > (k.topic, k.kind)"
-_NEXT_OF_TOPIC = f"c.consumer_group = k.consumer_group AND c.topic = k.topic AND {_DEAD_KIND} > k.kind"
+# Behind a topic and its feeds in the index, and before all others but some with more of what isn't a letter.
+_UP_TO_FEEDS = "c.topic < %(topic)s || 'A'"
 
 _DEAD_LIST = f"{_KINDS} SELECT consumer_group, topic, kind FROM chosen"
 
@@ -382,8 +388,8 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
     if group is not None:
         first, coming = "AND c.consumer_group = %(group)s", _NEXT_OF_GROUP
         if topic is not None:
-            first, coming = f"{first} AND c.topic = %(topic)s", _NEXT_OF_TOPIC
-    of_topic = "topic = %(topic)s" if topic is not None else "true"
+            first, coming = f"{first} AND c.topic >= %(topic)s AND {_UP_TO_FEEDS}", f"{coming} AND {_UP_TO_FEEDS}"
+    of_topic = f"topic = ANY ({FEEDS})" if topic is not None else "true"
     values |= {"group": group, "topic": topic, "most": MOST}
     return statement(schema, sql, values, first=first, next=coming, of_topic=of_topic)
 
