@@ -555,6 +555,18 @@ class Consumer:
         self.subscription = met(connection, source, self.subscription, self._settings.schema)
         start_group(connection, source, self.subscription, self._settings.schema)
 
+    def find_source(self, connection: Connection, source: Connection) -> None:
+        """Find out on new connections whether these lead to the source of before; begin with another one, if not.
+
+        Raises:
+            MessagesPruned: as of `start`.
+        """
+        found = met(connection, source, self.subscription, self._settings.schema)
+        if found.feed != self.subscription.feed:
+            self.subscription = found
+            self._queues.clear()
+            start_group(connection, source, found, self._settings.schema)
+
     def wake(self, queue: int | None = None) -> None:
         """Take note that a queue has new messages, or (None) that any may have them; from any thread."""
         self._woken_for.add(queue)

@@ -182,8 +182,11 @@ class OwnRunner:
     """Runs passes, one at a time, on connections that are opened when needed and closed when a pass fails.
 
     It runs them in the calling thread. ``source`` is the producer's database, None if it is the same one. Once
-    ``stopping`` is set, no pass begins. ``name`` is what the server calls the connections.
+    ``stopping`` is set, no pass begins. ``name`` is what the server calls the connections. ``on_source`` is called with
+    new connections, before any pass: an address may lead to another database than before.
     """
+
+    on_source: Callable[[Connection, Connection], object] | None = None
 
     def __init__(
         self,
@@ -282,6 +285,8 @@ class OwnRunner:
             if self.source is not None:
                 self._connections = connection, self._connect(self.source)
             self._drivers = tuple(driver_of(each) for each in dict.fromkeys(self._connections))
+            if self.source is not None and self.on_source is not None:
+                self.on_source(*self._connections)
         return self._connections
 
     def _connect(self, database: WorkerDatabase) -> Connection:

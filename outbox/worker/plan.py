@@ -259,8 +259,8 @@ class Plan:
                     f"group {group!r} reads topic {topic!r} from {other} and from {source.address}, which have one id: "
                     "one is a copy of the other; give it an id of its own by outbox db new-source"
                 )
-            for each in consumers:
-                each.subscription = first.subscription
+            for each, of_lane in zip(consumers, lanes, strict=True):
+                each.subscription, of_lane.runner.on_source = first.subscription, each.find_source
             quarantine_group(connection, producer, settings.schema, group, feed)
             return Counts()
 

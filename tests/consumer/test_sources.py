@@ -413,6 +413,35 @@ def test_a_worker_serves_both(two: Two) -> None:
     assert len(set(two.ledger())) == 40
 
 
+@pytest.mark.parametrize("options", [{}, {"transactional": False}])
+def test_an_address_that_leads_to_another_source(two: Two, options: dict[str, Any], server: ServerLike) -> None:
+    """A worker that is connected anew, and to another database, takes nothing of it for what it had before."""
+    names = [str(each.engine.url.database) for each in two.branches]
+    for branch, name in zip(two.branches, "ab", strict=True):
+        branch.send(name)
+    ward = Ward()
+    two.sink.consumer("t", group="g", source=two.branches[0].engine, **options)(ward)
+    two.close()
+    with Worker(two.sink):
+        wait_until(lambda: ward.done == ["a"], "the first source is read")
+        for branch in two.branches:
+            branch.engine.dispose()
+        with create_engine(server.url("postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as admin:
+            admin.execute(text(f'ALTER DATABASE "{names[0]}" ALLOW_CONNECTIONS false'))
+            end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = ANY (:names)"
+            admin.execute(text(end), {"names": names})
+            for old, new in ((names[0], "aside"), (names[1], names[0])):
+                admin.execute(text(f'ALTER DATABASE "{old}" RENAME TO "{new}"'))
+        wait_until(lambda: ward.done == ["a", "b"], "the other one is read from its beginning")
+    with create_engine(server.url("postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as admin:
+        for old, new in ((names[0], names[1]), ("aside", names[0])):
+            admin.execute(text(f'ALTER DATABASE "{old}" RENAME TO "{new}"'))
+        admin.execute(text(f'ALTER DATABASE "{names[0]}" ALLOW_CONNECTIONS true'))
+    two.connect()
+    assert two.rows("SELECT topic FROM outbox.consumer_message ORDER BY position, topic") == ["t", "t@1"]
+    assert two.rows("SELECT count(*) FROM outbox.log_loss") == [0]
+
+
 def test_each_source_learns_what_became_of_its_own_messages(two: Two) -> None:
     """Confirm passes of both producers, of which each asks about its own feed."""
     consumers = two.declare()

@@ -99,6 +99,14 @@ class OutsideConsumer(Consumer):
         self._has_progressed = False
         self._next_progress = 0.0
 
+    def find_source(self, connection: Connection, source: Connection) -> None:
+        """Do the same; what runs of another source is handled again when that comes back: its leases end."""
+        before = self.subscription.feed
+        super().find_source(connection, source)
+        if self.subscription.feed != before:
+            self._calls.give_up([call for queue in self._leased.values() for call in queue.in_flight])
+            self._leased.clear()
+
     def wake(self, queue: int | None = None) -> None:  # noqa: ARG002 - it looks at all of them
         """Have a pass that waits look for new messages; from any thread."""
         self._news.set()

@@ -78,7 +78,8 @@ _ONE_GROUP = "place AS (SELECT %(group)s::text AS consumer_group, ''::text AS to
 
 #: The feeds that a topic stands for, as an array: of all of its sources; or the one feed that it names.
 FEEDS = """ARRAY(SELECT %(topic)s::text
-            UNION ALL SELECT concat(topic, '@', number) FROM {s}.message_source WHERE topic = %(topic)s AND number > 0)"""
+            UNION ALL SELECT concat(topic, '@', number) FROM {s}.message_source
+                       WHERE topic = %(topic)s AND number > 0)"""
 _OF_TOPIC = f"place AS (SELECT %(group)s::text AS consumer_group, unnest({FEEDS}) AS topic)"
 
 #: The groups that have rows in the inbox.
