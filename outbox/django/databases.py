@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -92,7 +92,7 @@ _declared: dict[str, Outbox] = {}
 #: What the engine of an Outbox was made of: tests give an alias another database.
 _made_of: dict[str, Hashable] = {}
 #: The alias of the producer's database, where a group's is another one.
-_sources: dict[tuple[str, str, str], str] = {}
+_sources: dict[tuple[str, str, str], list[str]] = {}
 _guard = threading.RLock()
 
 #: Keys of a database's settings that say where it is.
@@ -140,11 +140,11 @@ def declared(using: str | None) -> Outbox:
         return _declared[alias]
 
 
-def set_source(using: str | None, topic: str, group: str, source: str | None) -> None:
-    """Have a group read a topic from another of Django's databases."""
+def set_source(using: str | None, topic: str, group: str, source: str | Sequence[str] | None) -> None:
+    """Have a group read a topic from another of Django's databases, or from several."""
     alias = using or DEFAULT_DB_ALIAS
     if source is not None and source != alias:
-        _sources[alias, topic, group] = source
+        _sources[alias, topic, group] = [source] if isinstance(source, str) else list(source)
 
 
 def _address(alias: str) -> Hashable:
@@ -157,7 +157,7 @@ def _bind_sources(alias: str, bound: Outbox) -> None:
         topic, group = key
         if own == alias:
             subscription = bound.subscriptions[topic, group]
-            bound.subscriptions[topic, group] = replace(subscription, source=_engine(source))
+            bound.subscriptions[topic, group] = replace(subscription, source=[_engine(each) for each in source])
 
 
 def database_url(alias: str) -> URL:

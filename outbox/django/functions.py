@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
@@ -204,14 +204,15 @@ def outside(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def consumer(
-    topic: str, *, group: str, using: str | None = None, source: str | None = None, **options: Any
+    topic: str, *, group: str, using: str | None = None, source: str | Sequence[str] | None = None, **options: Any
 ) -> Callable[[F], F]:
     """Register a handler, ``handler(message)``, as a group of a topic; see `Outbox.consumer` for the options.
 
     What it does with the ORM on ``using`` commits together with the inbox row and the offset: its effect is exactly
-    once. ``source`` is the alias of the producer's database, if that is another one. ``transaction.on_commit`` works
-    as in a view. With ``takes_batch=True`` the handler takes the list of messages. With ``transactional=False`` it runs
-    in a thread of its own, with Django's connections of that thread, which are closed after it.
+    once. ``source`` is the alias of the producer's database, if that is another one, or those of several.
+    ``transaction.on_commit`` works as in a view. With ``takes_batch=True`` the handler takes the list of messages. With
+    ``transactional=False`` it runs in a thread of its own, with Django's connections of that thread, which are closed
+    after it.
 
     Raises:
         As `Outbox.consumer`; InvalidHandler also: the handler is async.
