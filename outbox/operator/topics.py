@@ -28,6 +28,7 @@ from outbox.operator.databases import Query
 from outbox.operator.groups import Groups, busy
 from outbox.operator.health.workers import merged, workers_in
 from outbox.operator.model import COUNT_LIMIT
+from outbox.operator.sources import identity_of
 from outbox.prune.segments_sql import DELETE_LOCKED
 from outbox.text import counted
 
@@ -122,9 +123,12 @@ SELECT count(*) FROM halves"""),
     Template("DELETE FROM {s}.topic WHERE name = %(topic)s"),
 )
 
-#: Read which groups of a topic there are. Rows: ``(group,)``.
+#: Read which groups there are of a topic from a source. Rows: ``(group,)``.
 _GROUPS_OF_TOPIC = Template(f"""{GROUP_QUEUES}
-SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s ORDER BY 1
+SELECT DISTINCT p.consumer_group
+  FROM place p LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = p.topic
+ WHERE split_part(p.topic, '@', 1) = %(topic)s AND (s.id IS NULL OR s.id = %(source)s)
+ ORDER BY 1
 """)
 
 
@@ -213,7 +217,7 @@ class Topics(Groups):
         producer = self._producer_of(topic, database)
         with producer.read_only() as connection:
             queues, last_messages, living = _left(connection, producer, topic)
-        groups, workers = self._users(topic)
+        groups, workers = self._users(producer, topic)
         return TopicContents(producer.name, topic, queues, last_messages, living, groups, workers)
 
     def delete_topic(self, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
@@ -227,7 +231,7 @@ class Topics(Groups):
             InvalidRequest: no reason, or several databases have it.
         """
         actor, producer = checked_actor(DELETE_TOPIC, by, why), self._producer_of(topic, database)
-        groups, workers = self._users(topic)
+        groups, workers = self._users(producer, topic)
         if groups:
             names = ", ".join(f"{group} ({at})" for group, at in groups)
             raise ActRefused(f"topic {topic!r} isn't gone: delete its groups first (outbox group delete): {names}")
@@ -259,17 +263,19 @@ class Topics(Groups):
             raise NotFound(f"no registered database ({', '.join(self.databases)}) has topic {topic!r}")
         return having[0]
 
-    def _users(self, topic: str) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the groups of the topic, each with its database, and the workers that have handlers for it."""
+    def _users(self, producer: Database, topic: str) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return the groups of a producer's topic, each with its database, and the workers with handlers for it."""
         if self.databases.away:
             raise DatabaseUnreached(list(self.databases.away))
         groups: list[tuple[str, str]] = []
         workers: set[str] = set()
+        with producer.read_only() as connection:
+            source = identity_of(connection, producer).id
         for each in self.databases.values():
             with each.read_only() as connection:
                 handlers = merged(workers_in(connection, each))
                 if "consumer" in each.parts:
-                    rows = execute(connection, _GROUPS_OF_TOPIC(each.schema, topic=topic))[0]
+                    rows = execute(connection, _GROUPS_OF_TOPIC(each.schema, topic=topic, source=source))[0]
                     groups += [(group, each.name) for (group,) in rows]
             workers.update(worker for handler in handlers if handler.topic == topic for worker in handler.workers)
         return groups, sorted(workers)

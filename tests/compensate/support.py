@@ -100,7 +100,7 @@ class Town(Bench):
         group = options.pop("group", "g")
         consumer = declare(connection.engine, "t", group, handler, settings=self.settings, **options)
         consumer.start(connection, self.source)
-        quarantine_group(connection, self.source, self.settings.schema, group, "t")
+        quarantine_group(connection, self.source, self.settings.schema, group, consumer.subscription.feed)
         return consumer
 
     # --- compensations ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.kit.bench import Bench, record
 
 def report_of(*meters: HandlerMeter) -> HandlerReport:
     """Return the report of a worker whose threads have these meters."""
-    return HandlerReport("t", "g", meters)
+    return HandlerReport("t", "g", [meters])
 
 
 def handle(message: Message, session: Any) -> Retry | Park | Skip | None:

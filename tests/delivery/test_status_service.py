@@ -59,10 +59,13 @@ def client(service: InboxStatusService) -> Iterator[httpx.Client]:
         yield client
 
 
+QUESTION = {"topic": "t", "group": "g", "source": str(uuid7()), "ids": []}
+
+
 def ask(client: httpx.Client, *, token: str | None = TOKEN, **question: Any) -> httpx.Response:
     """Ask about group ``g`` of topic ``t``, unless told otherwise."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return client.post("/inbox/status/", headers=headers, json={"topic": "t", "group": "g", "ids": []} | question)
+    return client.post("/inbox/status/", headers=headers, json=QUESTION | question)
 
 
 def test_a_pass_asks_the_service(post: Post, client: httpx.Client) -> None:
@@ -113,7 +116,9 @@ def test_what_it_answers(post: Post, client: httpx.Client) -> None:
     consumer = post.declare()
     (half_id,) = post.send(1)
     post.consume(consumer)
-    answer = ask(client, ids=[str(half_id), str(uuid7())]).json()
+    source = str(post.at_a.value("SELECT outbox.source_id()"))
+    answer = ask(client, ids=[str(half_id), str(uuid7())], source=source).json()
+    assert ask(client, ids=[], source=str(uuid7())).json()["queues"] == []  # one that it has read nothing from
     assert answer["statuses"] == {str(half_id): {"status": "consumed", "reason": None}}
     assert [each["queue"] for each in answer["queues"]] == list(range(len(answer["queues"])))
     assert sum(each["position"] > each["start"] for each in answer["queues"]) == 1
@@ -139,7 +144,7 @@ def test_other_schemes_are_refused(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{", b"7", b'{"topic": 1, "group": "g", "ids": []}', b'{"topic": "t", "group": "g", "ids": ["x"]}',
-     b'{"topic": "t", "group": "g", "ids": 5}', b'{"topic": "\\u0000", "group": "g", "ids": []}', b"[" * 100_000],
+     b'{"topic": "t", "group": "g", "ids": 5}', b'{"topic": "t", "group": "g", "ids": []}', b'{"topic": "\\u0000", "group": "g", "ids": []}', b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_question_is_refused(client: httpx.Client, body: bytes) -> None:
     """One clear answer, and no trace of how it was read."""

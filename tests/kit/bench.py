@@ -133,7 +133,7 @@ class Bench(Tables):
         consumer = declare(self.consumer, topic, group, handler, settings=limits, **options)
         if not early:
             consumer.start(self.connection, self.source)
-            quarantine_group(self.connection, self.source, limits.schema, group, topic)
+            quarantine_group(self.connection, self.source, limits.schema, group, consumer.subscription.feed)
         return consumer
 
     def consume(self, consumer: Consumer) -> Counts:

@@ -382,20 +382,23 @@ SELECT g.consumer_group, g.topic,
        count(*) FILTER (WHERE {number("n.position")} > {number("o.position")} + 1) AS queues,
        max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8 AS behind
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
-  JOIN {{s}}.topic t ON t.name = g.topic
+  JOIN {{s}}.topic t ON t.name = split_part(g.topic, '@', 1)
+  LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = g.topic
  CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
  CROSS JOIN LATERAL (
        SELECT coalesce(max(position), 0) FROM {{s}}.consumer_offset o
         WHERE o.consumer_group = g.consumer_group AND o.topic = g.topic AND o.queue = q.queue) o (position)
  CROSS JOIN LATERAL (
        SELECT position, visible_at FROM {{s}}.message m
-        WHERE m.topic = g.topic AND m.queue = q.queue AND m.position > o.position
+        WHERE m.topic = t.name AND m.queue = q.queue AND m.position > o.position
         ORDER BY position LIMIT 1) n
+ WHERE s.id IS NULL OR s.id = {{s}}.source_id()
  GROUP BY 1, 2) of_group
  CROSS JOIN LATERAL (
        SELECT greatest(%(retention)s, CASE WHEN EXISTS (
                   SELECT FROM {{s}}.delivery_cursor c
-                   WHERE c.consumer_group = of_group.consumer_group AND c.topic = of_group.topic)
+                   WHERE c.consumer_group = of_group.consumer_group
+                     AND c.topic = split_part(of_group.topic, '@', 1))
               THEN %(undelivered_retention)s END)) r (kept)
  ORDER BY 1, 2
 """)

@@ -33,7 +33,7 @@ from outbox.operator.look.message_sql import LARGEST_BODY
 from outbox.operator.look.paging import After, Part, SortOrder, checked, count_of, page_of
 from outbox.operator.look.redactor import Redactor, has_at
 from outbox.operator.look.unconsumed import unconsumed
-from outbox.text import storable
+from outbox.text import storable, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -475,7 +475,7 @@ def _in_groups(
     with database.read_only() as connection:
         if any(acted[number].group is None for number in numbers):
             for topic, group in query(connection, schema, inbox_sql.GROUPS_OF_TOPICS):
-                groups_of[topic].append(group)
+                groups_of[topic_of(topic)].append(group)
         pairs = [
             (number, group)
             for number in numbers

@@ -28,7 +28,7 @@ from uuid import UUID
 
 from outbox.database.execute import Template, execute
 from outbox.database.sql import wait_at_most
-from outbox.errors import InvalidSettings, pip_install
+from outbox.errors import InvalidSettings, SourceError, pip_install
 from outbox.message.answer import finished
 from outbox.message.ids import derived_id
 from outbox.message.model import Counts
@@ -296,13 +296,19 @@ class JobReconciler(Reconciler["Job"]):
         """Ask both databases, once.
 
         Raises:
-            SourceError: one can't be asked now.
+            SourceError: one can't be asked now, and others have the same pairs.
         """
         from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
 
-        if self._beside and not self._feeds:
+        if self._feeds:
+            return
+        try:
             job = located(self.work_at(SOME_TIME))
-            self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
+        except SourceError:  # the run tells of it
+            if self._beside:
+                raise
+            return
+        self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)
