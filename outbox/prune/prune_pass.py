@@ -130,9 +130,8 @@ def prune_consumer_once(
     pair, age = {"group": group, "topic": topic}, {"retention": settings.record_retention}
     offsets = deletes.replaced(OFFSETS, sql.old_offsets, **pair) + deletes.all(sql.old_leases, **pair)
     records = sum(deletes.all(old, **age) for old in (sql.old_attempts, sql.old_earlier_rows))
-    records += deletes.all(sql.old_notes, **pair, **age) + deletes.all(
-        sql.old_grants, group=group, topic=topic_of(topic)
-    )
+    records += deletes.all(sql.old_notes, **pair, **age)
+    records += deletes.all(sql.old_grants, group=group, topic=topic_of(topic))
     records += prune_runs_once(connection, settings, group, topic, stopping=stopping).taken
     deleted = prune_inbox(connection, source, settings, group, topic, stopping)
     return Counts(taken=offsets + records + deleted, done=deleted)

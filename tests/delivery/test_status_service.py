@@ -144,7 +144,8 @@ def test_other_schemes_are_refused(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{", b"7", b'{"topic": 1, "group": "g", "ids": []}', b'{"topic": "t", "group": "g", "ids": ["x"]}',
-     b'{"topic": "t", "group": "g", "ids": 5}', b'{"topic": "t", "group": "g", "ids": []}', b'{"topic": "\\u0000", "group": "g", "ids": []}', b"[" * 100_000],
+     b'{"topic": "t", "group": "g", "ids": 5}', b'{"topic": "t", "group": "g", "ids": []}',
+     b'{"topic": "\\u0000", "group": "g", "ids": []}', b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_question_is_refused(client: httpx.Client, body: bytes) -> None:
     """One clear answer, and no trace of how it was read."""

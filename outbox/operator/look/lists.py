@@ -479,7 +479,7 @@ def _in_groups(
         pairs = [
             (number, group)
             for number in numbers
-            for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic])
+            for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic or ""])
         ]
         values = {
             "groups": [group for _, group in pairs],
