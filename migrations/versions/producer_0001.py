@@ -32,7 +32,7 @@ UPGRADE = (
         topic {name} NOT NULL CONSTRAINT ck_half_message_topic CHECK (octet_length(topic) BETWEEN 1 AND 127),
         content_type TEXT NOT NULL, body_digest BYTEA GENERATED ALWAYS AS (substr(sha256(body), 1, 16)) STORED,
         key {name} CONSTRAINT ck_half_message_key CHECK (octet_length(key) <= 255),
-        tag {name}, headers JSONB, body BYTEA NOT NULL, deliver_at TIMESTAMPTZ, queue INTEGER,
+        tag {name}, sender TEXT, headers JSONB, body BYTEA NOT NULL, deliver_at TIMESTAMPTZ, queue INTEGER,
         at_commit BOOLEAN) PARTITION BY RANGE (id)""",
     "CREATE TABLE {s}.half_message_default PARTITION OF {s}.half_message DEFAULT",
     "CREATE INDEX ix_half_message_key ON {s}.half_message (key) WHERE key IS NOT NULL",

@@ -50,11 +50,11 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
             Column("key", NAME),
             Column("tag", NAME),
+            Column("sender", Text),  # the host and the process that wrote it, if that was Python
             Column("headers", JSONB),
             Column("body", LargeBinary, nullable=False),
             Column("deliver_at", TIME),
-            # The queue that the sender chose.
-            Column("queue", Integer),
+            Column("queue", Integer),  # that the sender chose
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
             Column("at_commit", Boolean),
             CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),

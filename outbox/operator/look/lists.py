@@ -285,7 +285,7 @@ def _finds_by_key(connection: Connection, schema: str, key: str | None) -> bool:
     """Tell whether there is an index for the key, and not too many messages that have it."""
     if key is None or not query(connection, schema, message_sql.KEY_INDEX)[0][0]:
         return False
-    ((count,),) = execute(connection, message_sql.count_of_key(schema, key, message_sql.OF_KEY + 1))[0]
+    (((count,),),) = execute(connection, message_sql.count_of_key(schema, key, message_sql.OF_KEY + 1))
     return bool(count <= message_sql.OF_KEY)
 
 

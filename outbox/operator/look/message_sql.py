@@ -13,7 +13,7 @@ from outbox.acts.changes import MessageStatus
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import GROUP_QUEUES, IS_CONFIRMED, message_status
-from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER
+from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER, SENDER_HEADER
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.paging import count_of, fitting
@@ -34,6 +34,10 @@ IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_c
 LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_answer END,
        CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
+# Python writes the sender beside the headers, of which most messages have none.
+_OF_SENDER = f"jsonb_strip_nulls(jsonb_build_object('{SENDER_HEADER}', h.sender))"
+_HEADERS = f"nullif(coalesce(h.headers, '{{}}') || {_OF_SENDER}, '{{}}')"
+
 # A group is known by its cursor: where it began, and how far was asked. Read once, not for each message.
 _CURSORS = """jsonb_to_recordset((SELECT jsonb_agg(k) FROM (
                     SELECT DISTINCT ON (topic, consumer_group) * FROM {s}.delivery_cursor
@@ -46,7 +50,7 @@ _CURSORS = """jsonb_to_recordset((SELECT jsonb_agg(k) FROM (
 PRODUCER_SIDE = {
     "half": Query(f"""
 -- id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status
-SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body),
+SELECT h.id, h.producer_group, h.topic, h.key, h.tag, ({_HEADERS})::text, h.content_type, octet_length(h.body),
        substring(h.body FROM 1 FOR %(most)s), h.deliver_at, h.born_at, {message_status()}
   FROM {{s}}.half_message h
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
@@ -107,17 +111,14 @@ SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.com
 BODY = f"SELECT content_type, body, headers ->> '{ENCODING_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
 
 #: Which groups of a topic have come to a position in a queue, 1,000 at most. Rows: ``(group, left_out or unconsumed)``.
-REACHED = (
-    GROUP_QUEUES
-    + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
+REACHED = f"""{GROUP_QUEUES}, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
 SELECT consumer_group,
-       CASE WHEN (SELECT max(position) FROM {s}.consumer_offset o
+       CASE WHEN (SELECT max(position) FROM {{s}}.consumer_offset o
                    WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s)
                  >= %(position)s THEN 'left_out' ELSE 'unconsumed' END
   FROM known k
  ORDER BY 1 LIMIT 1000
 """
-)
 
 #: The failed attempts of groups at a message, the oldest first, 1,000 at most. Rows: the fields of `FailedAttempt`.
 ATTEMPTS: Template = Template("""
@@ -167,8 +168,7 @@ SELECT h.id, h.headers ->> '{CAUSE_HEADER}', h.headers ->> '{CORRELATION_HEADER}
 """)
 
 #: The inbox rows of messages, by group.
-RECEIPTS = Query(
-    f"""
+RECEIPTS = Query(f"""
 -- message_id group status attempts error received_at changed_at discarded_at
 WITH RECURSIVE {GROUPS}
 SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.last_error, E'\\n', 1), 1000),
@@ -177,8 +177,7 @@ SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.l
  CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
                       WHERE consumer_group = p.consumer_group AND message_id = wanted.id OFFSET 0) m
  ORDER BY m.changed_at, m.consumer_group
-"""
-)
+""")
 
 
 # --- messages --------------------------------------------------------------------------------------------
@@ -273,7 +272,7 @@ _NOT_OF_HALF: dict[str, Any] = {"database": None, "status": (), "since": None, "
 
 _FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "producer_group")} | {
     "sends": "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id AND m.send_number >= %(sends)s)",
-    "header": "h.headers @> %(header)s::jsonb",
+    "header": f"({_HEADERS}) @> %(header)s::jsonb",
     "since": "h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s",
     "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
     "body": _JSON_BODY,
