@@ -1,7 +1,7 @@
 """WAL: what a message costs the log from send to confirmed, by statement, beside an outbox of one table.
 
-Full-page images are left out: how many there are is a matter of checkpoints, the same for both. So are nudges: each that
-isn't coalesced is a COMMIT of 40 bytes, which an outbox that is polled doesn't have. Where the server has
+Full-page images are left out: how many there are is a matter of checkpoints, the same for both. So are nudges: each
+that isn't coalesced is a COMMIT of 40 bytes, which an outbox that is polled doesn't have. Where the server has
 pg_walinspect (15 or newer) and lets this role use it, each statement's bytes are told by table and index, too.
 """
 
