@@ -16,7 +16,7 @@ from outbox.database import migration
 
 NAMES = (
     *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
-    *("outside", "imports", "reconcile", "dedupe"),
+    *("outside", "imports", "reconcile", "dedupe", "wal"),
 )
 #: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty, five, 23 and
 #: ten minutes; the first two, the reconciliation of scattered differences and the last 10, 30, 30 and 12 GB of disk.

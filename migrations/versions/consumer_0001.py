@@ -9,16 +9,15 @@ depends_on = ("common_0001",)
 
 UPGRADE = (
     """CREATE TABLE {s}.consumer_message (
-        consumer_group {name}, message_id UUID, topic {name} NOT NULL, queue INTEGER NOT NULL, position BIGINT NOT NULL,
+        position BIGINT NOT NULL, received_at {now}, changed_at {now}, queue INTEGER NOT NULL,
+        attempts INTEGER NOT NULL, starts INTEGER NOT NULL DEFAULT 0, passage SMALLINT NOT NULL DEFAULT 0,
+        follows BOOLEAN NOT NULL DEFAULT false, consumer_group {name}, message_id UUID, topic {name} NOT NULL,
         status TEXT NOT NULL CONSTRAINT ck_consumer_message_status
             CHECK (status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')),
-        attempts INTEGER NOT NULL, starts INTEGER NOT NULL DEFAULT 0, next_attempt_at TIMESTAMPTZ,
-        body_digest BYTEA, last_error TEXT, received_at {now}, changed_at {now},
-        error_kind TEXT, discarded_at TIMESTAMPTZ,
+        body_digest BYTEA, next_attempt_at TIMESTAMPTZ, last_error TEXT, error_kind TEXT, discarded_at TIMESTAMPTZ,
         quarantined_by UUID, quarantined_from TEXT CONSTRAINT ck_consumer_message_quarantined_from
             CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')),
-        passage SMALLINT NOT NULL DEFAULT 0, order_key {name}, turn BIGINT, follows BOOLEAN NOT NULL DEFAULT false,
-        CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
+        order_key {name}, turn BIGINT, CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
         CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND starts >= 0),
         CONSTRAINT ck_consumer_message_next_attempt_at CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
         CONSTRAINT ck_consumer_message_discarded_at CHECK (discarded_at IS NULL OR status = 'parked'),

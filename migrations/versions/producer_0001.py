@@ -27,15 +27,15 @@ _WORD = "[a-zA-Z0-9_!#$' || chr(37) || '&''*+.^`|~-]+"
 _TOPIC = """COLLATE "C" ~ ('[^|a-zA-Z0-9_./' || chr(37) || '-]')"""
 
 UPGRADE = (
-    """CREATE TABLE {s}.half_message (id UUID CONSTRAINT pk_half_message PRIMARY KEY, producer_group {name} NOT NULL,
+    """CREATE TABLE {s}.half_message (id UUID CONSTRAINT pk_half_message PRIMARY KEY, born_at {now},
+        producer_group {name} NOT NULL,
         topic {name} NOT NULL CONSTRAINT ck_half_message_topic CHECK (octet_length(topic) BETWEEN 1 AND 127),
+        content_type TEXT NOT NULL, body_digest BYTEA GENERATED ALWAYS AS (substr(sha256(body), 1, 16)) STORED,
         key {name} CONSTRAINT ck_half_message_key CHECK (octet_length(key) <= 255),
-        tag {name}, headers JSONB, content_type TEXT NOT NULL, body BYTEA NOT NULL,
-        deliver_at TIMESTAMPTZ, born_at {now},
-        body_digest BYTEA GENERATED ALWAYS AS (substr(sha256(body), 1, 16)) STORED,
-        at_commit BOOLEAN, queue INTEGER) PARTITION BY RANGE (id)""",
+        tag {name}, sender TEXT, headers JSONB, body BYTEA NOT NULL, deliver_at TIMESTAMPTZ, queue INTEGER,
+        at_commit BOOLEAN) PARTITION BY RANGE (id)""",
     "CREATE TABLE {s}.half_message_default PARTITION OF {s}.half_message DEFAULT",
-    "CREATE INDEX ix_half_message_key ON {s}.half_message (key, id) WHERE key IS NOT NULL",
+    "CREATE INDEX ix_half_message_key ON {s}.half_message (key) WHERE key IS NOT NULL",
     "CREATE INDEX ix_half_message_topic ON {s}.half_message (topic, id)",
     """CREATE INDEX ix_half_message_conversation ON {s}.half_message ("left"(headers ->> 'outbox-conversation', 36), id)
      WHERE headers ? 'outbox-conversation'""",
@@ -58,16 +58,17 @@ UPGRADE = (
     "CREATE SEQUENCE {s}.op_sequence",
     """CREATE TABLE {s}.op_message (
         half_id UUID CONSTRAINT pk_op_message PRIMARY KEY, sequence BIGINT NOT NULL DEFAULT nextval('{s}.op_sequence'),
+        decided_at {now}, xid XID8 NOT NULL DEFAULT pg_current_xact_id(),
         resolution TEXT NOT NULL CONSTRAINT ck_op_message_resolution CHECK (resolution IN ('commit', 'rollback')),
         decided_by TEXT NOT NULL CONSTRAINT ck_op_message_decided_by
-            CHECK (decided_by IN ('producer', 'check', 'operator')),
-        decided_at {now}, xid XID8 NOT NULL DEFAULT pg_current_xact_id()) PARTITION BY RANGE (half_id)""",
+            CHECK (decided_by IN ('producer', 'check', 'operator'))) PARTITION BY RANGE (half_id)""",
     "CREATE TABLE {s}.op_message_default PARTITION OF {s}.op_message DEFAULT",
     "CREATE INDEX ix_op_message_sequence ON {s}.op_message (sequence)",
     "CREATE INDEX ix_op_message_xid ON {s}.op_message (xid)",
-    """CREATE TABLE {s}.message (topic {name} NOT NULL, queue INTEGER NOT NULL,
-        position BIGINT NOT NULL CONSTRAINT ck_message_position CHECK (position > 0),
-        half_id UUID, send_number SMALLINT CONSTRAINT ck_message_send_number CHECK (send_number > 0), visible_at {now},
+    """CREATE TABLE {s}.message (
+        half_id UUID, position BIGINT NOT NULL CONSTRAINT ck_message_position CHECK (position > 0), visible_at {now},
+        queue INTEGER NOT NULL, send_number SMALLINT CONSTRAINT ck_message_send_number CHECK (send_number > 0),
+        topic {name} NOT NULL,
         CONSTRAINT pk_message PRIMARY KEY (half_id, send_number)) PARTITION BY RANGE (half_id)""",
     "CREATE TABLE {s}.message_default PARTITION OF {s}.message DEFAULT",
     "CREATE INDEX ix_message_topic_queue_position ON {s}.message (topic, queue, position)",

@@ -107,9 +107,11 @@ SKIPPED = """skipped AS (
 
 #: Whether an earlier passage of the group has consumed the message of an inbox row ``c``: it took effect, whatever
 #: became of it when it was read again.
-TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e
-                   WHERE e.consumer_group = c.consumer_group AND e.message_id = c.message_id
-                     AND e.status = 'consumed')"""
+TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e WHERE e.status = 'consumed'
+                     AND e.consumer_group = c.consumer_group AND e.message_id = c.message_id)"""
+
+#: Whether a known group's cursor ``g`` has come past a message ``m``: without a delivery, the group has consumed it.
+IS_CONFIRMED = "m.position > coalesce(g.starts[m.queue + 1], 0) AND m.position <= coalesce(g.positions[m.queue + 1], 0)"
 
 #: The statuses of the inbox that have a property (`Status`), as ``IN`` takes them.
 OPEN, TRIED, ALONE, REREAD = (

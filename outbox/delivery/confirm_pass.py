@@ -2,22 +2,23 @@
 
 **The tables**, both in the producer's database and written by this duty alone:
 
-- ``delivery`` is appended: a row for a message and a group when its fate is first known, and one each time that it is
-  another one. The newest ``number`` counts. ``settled`` says that no worker asks about it any more.
-- ``delivery_cursor`` is appended by each batch that came further. Up to its ``positions``, each message of a queue has
-  a delivery (those that were pruned since aside); up to its ``starts``, none was meant for the group. A group that has
-  a cursor is known to the database, and so to lists, which don't see what an application declares.
+- ``delivery_cursor`` is appended by each batch that came further. Up to its ``positions``, the fate of each message of
+  a queue is known: a message without a delivery was consumed. Up to its ``starts``, none was meant for the group. A
+  group that has a cursor is known to the database, and so to lists, which don't see what an application declares.
+- ``delivery`` is appended where a message's first fate is another one, and each time that it is another one again. The
+  newest ``number`` counts. ``settled`` says that no worker asks about it any more.
 
 **A pass**, for each known group: ask how far the group has read; ask about deliveries not settled; then go on from the
 cursor to where the group has read, as far as messages are older than the grace, and ask about these. What lies beyond
 the group's offset waits for the group, and isn't sent again: the second one would only wait behind it. A message that
 the group has read past and its inbox doesn't have is lost, unless the group's filter leaves it out. It is sent again by
 the operators' act, and counted: a row ``unconsumed`` each time. The newest send has a grace of its own, so that several
-groups that have lost the same message cost one send. After ``confirm_resends`` it is ``resend_exhausted``.
+groups that have lost the same message cost one send: a row ``unconsumed`` with a reason waits for it, and counts none.
+After ``confirm_resends`` it is ``resend_exhausted``.
 
-**The cost** is that of the messages since the last pass: one read of the queue's index, one look into the inbox and one
-insert for each, and for those not settled besides. Nothing is updated or deleted, so that it stays the same while a
-transaction is held open elsewhere.
+**The cost** is that of the messages since the last pass: one read of the queue's index and one look into the inbox for
+each, an insert for one that isn't consumed, and those not settled besides. Nothing is updated or deleted, so that it
+stays the same while a transaction is held open elsewhere.
 
 **The races.** No transaction spans two databases, and none is open while a consumer is asked. So each answer is one of
 the past when it is written:
@@ -36,8 +37,9 @@ the past when it is written:
   delivery is only appended while its message is there. One whose transaction is still open then slips in behind, is
   asked about for nothing, and goes when prune next looks at its segment, or at the rows around it.
 - *reset, skip, fail-over, restore*: a group whose offset went back is asked about as far as it has read; the cursor
-  stays, and consumed messages stay so. Those that an operator had it skip are left out, like what its filter leaves
-  out. A producer that was restored has the cursor of the same moment as its messages; new positions are of a later
+  and its ``starts`` stay, and consumed messages stay so. Those that an operator had it skip, or behind which it began
+  anew, are left out, like what its filter leaves out. A producer that was restored has the cursor of the same moment as
+  its messages; new positions are of a later
   epoch, and so behind it.
 - *a crash*: rows, notices and cursor of a batch are one transaction.
 
@@ -49,7 +51,7 @@ database that was restored tells nothing twice. A fate that was known before its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -73,12 +75,7 @@ from outbox.message.ids import derived_id
 from outbox.message.model import Counts, DeliveryStatus, Status
 from outbox.message.notice import DELIVERED
 from outbox.settings import Settings
-from outbox.telemetry.events import (
-    DeliveriesConfirmed,
-    InboxUnreachable,
-    MessageResent,
-    ResendExhausted,
-)
+from outbox.telemetry.events import DeliveriesConfirmed, InboxUnreachable, MessageResent, ResendExhausted
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import storable
 
@@ -89,6 +86,8 @@ if TYPE_CHECKING:
 
 #: The actor that sends again, in the audit.
 ACTOR = "confirm"
+#: Why a message that the group has read past isn't sent again yet.
+_SENT_AGAIN = "its newest send has yet to be read"
 #: How long (seconds) a batch waits for a lock.
 _PATIENCE = 10.0
 _FIRST = UUID(int=0)
@@ -184,14 +183,19 @@ def confirm_once(
 
 @dataclass(frozen=True, slots=True)
 class KnownFate:
-    """The fate of a message as written: the newest row, all that it was so far, how often it was sent again."""
+    """The fate of a message as known: the newest row, all that it was so far, how often it was sent again."""
 
     number: int = 0
     status: str = ""
     settled: bool = False
     reason: str | None = None
-    earlier: frozenset[str] = frozenset()
+    earlier: Sequence[str] = ()
     resends: int = 0
+
+
+_CONSUMED = KnownFate(status=DeliveryStatus.CONSUMED, settled=True)
+#: The number and the status of what needs no row: the cursor stands for it.
+_PLAIN = 1, DeliveryStatus.CONSUMED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +292,7 @@ class _Confirmation:
             return  # all that is left is the other worker's
 
     def _ask_again(self) -> None:
-        after = _FIRST
+        after, more = _FIRST, True
 
         def ask(size: int) -> tuple[int, UUID, bool]:
             unsettled = sql.unsettled(self._schema, **self._pair, after=after, limit=size)
@@ -297,43 +301,37 @@ class _Confirmation:
                 self._write(self._changed(ids), None)
             return len(ids), ids[-1] if ids else after, len(ids) == size
 
-        more = True
         while more and not self._stopping():
             _, after, more = by_size(self._connection, self._batch, self._settings.confirm_batch, ask)
 
     def _go_on(self, progress: Sequence[QueueProgress], size: int) -> tuple[int, bool]:
         """Confirm the next messages after the cursor; return ``size`` if that many may have been there, and if so."""
-        number, before = self._cursor()
-        positions = [max(each.start, at) for each, at in zip(progress, _padded(before, len(progress)), strict=True)]
+        ((number, starts, before),) = self._read(sql.cursor(self._schema, **self._pair)) or [(0, [], [])]
+        # A queue that it doesn't know begins where the group began.
+        starts, before = ([*each, *(queue.start for queue in progress[len(before) :])] for each in (starts, before))
         limit = max(size // len(progress), 1)
-        found = self._read(
-            sql.messages_between(
-                self._schema,
-                topic=self._group.topic,
-                queues=[each.queue for each in progress],
-                after=positions,
-                until=[each.position for each in progress],
-                limit=limit,
-                grace=self._settings.confirm_grace,
-            )
-        )
-        ids, more = _until_young(found, positions, limit)
-        starts = [each.start for each in progress]
+        queues, until = [each.queue for each in progress], [each.position for each in progress]
+        ranges = {"queues": queues, "after": before[: len(queues)], "until": until, "limit": limit}
+        of_topic = {"topic": self._group.topic, "grace": self._settings.confirm_grace}
+        found = self._read(sql.messages_between(self._schema, **of_topic, **ranges))
+        ids, positions, more = _until_young(found, before, limit)
         if ids or not number:
             cursor = sql.move_cursor(self._schema, **self._pair, number=number + 1, starts=starts, positions=positions)
-            self._write(self._changed(ids), cursor)
+            again = [row[2] for row in found if row[4]]
+            passed = sql.known_by_cursor(self._schema, ids=again, starts=starts, positions=before)
+            consumed = {half_id for (half_id,) in self._read(passed)} if again else set()
+            self._write(self._changed(ids, consumed, first=True), cursor)
         return size if more else 0, more
 
-    def _cursor(self) -> tuple[int, list[int]]:
-        rows = self._read(sql.cursor(self._schema, **self._pair))
-        return rows[0] if rows else (0, [])
+    def _changed(
+        self, ids: Sequence[UUID], consumed: Collection[UUID] = (), *, first: bool = False
+    ) -> list[tuple[KnownFate, NewDelivery]]:
+        """Ask about messages; return what is new of them, each with the fate as known before.
 
-    def _changed(self, ids: Sequence[UUID]) -> list[tuple[KnownFate, NewDelivery]]:
-        """Ask about messages; return the rows to append, each with the fate as known before."""
-        known = {
-            row[0]: KnownFate(row[1], row[2], row[3], row[4], frozenset(row[5]), row[6])
-            for row in self._read(self._known(ids))
-        }
+        ``consumed``: known so by a cursor, if there is no row. ``first``: a message that stays without one is consumed.
+        """
+        rows = self._read(sql.known(self._schema, ids=list(ids), group=self._group.group))
+        known = dict.fromkeys(consumed, _CONSUMED) | {id_: KnownFate(*values) for id_, *values in rows}
         unfinished = [id_ for id_ in ids if known.get(id_, KnownFate()).status != DeliveryStatus.CONSUMED]
         statuses = self._inbox.statuses(unfinished) if unfinished else {}
         unclear = [id_ for id_ in unfinished if id_ not in statuses or statuses[id_].status is Status.QUARANTINED]
@@ -342,12 +340,11 @@ class _Confirmation:
         for id_ in ids:
             before = known.get(id_, KnownFate())
             fate = fate_of(before, statuses.get(id_), sends.get(id_), self._settings.confirm_resends)
+            if fate is None and first and not before.status:
+                fate = Fate(DeliveryStatus.UNCONSUMED, settled=False, reason=_SENT_AGAIN)
             if fate is not None and (row := self._row(id_, before, fate)) is not None:
                 found.append((before, row))
         return found
-
-    def _known(self, ids: Sequence[UUID]) -> Statement:
-        return sql.known(self._schema, ids=list(ids), group=self._group.group)
 
     def _newest_sends(self, ids: Sequence[UUID]) -> dict[UUID, NewestSend]:
         rows = self._read(
@@ -356,7 +353,7 @@ class _Confirmation:
         sends = {}
         for id_, queue, position, grace_over, taken, compensated in rows:
             progress = self._progress.get(queue, QueueProgress(queue, 0, 0))
-            meant = taken and not progress.has_skipped(position)
+            meant = taken and position > progress.start and not progress.has_skipped(position)
             sends[id_] = NewestSend(position <= progress.position, grace_over, meant, compensated)
         return sends
 
@@ -370,7 +367,7 @@ class _Confirmation:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, found: Sequence[tuple[KnownFate, NewDelivery]], cursor: Statement | None) -> None:
-        """Append rows, with the notices that tell of them, and the cursor.
+        """Append rows, with the notices that tell of them, and the cursor, which stands for first rows ``consumed``.
 
         Raises:
             _Overtaken: another worker has moved the cursor; nothing is written.
@@ -381,11 +378,11 @@ class _Confirmation:
             execute(self._connection, plan_by_index(), wait_at_most(_PATIENCE))
             if cursor is not None and not execute(self._connection, cursor)[0]:
                 raise _Overtaken
-            appended = self._append([row for _, row in found])
-            lost = [row.half_id for row in appended if row.status == DeliveryStatus.UNCONSUMED]
+            new = self._append([row for _, row in found], plain=cursor is not None)
+            lost = [row.half_id for row in new if row.status == DeliveryStatus.UNCONSUMED and row.reason is None]
             resent = self._resend(lost) if lost else []
-            self._notify({row.half_id: known for known, row in found}, appended)
-        self._tell(appended, resent)
+            self._notify({row.half_id: known for known, row in found}, new)
+        self._tell(new, resent)
 
     def _notify(self, known: Mapping[UUID, KnownFate], rows: Sequence[NewDelivery]) -> None:
         """Tell callbacks of these rows: of the first of each kind."""
@@ -400,12 +397,12 @@ class _Confirmation:
         for group, of_group in notices.items():
             execute(self._connection, write_notices(self._schema, DELIVERED, group, of_group))
 
-    def _append(self, rows: Sequence[NewDelivery]) -> list[NewDelivery]:
-        """Append rows; return those that no other worker has appended before."""
-        if not rows:
-            return []
-        statement = sql.append(self._schema, self._group.topic, self._group.group, rows)
-        new = {half_id for (half_id,) in execute(self._connection, statement)[0]}
+    def _append(self, rows: Sequence[NewDelivery], *, plain: bool) -> list[NewDelivery]:
+        """Append rows, but those that are ``plain``; return all that no other worker has appended before."""
+        new = {row.half_id for row in rows if plain and (row.number, row.status) == _PLAIN}
+        if others := [row for row in rows if row.half_id not in new]:
+            statement = sql.append(self._schema, self._group.topic, self._group.group, others)
+            new |= {half_id for (half_id,) in execute(self._connection, statement)[0]}
         return [row for row in rows if row.half_id in new]
 
     def _resend(self, ids: Sequence[UUID]) -> list[UUID]:
@@ -440,27 +437,21 @@ class _Confirmation:
             return execute(self._connection, plan_by_index(), statement)[1]
 
 
-def _padded(positions: Sequence[int], queues: int) -> list[int]:
-    """Return a cursor's positions for so many queues: a topic may have been given more since."""
-    return [*positions[:queues], *[0] * (queues - len(positions))]
-
-
-def _until_young(found: Sequence[Row], positions: list[int], limit: int) -> tuple[list[UUID], bool]:
+def _until_young(found: Sequence[Row], before: list[int], limit: int) -> tuple[list[UUID], list[int], bool]:
     """Return which of the messages of each queue come before the first whose grace isn't over, and whether to go on.
 
-    Moves ``positions``, one for each queue, to the last of them. A message that was sent twice is in it once.
+    Between them are the positions of the last of each queue. A message that was sent twice is in it once.
     """
     ids: dict[UUID, None] = {}
-    taken = [0] * len(positions)
-    ended: set[int] = set()
-    for queue, position, half_id, grace_over in found:
+    positions, taken, ended = list(before), [0] * len(before), set[int]()
+    for queue, position, half_id, grace_over, _ in found:
         if not grace_over:
             ended.add(queue)
         if queue not in ended:
             ids[half_id] = None
             positions[queue] = position
             taken[queue] += 1
-    return list(ids), limit in taken
+    return list(ids), positions, limit in taken
 
 
 def _tasks(at: Post) -> Iterator[Task]:

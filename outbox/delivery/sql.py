@@ -8,13 +8,13 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import SKIPPED, TOOK_EFFECT
+from outbox.database.sql import IS_CONFIRMED, SKIPPED, TOOK_EFFECT
 
 # --- in the producer's database --------------------------------------------------------------------------------------
 
-#: Read the newest cursor of a group. Rows: ``(number, positions)`` or none.
+#: Read the newest cursor of a group. Rows: ``(number, starts, positions)`` or none.
 cursor: Template = Template("""
-SELECT number, positions FROM {s}.delivery_cursor
+SELECT number, starts, positions FROM {s}.delivery_cursor
  WHERE topic = %(topic)s AND consumer_group = %(group)s
  ORDER BY number DESC LIMIT 1
 """)
@@ -28,12 +28,13 @@ ON CONFLICT DO NOTHING
 RETURNING number
 """)
 
-#: Read the next messages of each queue between two positions. Rows: ``(queue, position, id, its grace is over)``.
+#: Read the next messages of each queue between two positions. Rows: ``(queue, position, id, its grace is over, it was
+#: sent again)``.
 messages_between: Template = Template("""
 SELECT r.queue, m.position, m.half_id,
-       m.visible_at < clock_timestamp() - make_interval(secs => %(grace)s)
+       m.visible_at < clock_timestamp() - make_interval(secs => %(grace)s), m.send_number > 1
   FROM unnest(%(queues)s::int[], %(after)s::bigint[], %(until)s::bigint[]) r (queue, after, until)
- CROSS JOIN LATERAL (SELECT position, half_id, visible_at FROM {s}.message m
+ CROSS JOIN LATERAL (SELECT position, half_id, visible_at, send_number FROM {s}.message m
                       WHERE m.topic = %(topic)s AND m.queue = r.queue
                         AND m.position > r.after AND m.position <= r.until
                       ORDER BY m.position LIMIT %(limit)s) m
@@ -49,6 +50,14 @@ SELECT half_id FROM {s}.delivery d
  ORDER BY half_id LIMIT %(limit)s
 """)
 
+#: Read which of these messages are known as consumed by a cursor alone, if they have no delivery. Rows: ``(id,)``.
+known_by_cursor: Template = Template(f"""
+SELECT w.id
+  FROM unnest(%(ids)s::uuid[]) w (id)
+ CROSS JOIN (SELECT %(starts)s::bigint[] AS starts, %(positions)s::bigint[] AS positions) g
+ CROSS JOIN LATERAL (SELECT FROM {{s}}.message m WHERE m.half_id = w.id AND {IS_CONFIRMED} LIMIT 1) m
+""")
+
 # One look by the primary key for each id, whatever the statistics say.
 #: Read the newest deliveries of these messages, if there are any. Rows: ``(id, number, status, settled, reason, all
 #: statuses, resends)``.
@@ -59,7 +68,7 @@ SELECT w.id, d.*
        SELECT max(number), (array_agg(status ORDER BY number DESC))[1], (array_agg(settled ORDER BY number DESC))[1],
               (array_agg(reason ORDER BY number DESC))[1],
               array_agg(DISTINCT status),
-              count(*) FILTER (WHERE status = 'unconsumed')
+              count(*) FILTER (WHERE status = 'unconsumed' AND reason IS NULL)
          FROM {s}.delivery WHERE half_id = w.id AND consumer_group = %(group)s
        HAVING count(*) > 0 OFFSET 0) d
 """)

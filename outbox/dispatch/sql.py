@@ -203,9 +203,9 @@ _MANY = "(SELECT sum(due) > 20 FROM topics)"
 _EPOCH_BEGINS = f"(SELECT epoch << {NUMBER_BITS} FROM {{s}}.dispatch_cursor ORDER BY id DESC LIMIT 1)"
 
 # From entries to messages; the same for a dispatch, a release and a resend. An entry without a topic is one whose half
-# can't be seen: its id is returned, and it is left to the caller. The end of a queue is looked up once, at
-# its first row: looked up for each row, it would step over all those that this statement has inserted and can't see.
-# ``sequence`` orders a batch's entries,
+# can't be seen: its id is returned, and it is left to the caller. The end of a queue is looked up once, at its first
+# row: looked up for each row, it would step over all those that this statement has inserted and can't see. ``sequence``
+# orders a batch's entries, also as they are inserted: by queue, ids would split pages in the middle of their index.
 # ``turn`` is the sequence of the op: messages without a key take the queues in turn. A queue that the sender chose was
 # one of the topic's when it was written; the remainder sees to it that no consumer misses it, whatever program wrote
 # the half. A queue whose last position is of an earlier epoch goes on with its numbers in this one. What a paused topic
@@ -230,7 +230,7 @@ _APPEND = f""", new_topic AS (
       FROM entry JOIN topics USING (topic)
      WHERE {_DUE}
 ), numbered AS (
-    SELECT topic, queue, half_id, send_number, number,
+    SELECT topic, queue, half_id, sequence, send_number, number,
            CASE WHEN number = 1 THEN coalesce((SELECT max(position) FROM {{s}}.message m
                                                 WHERE m.topic = n.topic AND m.queue = n.queue), 0) END AS ended
       FROM (SELECT *, row_number() OVER (PARTITION BY topic, queue ORDER BY sequence) AS number FROM placed) n
@@ -238,6 +238,7 @@ _APPEND = f""", new_topic AS (
     INSERT INTO {{s}}.message (topic, queue, position, half_id, send_number)
     SELECT topic, queue, greatest(after, {_EPOCH_BEGINS} + {number("after")}) + number, half_id, send_number
       FROM (SELECT *, max(ended) OVER (PARTITION BY topic, queue) AS after FROM numbered) n
+     ORDER BY sequence
     RETURNING 1
 ), news AS MATERIALIZED (
     SELECT topic AS text FROM topics WHERE due > 0 AND {_MANY}

@@ -34,7 +34,7 @@ MAX_HEADER_BYTES = 16 * 1024
 
 #: The header that says how a body is compressed; readers take it off.
 ENCODING_HEADER = "outbox-encoding"
-#: The header with the process that wrote the message, as ``host:pid``; readers but an operator's take it off.
+#: The header with the process that wrote the message, as ``host:pid``: SQL writes it, and an operator sees it.
 SENDER_HEADER = "outbox-sender"
 #: Headers that tie messages together. The first message of the chain, where that isn't the message itself; the one
 #: whose handler sent this one; the topic that an answer goes to; the message that this one answers.

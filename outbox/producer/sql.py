@@ -22,21 +22,19 @@ _HALF = "id, producer_group, topic, key, tag, headers, content_type, body, deliv
 # One message a transaction is the common case, and scalars cost the client much less than arrays of one.
 _SEND_ONE = """
 WITH half AS (
-    INSERT INTO {s}.half_message (id, producer_group, topic, key, tag, headers, content_type, body)
+    INSERT INTO {s}.half_message (id, producer_group, topic, key, tag, headers, content_type, body, sender)
     VALUES (%(id)b, %(producer_group)s, %(topic)s, %(key)s, %(tag)s, %(headers)s::text::jsonb, %(content_type)s,
-            %(body)b)
+            %(body)b, %(sender)s)
 )
 INSERT INTO {s}.op_message (half_id, resolution, decided_by) VALUES (%(id)b, 'commit', 'producer')
 """
 
-
 # The op is written by a trigger, at the COMMIT.
 _SEND_LATE = f"""
-INSERT INTO {{s}}.half_message (queue, {_HALF}, at_commit)
-VALUES (%s, %s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
+INSERT INTO {{s}}.half_message (sender, queue, {_HALF}, at_commit)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
         coalesce(%s::timestamptz, clock_timestamp() + make_interval(secs => %s)), true)
 """
-
 
 _SENT_COLUMNS = (
     """id, producer_group, topic, key, tag, headers, content_type, body, deliver_at, delay, fenced, immunity"""
@@ -46,8 +44,8 @@ _ARRAYS = """%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::tex
 
 
 _INSERT = f"""
-    INSERT INTO {{s}}.half_message (queue, {_HALF})
-    SELECT queue, id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
+    INSERT INTO {{s}}.half_message (sender, queue, {_HALF})
+    SELECT sender, queue, id, producer_group, topic, key, tag, headers::jsonb, content_type, body,
            coalesce(deliver_at, clock_timestamp() + make_interval(secs => delay))
       FROM given"""
 
@@ -60,7 +58,7 @@ _UNCHECKED = """, unchecked AS (
 
 _SEND = f"""
 WITH given AS (
-    SELECT * FROM unnest(%s::int[], {_ARRAYS})
+    SELECT %s::text AS sender, * FROM unnest(%s::int[], {_ARRAYS})
     WITH ORDINALITY AS g (queue, {_SENT_COLUMNS}, number)
 ), half AS ({_INSERT} ORDER BY number
 ){_UNCHECKED}
@@ -73,7 +71,7 @@ SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 # other. Ops have the order of the sends. Without a conflict target, so that it needs no right to read more than the id.
 _SEND_ONCE = f"""
 WITH given AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bool[], %s::int[], {_ARRAYS})
+    SELECT %s::text AS sender, * FROM unnest(%s::bool[], %s::int[], {_ARRAYS})
     WITH ORDINALITY AS g (once, queue, {_SENT_COLUMNS}, number)
 ), first AS ({_INSERT} WHERE once ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id
@@ -205,7 +203,7 @@ def write_halves(schema: str, halves: Sequence[tuple[HalfMessage, Preparation | 
     if len(halves) == 1 and halves[0][1] is None and (values := _plain_values(halves[0][0])) is not None:
         return Statement(in_schema(_SEND_ONE, schema), values)
     rows = [(half.queue, *_sent_values(half, prep)) for half, prep in halves]
-    return Statement(in_schema(_SEND, schema), [list(column) for column in zip(*rows, strict=True)])
+    return Statement(in_schema(_SEND, schema), [_sender(os.getpid()), *map(list, zip(*rows, strict=True))])
 
 
 def write_once(
@@ -216,7 +214,7 @@ def write_once(
     It waits for transactions that are sending the same.
     """
     rows = [(half.id in once, half.queue, *_sent_values(half, prep)) for half, prep in halves]
-    return Statement(in_schema(_SEND_ONCE, schema), [list(column) for column in zip(*rows, strict=True)])
+    return Statement(in_schema(_SEND_ONCE, schema), [_sender(os.getpid()), *map(list, zip(*rows, strict=True))])
 
 
 def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Statement:
@@ -225,7 +223,7 @@ def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Stateme
     ``once``: unless its id is there already. Rows: ``(id,)`` if it was written.
     """
     sql = f"{_SEND_LATE}ON CONFLICT DO NOTHING RETURNING id" if once else _SEND_LATE
-    return Statement(in_schema(sql, schema), (half.queue, *_columns(half)))
+    return Statement(in_schema(sql, schema), (_sender(os.getpid()), half.queue, *_columns(half)))
 
 
 def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:
@@ -253,18 +251,19 @@ def _plain_values(half: HalfMessage) -> dict[str, object] | None:
         "headers": _headers(half),
         "content_type": half.content_type,
         "body": half.body,
+        "sender": _sender(os.getpid()),
     }
 
 
-def _headers(half: HalfMessage) -> str:
-    sender, alone = _sender(os.getpid())
-    return json.dumps({**half.headers, SENDER_HEADER: sender}, ensure_ascii=False) if half.headers else alone
+def _headers(half: HalfMessage) -> str | None:
+    own = {name: value for name, value in half.headers.items() if name != SENDER_HEADER}
+    return json.dumps(own, ensure_ascii=False) if own else None
 
 
 @cache
-def _sender(_pid: int) -> tuple[str, str]:
-    """Return the name of this process, of which a fork has another one, and the headers of a message without any."""
-    return process_name(), json.dumps({SENDER_HEADER: process_name()})
+def _sender(_pid: int) -> str:
+    """Return the name of this process, of which a fork has another one."""
+    return process_name()
 
 
 DUTIES = (

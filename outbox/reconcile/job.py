@@ -305,9 +305,8 @@ class Pair:
         return self.topic, self.group
 
     def from_feed(self, feed: str) -> Pair:
-        """Return it with the feed that the group has of this producer's topic (`outbox.database.source`)."""
-        pair = replace(self)
-        object.__setattr__(pair, "feed", feed)
+        """Return it with the feed that the group has of this producer's topic."""
+        object.__setattr__(pair := replace(self), "feed", feed)
         return pair
 
     def __str__(self) -> str:

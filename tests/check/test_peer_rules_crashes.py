@@ -199,11 +199,7 @@ def test_answer_of_the_commit_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert len(pids) == 1
     bench.age_and_check()
     bench.dispatch()
-    assert (bench.op(half_id), bench.answers(half_id), bench.messages()) == (
-        ("commit", "check"),
-        ["commit"],
-        [half_id],
-    )
+    assert (bench.op(half_id), bench.answers(half_id), bench.messages()) == (("commit", "check"), ["commit"], [half_id])
 
 
 @pytest.mark.parametrize(

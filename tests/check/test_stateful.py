@@ -307,9 +307,6 @@ def test_any_order(world: World) -> None:
     run_state_machine_as_test(
         type("Machine", (Machine,), {"world": world}),
         settings=settings(
-            max_examples=tries(5),
-            stateful_step_count=50,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
+            max_examples=tries(5), stateful_step_count=50, print_blob=True, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -34,12 +34,7 @@ from tests.kit import tries
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 #: Requests of each operation and each kind; to make one up takes schemathesis longer than the console to answer it.
 EXAMPLES = tries(2)
-BOUNDED = settings(
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+BOUNDED = settings(database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 class Problem(BaseModel):

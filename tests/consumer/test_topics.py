@@ -121,7 +121,7 @@ def test_the_key_and_the_version_come_from_the_topic(bench: Bench) -> None:
         app.send(session, "t", {"number": "B1"}, headers={"campaign": "spring"})
         app.send(session, app.topics["t"], OrderTwo(number="B2"), key="mine")
     assert bench.rows("SELECT key FROM outbox.half_message ORDER BY id") == ["B1", "mine"]
-    assert bench.rows("SELECT headers - 'outbox-sender' FROM outbox.half_message ORDER BY id") == [
+    assert bench.rows("SELECT headers FROM outbox.half_message ORDER BY id") == [
         {"campaign": "spring", "outbox-version": "2"},
         {"outbox-version": "2"},
     ]

@@ -24,10 +24,7 @@ def _confirm(pipe: Pipe, url: str, consumers: list[str], after: int) -> None:
     with engine.connect() as connection:
         stops.arm(after)
         confirm_once(
-            connection,
-            Settings(confirm_grace=0.0),
-            groups=app.groups_to_confirm(),
-            callbacks=app.delivery_callbacks,
+            connection, Settings(confirm_grace=0.0), groups=app.groups_to_confirm(), callbacks=app.delivery_callbacks
         )
         stops.arm(0)
     pipe.send(("ended", stops.where))

@@ -19,6 +19,15 @@ from outbox.database.tables import common_tables, consumer_tables, producer_tabl
 from outbox.embedded import find_binaries
 from outbox.errors import InvalidSettings, SchemaMissing
 
+#: Columns that are always there, and that may have padding before them.
+PADDED = text("""
+SELECT a.attrelid::regclass, a.attname
+  FROM pg_attribute a JOIN pg_attribute b ON b.attrelid = a.attrelid AND b.attnum BETWEEN 1 AND a.attnum - 1
+ WHERE a.attrelid IN (SELECT to_regclass('outbox.' || name) FROM unnest(CAST(:tables AS text[])) name) AND a.attnotnull
+   AND (b.attlen < 0 AND a.attlen > 0 AND a.attalign <> 'c'
+        OR b.attlen > 0 AND b.attlen % CASE a.attalign WHEN 'd' THEN 8 WHEN 'i' THEN 4 WHEN 's' THEN 2 ELSE 1 END > 0
+           AND a.attlen > 0)
+""")
 NOTHING = {"common": None, "producer": None, "consumer": None}
 #: The revisions of each branch, the oldest first.
 CHAIN = {branch: chain.history(branch)[::-1] for branch in chain.BRANCHES}
@@ -248,6 +257,14 @@ def go(engine: Engine, start: Collection[str], end: Collection[str]) -> None:
     with engine.begin() as connection:
         for statement in migration.statements(start, end):
             connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def test_large_tables_have_no_padding(url: str, engine: Engine) -> None:
+    """Each byte of a row is written to the log, too: columns of a fixed length come first, the widest before others."""
+    migration.upgrade(url)
+    large = ["half_message", "op_message", "message", "consumer_message"]
+    with engine.connect() as connection:
+        assert connection.execute(PADDED, {"tables": large}).all() == []
 
 
 def test_statements_leave_nothing_behind(engine: Engine) -> None:

@@ -154,12 +154,7 @@ def test_acts_that_need_a_reason(desk: Desk, action: str) -> None:
 
 @pytest.mark.parametrize(
     ("action", "state"),
-    [
-        ("resend", "dispatched"),
-        ("check", "undecided"),
-        ("retry", "parked"),
-        ("restore", "discarded"),
-    ],
+    [("resend", "dispatched"), ("check", "undecided"), ("retry", "parked"), ("restore", "discarded")],
 )
 def test_acts_that_need_no_reason(desk: Desk, action: str, state: str) -> None:
     """What only tries again may be done without one."""

@@ -10,14 +10,7 @@ import pytest
 
 from outbox.acts.changes import Actor, MessageStatus, Target
 from outbox.embedded import ServerLike
-from outbox.errors import (
-    ActRefused,
-    BulkJobTooLarge,
-    CompensationRefused,
-    InvalidRequest,
-    NotFound,
-    SelectorChanged,
-)
+from outbox.errors import ActRefused, BulkJobTooLarge, CompensationRefused, InvalidRequest, NotFound, SelectorChanged
 from outbox.message.model import Status, uuid7
 from outbox.operator import model
 from outbox.operator.bulk import jobs

@@ -124,10 +124,7 @@ def test_the_audit_has_the_difference_masked(bank: Bank) -> None:
     assert row.result == {
         "copy": str(copy),
         "original": "quarantine",
-        "changes": [
-            {"path": "iban", "from": "***", "to": "***"},
-            {"path": "note", "from": "rent", "to": None},
-        ],
+        "changes": [{"path": "iban", "from": "***", "to": "***"}, {"path": "note", "from": "rent", "to": None}],
     }
     assert "DE17" not in json.dumps(row.result)
 

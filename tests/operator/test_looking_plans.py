@@ -152,7 +152,7 @@ def test_a_key_is_found_by_its_index_in_a_topic(server: ServerLike, template: st
         execute(connection, plan_by_index(), Statement(OF_ONE_TOPIC))
         for each in [
             message_sql.list_messages("outbox", wanted, ID, 51, by_key=True),
-            message_sql.count_of_key("outbox", wanted, None, 2_000),
+            message_sql.count_of_key("outbox", "k", 2_000),
             matched(wanted, None),
             matched(wanted, ID),
         ]:

@@ -59,7 +59,7 @@ def halves(engine: Engine, schema: str = "outbox") -> list[Any]:
     return Tables(engine).records(
         "SELECT h.id, h.topic, h.key, h.producer_group, convert_from(h.body, 'UTF8')::jsonb AS body,"
         " o.resolution, o.decided_by, c.half_id IS NOT NULL AS waits, c.fenced, h.deliver_at, h.born_at,"
-        " h.tag, h.headers - 'outbox-sender' AS headers, h.content_type, c.next_check_at"
+        " h.tag, h.headers, h.content_type, c.next_check_at"
         f" FROM {schema}.half_message h LEFT JOIN {schema}.op_message o ON o.half_id = h.id"
         f" LEFT JOIN {schema}.half_check c ON c.half_id = h.id ORDER BY o.sequence, h.id"
     )

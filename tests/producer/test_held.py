@@ -287,11 +287,7 @@ def test_savepoints_stay_allowed(town: Town, engine: Engine) -> None:
         "SELECT CASE WHEN true THEN 'COMMIT; COMMIT' END",
         "DO $$ BEGIN PERFORM 1; END $$; SELECT 'it''s; ROLLBACK' -- ; COMMIT",
     )
-    acts = [
-        by_sql(*undone),
-        lambda session, _: _nested(session),
-        by_connection(_in_driver_transaction),
-    ]
+    acts = [by_sql(*undone), lambda session, _: _nested(session), by_connection(_in_driver_transaction)]
     for number, act in enumerate(acts, 1):
         town.decorated("transactional", act)(number)
     assert (changes(engine), messages(engine)) == ({1, 2, 3}, [1, 2, 3])

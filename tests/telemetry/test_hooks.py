@@ -337,4 +337,4 @@ def test_the_context_of_an_outbox_is_its_own(engine: Engine) -> None:
     with engine.begin() as connection:
         outbox.send(connection, "paid", {})
     with engine.connect() as connection:
-        assert connection.execute(text("SELECT headers - 'outbox-sender' FROM outbox.half_message")).scalar() == {}
+        assert connection.execute(text("SELECT count(headers) FROM outbox.half_message")).scalar() == 0

@@ -226,10 +226,7 @@ def refused_engines(url: URL) -> Iterator[tuple[Bind, str]]:
     yield made(url, "asyncpg", "creator", is_async=True), "a creator"
     yield made(url, "psycopg", "creator", is_async=True), "a creator"
     yield made(url, "psycopg2", "creator", is_async=False), "a creator"
-    yield (
-        create_async_engine(asyncpg_url, connect_args={"ssl": ssl.create_default_context()}),
-        "of type SSLContext",
-    )
+    yield (create_async_engine(asyncpg_url, connect_args={"ssl": ssl.create_default_context()}), "of type SSLContext")
     yield create_async_engine(asyncpg_url, connect_args={"connection_class": asyncpg.Connection}), "connection_class"
     yield create_async_engine(asyncpg_url, connect_args={"ssl": True}), "sslmode of type bool"
     yield create_async_engine(asyncpg_url, connect_args={"direct_tls": True}), "direct_tls of type bool"

@@ -37,19 +37,23 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
     tables: Tables = {
         # The inbox. A consumed row is inserted once and never changed; only failures are updated.
         "consumer_message": [
+            Column("position", BigInteger, nullable=False),
+            Column("received_at", TIME, nullable=False, server_default=NOW),
+            Column("changed_at", TIME, nullable=False, server_default=NOW),
+            Column("queue", Integer, nullable=False),
+            Column("attempts", Integer, nullable=False),
+            Column("starts", Integer, nullable=False, server_default=text("0")),
+            # In which of the group's passages of the queue (consumer_passage) this row was written.
+            Column("passage", SmallInteger, nullable=False, server_default=text("0")),
+            # It may not be tried before it is the first of the rows of its ``order_key``.
+            Column("follows", Boolean, nullable=False, server_default=text("false")),
             Column("consumer_group", NAME, primary_key=True),
             Column("message_id", Uuid, primary_key=True),
             Column("topic", NAME, nullable=False),
-            Column("queue", Integer, nullable=False),
-            Column("position", BigInteger, nullable=False),
             Column("status", Text, nullable=False),
-            Column("attempts", Integer, nullable=False),
-            Column("starts", Integer, nullable=False, server_default=text("0")),
-            Column("next_attempt_at", TIME),
             Column("body_digest", LargeBinary),
+            Column("next_attempt_at", TIME),
             Column("last_error", Text),
-            Column("received_at", TIME, nullable=False, server_default=NOW),
-            Column("changed_at", TIME, nullable=False, server_default=NOW),
             # What failures with one cause have in common; dead letters are grouped by it.
             Column("error_kind", Text),
             # Parked, and an operator has decided that this is the end of it.
@@ -57,13 +61,9 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # The bulk job that quarantined the message off before a compensation, and what the inbox said before.
             Column("quarantined_by", Uuid),
             Column("quarantined_from", Text),
-            # In which of the group's passages of the queue (consumer_passage) this row was written.
-            Column("passage", SmallInteger, nullable=False, server_default=text("0")),
-            # Of a group that is ordered by key: the key whose later messages this row holds back, its number among the
-            # rows of that key, and whether it may not be tried before it is the first of them.
+            # Of a group that is ordered by key: the key whose later messages this row holds back, and its number there.
             Column("order_key", NAME),
             Column("turn", BigInteger),
-            Column("follows", Boolean, nullable=False, server_default=text("false")),
             CheckConstraint(f"status IN {sql_list(Status)}", name="status"),
             CheckConstraint("attempts >= 0 AND starts >= 0", name="attempts"),
             CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),

@@ -38,30 +38,30 @@ def producer_tables(schema: str = "outbox") -> MetaData:
     """Return the metadata of the producer's tables in ``schema``; nothing on the hot path is updated or deleted."""
     sequence = Sequence("op_sequence", schema=schema)
     tables: Tables = {
-        # Written in the caller's transaction; never changed. Prune reads it by id, which begins with the time.
+        # Written in the caller's transaction; never changed. Columns of a fixed length come first: nothing is padded.
         "half_message": [
             Column("id", Uuid, primary_key=True),
+            Column("born_at", TIME, nullable=False, server_default=NOW),
             Column("producer_group", NAME, nullable=False),
             Column("topic", NAME, nullable=False),
-            Column("key", NAME),
-            Column("tag", NAME),
-            Column("headers", JSONB),
             Column("content_type", Text, nullable=False),
-            Column("body", LargeBinary, nullable=False),
-            Column("deliver_at", TIME),
-            Column("born_at", TIME, nullable=False, server_default=NOW),
             # As the inbox keeps it (outbox/consumer/passage.py). Made once, here: a reconciliation that computed it for
             # each row would take three times as long. Generated, so that it follows a body changed by hand.
             Column("body_digest", LargeBinary, Computed("substr(sha256(body), 1, 16)", persisted=True)),
+            Column("key", NAME),
+            Column("tag", NAME),
+            Column("sender", Text),  # the host and the process that wrote it, if that was Python
+            Column("headers", JSONB),
+            Column("body", LargeBinary, nullable=False),
+            Column("deliver_at", TIME),
+            Column("queue", Integer),  # that the sender chose
             # True: a deferred trigger writes the op(commit), at the COMMIT (see the SQL functions of the migrations).
             Column("at_commit", Boolean),
-            # The queue that the sender chose.
-            Column("queue", Integer),
             CheckConstraint("octet_length(topic) BETWEEN 1 AND 127", name="topic"),
             CheckConstraint("octet_length(key) <= 255", name="key"),
-            # Serve operators: the messages of a key, and of a topic, however few among all others. A send pays a
-            # hundredth of its time for each.
-            Index("ix_half_message_key", "key", "id", postgresql_where=text("key IS NOT NULL")),
+            # Serve operators: the messages of a key (all, or by another index), and of a topic, however few among all
+            # others. A send pays a hundredth of its time for each.
+            Index("ix_half_message_key", "key", postgresql_where=text("key IS NOT NULL")),
             Index("ix_half_message_topic", "topic", "id"),
             # Serves operators: the messages of a conversation. An id has 36 characters; a header may be too long for an
             # index.
@@ -137,10 +137,10 @@ def producer_tables(schema: str = "outbox") -> MetaData:
         "op_message": [
             Column("half_id", Uuid, primary_key=True),
             Column("sequence", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
-            Column("resolution", Text, nullable=False),
-            Column("decided_by", Text, nullable=False),
             Column("decided_at", TIME, nullable=False, server_default=NOW),
             Column("xid", XID8, nullable=False, server_default=func.pg_current_xact_id()),
+            Column("resolution", Text, nullable=False),
+            Column("decided_by", Text, nullable=False),
             CheckConstraint("resolution IN ('commit', 'rollback')", name="resolution"),
             CheckConstraint("decided_by IN ('producer', 'check', 'operator')", name="decided_by"),
             # Serves dispatch: ops of transactions begun or finished since the last snapshot.
@@ -149,14 +149,14 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Index(None, "sequence"),
         ],
         "message": [
-            Column("topic", NAME, nullable=False),
-            Column("queue", Integer, nullable=False),
-            Column("position", BigInteger, nullable=False),
             # The primary key serves "was this half dispatched, how often": resend, re-base after a restore, `messages
             # show`; and refuses a second message for the same send, whatever a dispatcher does.
             Column("half_id", Uuid, primary_key=True),
-            Column("send_number", SmallInteger, primary_key=True, autoincrement=False),
+            Column("position", BigInteger, nullable=False),
             Column("visible_at", TIME, nullable=False, server_default=NOW),
+            Column("queue", Integer, nullable=False),
+            Column("send_number", SmallInteger, primary_key=True, autoincrement=False),
+            Column("topic", NAME, nullable=False),
             CheckConstraint("position > 0", name="position"),
             CheckConstraint("send_number > 0", name="send_number"),
             # Serves consumers, and dispatch, whose lock makes positions unique.
@@ -230,8 +230,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("compensated_at", TIME, nullable=False, server_default=NOW),
             Column("bulk_job_id", Uuid),
         ],
-        # Appended; the newest of a message and a group counts. ``settled``: no worker asks about it any more.
-        # The columns: outbox/delivery/confirm_pass.py.
+        # Appended; the newest of a message and a group counts. Without one, a message before the cursor is consumed.
         "delivery": [
             Column("half_id", Uuid, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),
@@ -249,7 +248,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
         ],
         # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the
-        # group began, and up to which position each message has a delivery in it.
+        # group began, and up to which position the fate of each message is known. See outbox/delivery/confirm_pass.py.
         "delivery_cursor": [
             Column("topic", NAME, primary_key=True),
             Column("consumer_group", NAME, primary_key=True),

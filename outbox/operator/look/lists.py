@@ -240,7 +240,7 @@ def _messages(
     search: Callable[[], BodySearch],
 ) -> Part[model.MessageRow]:
     schema = database.schema
-    by_key = _finds_by_key(connection, schema, criteria, after)
+    by_key = _finds_by_key(connection, schema, criteria.key)
     many = limit if criteria.body is None else message_sql.BODIES
     (rows,) = execute(connection, message_sql.list_messages(schema, criteria, after, many, by_key=by_key))
     end, count, *_ = rows[0]
@@ -281,14 +281,11 @@ def _with_value(found: Sequence[Row], path: str, value: str, limit: int, search:
     return fitting, len(found)
 
 
-def _finds_by_key(connection: Connection, schema: str, criteria: model.MessageFilter, after: UUID | None) -> bool:
+def _finds_by_key(connection: Connection, schema: str, key: str | None) -> bool:
     """Tell whether there is an index for the key, and not too many messages that have it."""
-    if criteria.key is None:
+    if key is None or not query(connection, schema, message_sql.KEY_INDEX)[0][0]:
         return False
-    ((there_is,),) = query(connection, schema, message_sql.KEY_INDEX)
-    if not there_is:
-        return False
-    (((count,),),) = execute(connection, message_sql.count_of_key(schema, criteria, after, message_sql.OF_KEY + 1))
+    (((count,),),) = execute(connection, message_sql.count_of_key(schema, key, message_sql.OF_KEY + 1))
     return bool(count <= message_sql.OF_KEY)
 
 

@@ -359,7 +359,7 @@ def _at_producer(found: MessageFacts) -> Iterator[Event]:
         again = "" if send["send_number"] == 1 else f" again (send {send['send_number']})"
         where = f"queue {send['queue']}, position {send['position']}"
         yield Event(send["visible_at"], "dispatched", f"Dispatched{again}", name, where)
-    for delivery in found.deliveries:
+    for delivery in (each for each in found.deliveries if each["recorded_at"]):  # of a cursor's, it isn't kept
         title = f"Known to be {delivery['status'].replace('_', ' ')} in group {delivery['group']}"
         yield Event(delivery["recorded_at"], "confirmed", title, name, delivery["reason"])
     scheduled = found.scheduled or {}

@@ -12,8 +12,8 @@ from uuid import UUID
 from outbox.acts.changes import MessageStatus
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import GROUP_QUEUES, message_status
-from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER
+from outbox.database.sql import GROUP_QUEUES, IS_CONFIRMED, message_status
+from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER, SENDER_HEADER
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
 from outbox.operator.look.paging import count_of, fitting
@@ -34,13 +34,23 @@ IS_BEING_ASKED = "(c.last_error IS NOT DISTINCT FROM %(unanswered)s AND c.next_c
 LAST_CHECK = f"""{IS_BEING_ASKED}, CASE WHEN NOT {IS_BEING_ASKED} THEN c.last_answer END,
        CASE WHEN NOT {IS_BEING_ASKED} THEN {{error}} END, c.checked_at, c.next_check_at"""
 
+# Python writes the sender beside the headers, of which most messages have none.
+_OF_SENDER = f"jsonb_strip_nulls(jsonb_build_object('{SENDER_HEADER}', h.sender))"
+_HEADERS = f"nullif(coalesce(h.headers, '{{}}') || {_OF_SENDER}, '{{}}')"
+
+# A group is known by its cursor: where it began, and how far was asked. Read once, not for each message.
+_CURSORS = """jsonb_to_recordset((SELECT jsonb_agg(k) FROM (
+                    SELECT DISTINCT ON (topic, consumer_group) * FROM {s}.delivery_cursor
+                     ORDER BY topic, consumer_group, number DESC) k))
+             g (topic text, consumer_group text, starts int8[], positions int8[])"""
+
 #: The rows of a message in the producer's tables. A check without an answer counts as being asked until ``timeout``
 #: seconds have passed, or its lease has run out: a decision deletes the lease, and the worker that was asking at that
 #: moment may still answer.
 PRODUCER_SIDE = {
     "half": Query(f"""
 -- id producer_group topic key tag headers:json content_type body_bytes raw deliver_at born_at status
-SELECT h.id, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type, octet_length(h.body),
+SELECT h.id, h.producer_group, h.topic, h.key, h.tag, ({_HEADERS})::text, h.content_type, octet_length(h.body),
        substring(h.body FROM 1 FOR %(most)s), h.deliver_at, h.born_at, {message_status()}
   FROM {{s}}.half_message h
   LEFT JOIN {{s}}.op_message o ON o.half_id = h.id
@@ -73,10 +83,15 @@ SELECT resolution, decided_by, decided_at, sequence, xid::text FROM {s}.op_messa
 -- error_kind error raised_at
 SELECT error_kind, error, raised_at FROM {s}.half_error WHERE half_id = %(id)s
 """),
-    "deliveries": Query("""
+    "deliveries": Query(f"""
 -- group status settled reason recorded_at
-SELECT consumer_group, status, settled, reason, recorded_at FROM {s}.delivery
- WHERE half_id = %(id)s ORDER BY recorded_at, consumer_group, number LIMIT 1000
+SELECT consumer_group, status, settled, reason, recorded_at FROM {{s}}.delivery WHERE half_id = %(id)s
+ UNION ALL
+SELECT DISTINCT g.consumer_group, 'consumed', true, NULL, NULL::timestamptz
+  FROM {{s}}.message m JOIN {_CURSORS} ON g.topic = m.topic AND {IS_CONFIRMED}
+ WHERE m.half_id = %(id)s AND NOT EXISTS (
+       SELECT FROM {{s}}.delivery d WHERE d.half_id = m.half_id AND d.consumer_group = g.consumer_group)
+ ORDER BY recorded_at, consumer_group LIMIT 1000
 """),
     "sends": Query("""
 -- send_number queue position visible_at
@@ -96,17 +111,14 @@ SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.com
 BODY = f"SELECT content_type, body, headers ->> '{ENCODING_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
 
 #: Which groups of a topic have come to a position in a queue, 1,000 at most. Rows: ``(group, left_out or unconsumed)``.
-REACHED = (
-    GROUP_QUEUES
-    + """, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
+REACHED = f"""{GROUP_QUEUES}, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
 SELECT consumer_group,
-       CASE WHEN (SELECT max(position) FROM {s}.consumer_offset o
+       CASE WHEN (SELECT max(position) FROM {{s}}.consumer_offset o
                    WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s)
                  >= %(position)s THEN 'left_out' ELSE 'unconsumed' END
   FROM known k
  ORDER BY 1 LIMIT 1000
 """
-)
 
 #: The failed attempts of groups at a message, the oldest first, 1,000 at most. Rows: the fields of `FailedAttempt`.
 ATTEMPTS: Template = Template("""
@@ -156,8 +168,7 @@ SELECT h.id, h.headers ->> '{CAUSE_HEADER}', h.headers ->> '{CORRELATION_HEADER}
 """)
 
 #: The inbox rows of messages, by group.
-RECEIPTS = Query(
-    f"""
+RECEIPTS = Query(f"""
 -- message_id group status attempts error received_at changed_at discarded_at
 WITH RECURSIVE {GROUPS}
 SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.last_error, E'\\n', 1), 1000),
@@ -166,8 +177,7 @@ SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.l
  CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message
                       WHERE consumer_group = p.consumer_group AND message_id = wanted.id OFFSET 0) m
  ORDER BY m.changed_at, m.consumer_group
-"""
-)
+""")
 
 
 # --- messages --------------------------------------------------------------------------------------------
@@ -214,10 +224,9 @@ _BY_ID = """
 
 # Written so that only the index on keys is of use: of the primary key, or of that on topics, the planner might read all
 # there is instead.
-_OF_KEY = """key = %(key)s
-                  AND coalesce({topic} AND id < %(below)s::uuid AND id >= %(first)s::uuid, false)"""
-_BY_KEY = f"""
-(SELECT * FROM (SELECT * FROM {{s}}.half_message WHERE {_OF_KEY} OFFSET 0) k ORDER BY id DESC) h"""
+_BY_KEY = """
+(SELECT * FROM (SELECT * FROM {s}.half_message WHERE key = %(key)s AND coalesce(
+                {topic} AND id < %(below)s::uuid AND id >= %(first)s::uuid, false) OFFSET 0) k ORDER BY id DESC) h"""
 
 _ROW = f"h.id, h.topic, h.key, h.tag, {_STATUS} AS status, h.born_at, h.deliver_at, o.decided_by, o.decided_at"
 
@@ -263,33 +272,28 @@ _NOT_OF_HALF: dict[str, Any] = {"database": None, "status": (), "since": None, "
 
 _FITS = {name: f"h.{name} = %({name})s" for name in ("topic", "key", "tag", "producer_group")} | {
     "sends": "EXISTS (SELECT FROM {s}.message m WHERE m.half_id = h.id AND m.send_number >= %(sends)s)",
-    "header": "h.headers @> %(header)s::jsonb",
+    "header": f"({_HEADERS}) @> %(header)s::jsonb",
     "since": "h.id >= %(since_id)s::uuid AND h.born_at >= %(since)s",
     "until": "h.id < %(until_id)s::uuid AND h.born_at < %(until)s",
     "body": _JSON_BODY,
 }
-# As `_OF_KEY`: a topic may have millions of messages besides those of the key.
+# As `_BY_KEY`: a topic may have millions of messages besides those of the key.
 _FITS_WITH_KEY = _FITS | {"topic": "coalesce(h.topic = %(topic)s, false)"}
 
 _IS_STATUS = f"({_STATUS}) = ANY (%(status)s)"
 _IS_COMPENSATED = "EXISTS (SELECT FROM {s}.compensation x WHERE x.half_id = h.id)"
 
-# A group is known by its cursor, which says where it began; all are read once, and not for each message. What lies
-# between that and a group's newest delivery is yet to be confirmed.
 # No group has a message that isn't dispatched yet.
+_TO_COME = sql_list(each for each in MessageStatus if each.to_come)
 _IS_FATE = f"""EXISTS (SELECT FROM (
-         SELECT array_agg(coalesce(e.status, 'unconsumed')) AS fates
-           FROM jsonb_to_recordset((
-                SELECT jsonb_agg(k) FROM (
-                    SELECT DISTINCT ON (topic, consumer_group) topic, consumer_group, starts FROM {{s}}.delivery_cursor
-                     ORDER BY topic, consumer_group, number DESC) k)) g (topic text, consumer_group text, starts int8[])
-           LEFT JOIN LATERAL (SELECT status FROM {{s}}.delivery d
-                               WHERE d.half_id = h.id AND d.consumer_group = g.consumer_group
-                               ORDER BY number DESC LIMIT 1) e ON true
+         SELECT array_agg(coalesce(e.status, CASE WHEN s.confirmed THEN 'consumed' ELSE 'unconsumed' END)) AS fates
+           FROM {_CURSORS}
+           LEFT JOIN LATERAL (SELECT status FROM {{s}}.delivery d WHERE d.consumer_group = g.consumer_group
+                               AND d.half_id = h.id ORDER BY number DESC LIMIT 1) e ON true
+          CROSS JOIN LATERAL (SELECT bool_or({IS_CONFIRMED}) AS confirmed FROM {{s}}.message m
+                               WHERE m.half_id = h.id AND m.position > coalesce(g.starts[m.queue + 1], 0)) s
           WHERE g.topic = h.topic
-            AND (e.status IS NOT NULL OR ({_STATUS}) IN {sql_list(each for each in MessageStatus if each.to_come)}
-                 OR EXISTS (SELECT FROM {{s}}.message m
-                             WHERE m.half_id = h.id AND m.position > coalesce(g.starts[m.queue + 1], 0)))) f
+            AND (coalesce(e.status, s.confirmed::text) IS NOT NULL OR ({_STATUS}) IN {_TO_COME})) f
          WHERE fates && %(fates)s
             OR (%(by_all)s AND 'consumed' = ANY (fates) AND fates <@ '{{consumed,left_out}}'))"""
 
@@ -376,11 +380,9 @@ def _range(criteria: MessageFilter, after: UUID | None) -> dict[str, object]:
     return {"below": below, "first": first_id(criteria.since) if criteria.since else FIRST_ID}
 
 
-def count_of_key(schema: str, criteria: MessageFilter, after: UUID | None, most: int) -> Statement:
+def count_of_key(schema: str, key: str, most: int) -> Statement:
     """Count messages with the key by an index on it, ``most`` at most. Rows: ``(messages,)``."""
-    condition = _OF_KEY.replace("{topic}", _of_topic(criteria))
-    values = {"key": criteria.key, "topic": criteria.topic, **_range(criteria, after)}
-    return count_of(schema, "half_message", condition, most, **values)
+    return count_of(schema, "half_message", "key = %(key)s", most, key=key)
 
 
 def count_messages(schema: str, criteria: MessageFilter) -> Statement | None:
