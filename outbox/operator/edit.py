@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -29,7 +29,6 @@ from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT, NOTE, ORIGINALS
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import Template, execute, lock_key
-from outbox.database.source import identity
 from outbox.database.sql import take_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidMessage, InvalidRequest, NotFound, VersionMismatch
 from outbox.message.compression import compress
@@ -214,12 +213,10 @@ class Edits(MessageViews):
     ) -> Copy:
         sends = tuple((send["queue"], send["position"]) for send in found.sends)
         order = QuarantineOrder(
-            found.id, new.topic, new.id, edit.actor.name, edit.why, dict(edit.actor.origin) or None, sends
-        )
+            found.id, new.topic, new.id, edit.actor.name, edit.why, dict(edit.actor.origin) or None, sends,
+            source=found.source,
+        )  # fmt: skip
         target = Target(found.id)
-        with home.read_only() as connection:
-            ((source, _),) = execute(connection, identity(home.schema))[0]
-        order = replace(order, source=source)
         quarantined: list[Database] = []
         why_not = "another transaction is working on it; try again"
         with unless_locked(lambda: ActRefused(f"{target} can't be edited: {why_not}")), home.acting() as connection:
