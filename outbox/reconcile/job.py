@@ -30,11 +30,8 @@ from outbox.settings import Settings
 #: The first and the last of all ids.
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
-#: How often a reconciliation that follows the log looks unless it is told otherwise, in seconds.
-PASS_EVERY = 20.0
-
-#: How long a reconciliation may take unless it is told otherwise, in seconds.
-MAX_TIME = 6 * 3600.0
+#: How often (seconds) a reconciliation looks that follows the log, and how long another one may take, unless it is told.
+PASS_EVERY, MAX_TIME = 20.0, 6 * 3600.0
 
 _EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
 _MILLISECOND = dt.timedelta(milliseconds=1)
