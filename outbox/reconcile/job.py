@@ -30,7 +30,7 @@ from outbox.settings import Settings
 #: The first and the last of all ids.
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
-#: How often (seconds) a reconciliation looks that follows the log, and how long another one may take, unless it is told.
+#: How often (seconds) a reconciliation looks that follows the log, and how long another may take, unless it is told.
 PASS_EVERY, MAX_TIME = 20.0, 6 * 3600.0
 
 _EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
