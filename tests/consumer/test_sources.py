@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -100,6 +101,10 @@ class Two(Tables):
         named = [Database(name, engine, self.settings, parts) for name, engine in engines.items()]
         return Operator(Databases(named))
 
+    def is_blocked(self) -> bool:
+        """Tell whether a session waits for a lock of another one."""
+        return bool(self.value("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
     def ledger(self) -> list[str]:
         """Return the bodies that took effect, in order."""
         return [str(body) for body in self.rows("SELECT body FROM ledger ORDER BY n")]
@@ -144,6 +149,19 @@ def test_a_new_worker_finds_the_sources_in_another_order(two: Two) -> None:
     two.consume(consumers)
     assert [each.subscription.feed for each in consumers] == ["t@1", "t"]
     assert sorted(two.ledger()) == ["a", "b", "b2"]
+
+
+def test_two_workers_that_meet_two_sources_at_once(two: Two) -> None:
+    """Each source gets a number of its own: the second worker waits for the first one."""
+    schema = two.settings.schema
+    with ThreadPoolExecutor() as pool, two.head.connect() as other:
+        first = Two(two.branches, two.head, two.settings)
+        with first.connection.begin():
+            assert meet(first.connection, first.sources[0], schema, "t").number == 0
+            second = pool.submit(meet, other, two.sources[1], schema, "t")
+            wait_until(two.is_blocked, "the second worker waits")
+        assert second.result().number == 1
+        first.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"ordered": "key"}, {"transactional": False}])
@@ -216,13 +234,15 @@ def two_fresh(two: Two) -> list[Consumer]:
     return two.declare()
 
 
-def test_a_breaker_opens_for_all_sources(two: Two) -> None:
-    """Failures at one source stop the group at the other one; a success there keeps it going."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_breaker_opens_for_all_sources(two: Two, number: int) -> None:
+    """Failures at one source stop the group at the other one."""
     options: dict[str, Any] = {"breaker": Breaker(3), "retry_delays": (3600.0,)}
     ward = Ward(down=True)
     consumers = two.declare(ward, **options)
-    two.branches[0].send("a0", "a1", "a2", "a3")
-    two.branches[1].send("b0")
+    two.branches[number].send("a0", "a1", "a2", "a3")
+    two.consume(consumers)
+    two.branches[1 - number].send("b0")
     two.consume(consumers)
     assert len(ward.calls) == 3
     assert two.rows("SELECT topic FROM outbox.group_control WHERE opened_at IS NOT NULL") == ["t"]
