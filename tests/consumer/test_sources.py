@@ -41,8 +41,8 @@ from tests.kit.processes import spoken_to
 from tests.kit.tables import Tables
 from tests.kit.waiting import wait_until
 
-#: How many messages each source sends.
-MESSAGES = tries(500)
+#: How often the worker is killed, and how many messages each source sends before that.
+KILLS, EACH = tries(10), 50
 
 
 class Branch:
@@ -327,23 +327,22 @@ def test_one_source_is_restored_from_a_dump(
 def test_nothing_is_lost_of_either_source_under_kills(two: Two, copied: Callable[[Engine], Engine]) -> None:
     """A worker that reads both is killed again and again, and one source is put back to a dump on the way."""
     meant: dict[str, set[UUID]] = {"t": set(), "t@1": set()}
-    rounds, each_time = 10, MESSAGES // 10
-    for number in range(rounds):
-        if number == rounds // 3:  # what comes after this is lost
+    for number in range(KILLS):
+        if number == KILLS // 3:  # what comes after this is lost
             two.close()
             dump = copied(two.branches[1].engine)
             two.connect()
             before = set(meant["t@1"])
-        if number == 2 * rounds // 3:
+        if number == 2 * KILLS // 3:
             two.close()
             two.branches[1].engine, two.branches[1].app = dump, Outbox(dump, settings=two.settings)
             two.connect()
             lost, meant["t@1"] = meant["t@1"] - before, before
         for feed, branch in zip(meant, two.branches, strict=True):
-            meant[feed] |= set(branch.send(*range(each_time)))
+            meant[feed] |= set(branch.send(*range(EACH)))
         with spoken_to(read_all) as pipe:
             pipe.send((address(two.head), [address(each.engine) for each in two.branches]))
-            least = len(two.ledger()) + random.randrange(1, each_time)  # noqa: S311
+            least = len(two.ledger()) + random.randrange(1, EACH)  # noqa: S311
             wait_until(partial(has_come, two, least), "it has handled some; then it is killed")
     with spoken_to(read_all) as pipe:
         pipe.send((address(two.head), [address(each.engine) for each in two.branches]))
