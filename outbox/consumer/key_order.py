@@ -129,9 +129,10 @@ RETURNING m.message_id, m.queue, m.position, m.last_error
 """)
 
 
-def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
-    """Read which of these keys are held back in a group, in any queue. Rows: ``(key,)``."""
-    return _HELD(of.schema, group=of.group, topic=of.topic, keys=list(keys))
+def held(of: GroupQueue, entries: Sequence[Entry]) -> list[Statement]:
+    """Read which keys of messages that the group takes are held back, in any queue. Rows: ``(key,)``."""
+    keys = list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
+    return [_HELD(of.schema, group=of.group, topic=of.topic, keys=keys)] if keys else []
 
 
 def wait(of: GroupQueue, entries: Sequence[Entry], passage: int, again: Collection[UUID]) -> list[Statement]:
@@ -155,11 +156,6 @@ def wait(of: GroupQueue, entries: Sequence[Entry], passage: int, again: Collecti
         again=earlier,
     )
     return [keep_earlier(of.schema, group=of.group, ids=earlier, passage=passage), waiting] if earlier else [waiting]
-
-
-def keys_of(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the messages that the group takes, each once."""
-    return list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
 
 
 def release(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:

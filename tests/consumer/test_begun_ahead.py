@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.consumer.consumer import Consumer, QueueConsumer
+from outbox.consumer.consumer import Consumer
 from outbox.consumer.control import gate
 from outbox.database import at_commit, session
 from outbox.database.execute import Statement, driver_of, goes_on
@@ -38,12 +38,12 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def add_to_first(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
     """Have a statement run where a transaction begins that has begun with a COMMIT."""
-    first = QueueConsumer._first_statements
+    commit_and_begin = vars(session)["commit_and_begin"]
 
-    def longer(self: QueueConsumer, entries: Any) -> list[Statement]:
-        return [*first(self, entries), *([Statement(sql)] if entries is self._next and entries else [])]
+    def longer(connection: Connection, *first: Statement) -> Any:
+        return commit_and_begin(connection, *first, Statement(sql))
 
-    monkeypatch.setattr(QueueConsumer, "_first_statements", longer)
+    monkeypatch.setattr(session, "commit_and_begin", longer)
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"ordered": "key"}, {"batch": 2}], ids=str)
