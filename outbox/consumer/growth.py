@@ -42,10 +42,6 @@ class Reach:
     end: int | None = None
     position: int = 0
 
-    def at(self, position: int) -> Reach:
-        """Return it at an offset; over no growth if the group was moved back, until the next look at its queues."""
-        return self if position >= self.position else Reach(0, position, position)
-
 
 #: How far a group may read a queue of a topic that has never got more.
 UNBOUNDED: Reach = Reach()

@@ -26,10 +26,10 @@ from outbox.database.execute import execute, read_source
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.progress import Inbox, Progress
+    from outbox.consumer.progress import KnownRows, QueueProgress
 
 
-def begun(connection: Connection, progress: Progress) -> Progress:
+def begun(connection: Connection, progress: QueueProgress) -> QueueProgress:
     """Return the progress of a group that knows where its passage began."""
     if not progress.passage:
         return progress
@@ -37,7 +37,9 @@ def begun(connection: Connection, progress: Progress) -> Progress:
     return replace(progress, began=rows[0][0])
 
 
-def take_earlier(connection: Connection, source: Connection, progress: Progress, inbox: Inbox) -> Inbox | None:
+def take_earlier(
+    connection: Connection, source: Connection, progress: QueueProgress, inbox: KnownRows
+) -> KnownRows | None:
     """Return the inbox without the messages that are to be handled again, whose rows are locked from then on.
 
     None: another transaction has one of the rows.

@@ -1,13 +1,13 @@
 """How far a group has come in a queue: one immutable value, and all that follows from it, decided without a database.
 
 Both engines, that in transactions (`outbox.consumer.consumer`) and that outside of them
-(`outbox.consumer.outside.leased_queue`), read rows, have a `Progress` say what they mean, and write what it says:
+(`outbox.consumer.outside.leased_queue`), read rows, have a `QueueProgress` say what they mean, and write what it says:
 
-- *come to an offset* (`Progress.at`): another worker or an operator may have moved it, also back;
-- *read on* (`Progress.read`): the log goes on behind the offset, was pruned there, or went back;
-- *begin* (`Progress.begin`): a start that had no end tells of a crash; after too many, the next message is to blame;
-- *choose* (`Progress.choice`, `Progress.batch`): which messages run, wait, are passed, or stop the queue;
-- *go past* (`Progress.past`): the offset behind them, which `Progress.append` writes, and nothing else does.
+- *come to an offset* (`at`): another worker or an operator may have moved it, also back;
+- *read on* (`read`): the log goes on behind the offset, was pruned there, or went back;
+- *begin* (`begin`): a start that had no end tells of a crash; after too many, the next message is to blame;
+- *choose* (`choice`, `batch`): which messages run, wait, are passed, or stop the queue;
+- *go past* (`past`): the offset behind them, which `append` writes, and nothing else does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Beginning(enum.Enum):
     LEAVE = enum.auto()  # to the worker that may just have started
 
 
-class Inbox(NamedTuple):
+class KnownRows(NamedTuple):
     """What the inbox says: rows of `sql.known` by their ids, the keys that are held, and what is handled again."""
 
     known: Mapping[UUID, Row]
@@ -59,8 +59,8 @@ class Inbox(NamedTuple):
     again: Collection[UUID] = frozenset()
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Row]]) -> Inbox:
-        """Return it by the rows of the statements of `Progress.inbox_of`."""
+    def of(cls, rows: Sequence[Sequence[Row]]) -> KnownRows:
+        """Return it by the rows of the statements of `QueueProgress.inbox_of`."""
         known, *held = rows
         return cls({row[0]: row for row in known}, {key for each in held for (key,) in each})
 
@@ -82,13 +82,14 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class QueueProgress:
     """How far a group has come in the queue ``of`` it: behind ``position``, which is -1 where that isn't known.
 
     ``message_id`` is that of the message there, as far as it is known, ``starts`` how many starts of what follows had
     no end. The group's passage of the queue, by its number, ``began`` behind a position: what an earlier one had from
     there on is handled again. ``reach`` is how far the group may read, if its topic got more queues, ``end`` the last
-    position, as far as it is known.
+    position, as far as it is known. ``started`` is the position beside which this worker has written a start, -1 if
+    nowhere, None if it is yet to begin; it handles the next ``one_by_one`` messages so.
     """
 
     of: GroupQueue
@@ -107,22 +108,24 @@ class Progress:
         """The number of the queue in its topic: by that, statements on the source's log and events name it."""
         return self.of.queue
 
-    def at(self, row: Row) -> Progress:
+    def at(self, row: Row) -> QueueProgress:
         """Return the progress at the newest offset, by its row, of `sql.offset` or of a lease's ``progress``.
 
         Where another passage began, `outbox.consumer.passage.begun` finds out.
         """
         position, starts, message_id, passage = row[:4]
         began = self.began if passage == self.passage else 0
-        known = self.reach.at(position), self.end, self.started, self.one_by_one
-        return Progress(self.of, position, message_id, starts, passage, began, *known)
+        # A group that was moved back reads over no growth, until the next look at its queues.
+        reach = self.reach if position >= self.reach.position else Reach(0, position, position)
+        known = reach, self.end, self.started, self.one_by_one
+        return QueueProgress(self.of, position, message_id, starts, passage, began, *known)
 
-    def past(self, entry: Entry, taken: int = 1) -> Progress:
+    def past(self, entry: Entry, taken: int = 1) -> QueueProgress:
         """Return the progress behind a message, the last of so many; with a start while a next one is suspected."""
         left = max(self.one_by_one - taken, 0)
         started = entry.position if left else self.started
         known = self.passage, self.began, self.reach, self.end, started, left
-        return Progress(self.of, entry.position, entry.id, 1 if left else 0, *known)
+        return QueueProgress(self.of, entry.position, entry.id, 1 if left else 0, *known)
 
     def is_behind(self, last: int, last_id: UUID | None, *, is_standby: bool) -> bool:
         """Tell whether the queue, whose log ends so, has messages for the group, or hasn't what the group has read."""
@@ -143,7 +146,7 @@ class Progress:
         return sql.drop_starts(self.of.schema, **offset, passage=self.passage)
 
     def inbox_of(self, entries: Sequence[Entry], subscription: Subscription) -> list[Statement]:
-        """Return what reads the inbox rows of messages, and which of their keys are held back; for `Inbox.of`."""
+        """Return what reads the inbox rows of messages, and which of their keys are held back; for `KnownRows.of`."""
         known = known_rows(self.of, entries)
         return [known, *key_order.held(self.of, entries)] if subscription.by_key else [known]
 
@@ -248,7 +251,7 @@ class Progress:
             return Choice.STOP if row[3] > 0 else Choice.RUN
         return Choice.PASS
 
-    def batch(self, entries: Sequence[Entry], inbox: Inbox, *, ordered: bool) -> Batch:
+    def batch(self, entries: Sequence[Entry], inbox: KnownRows, *, ordered: bool) -> Batch:
         """Return what becomes of the next messages, up to one that stops them; a retry is a batch of its own."""
         # By the numbers of their ids: the hash of a UUID is a call of Python's. A message that was resent may stand in
         # the batch twice.

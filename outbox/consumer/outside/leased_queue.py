@@ -35,7 +35,7 @@ from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.outside.calls import Call
 from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.consumer.passage import begun, take_earlier
-from outbox.consumer.progress import Choice, Inbox, Progress
+from outbox.consumer.progress import Choice, KnownRows, QueueProgress
 from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
     Entry,
@@ -121,7 +121,7 @@ class LeasedQueue:
     """
 
     def __init__(
-        self, subscription: Subscription, settings: Settings, progress: Progress, meter: HandlerMeter, gate: Gate
+        self, subscription: Subscription, settings: Settings, progress: QueueProgress, meter: HandlerMeter, gate: Gate
     ) -> None:
         self._subscription = subscription
         self._settings = settings
@@ -208,10 +208,11 @@ class LeasedQueue:
             self._crash(self._call(self._ahead.pop(0)), progress.starts)
         return True
 
-    def read_on(self, connection: Connection, source: Connection, newest: Progress) -> None:
+    def read_on(self, connection: Connection, source: Connection, newest: QueueProgress) -> None:
         """Read what follows, as far as the group may read by the newest look at its queues."""
         began = time.monotonic()
-        self._read = replace(self._read, end=newest.end, reach=newest.reach.at(self._read.position))
+        at = self._read
+        self._read = newest.at((at.position, at.starts, at.message_id, at.passage))
         with begin(connection):
             renewal = self._lock(connection)
             entries = self._entries_after(connection, source) or []
@@ -276,7 +277,7 @@ class LeasedQueue:
             return
         with begin(connection):
             rows = execute(connection, *self._read.inbox_of(entries, self._subscription))
-            inbox = take_earlier(connection, source, self._progress, Inbox.of(rows))
+            inbox = take_earlier(connection, source, self._progress, KnownRows.of(rows))
             if inbox is None:  # an operator's act has one of them
                 return
             can_expire = any(entry.can_expire for entry in entries)
@@ -294,7 +295,7 @@ class LeasedQueue:
                 there.add(entry.id)
                 self._read = self._read.past(entry)
 
-    def _accept_one(self, connection: Connection, entry: Entry, inbox: Inbox) -> _Slot | None:
+    def _accept_one(self, connection: Connection, entry: Entry, inbox: KnownRows) -> _Slot | None:
         """Return what becomes of a message; None if it has to be read once more."""
         row, ordered = inbox.known.get(entry.id, sql.NO_ROW), self._subscription.blocks_queue
         choice = self._progress.choice(entry, row, inbox.held, ordered=ordered)
