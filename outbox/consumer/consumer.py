@@ -4,7 +4,7 @@ Nothing is leased: the worker that holds the queue's advisory lock, which ends w
 this transaction. Entries that were read ahead stay valid as long as the offset in the database is where this worker
 left it, since messages never change. A queue that another worker has leased, to handle its messages outside of
 transactions (`outbox.consumer.outside`), is left to it until the lease ends. What the rows mean, and what is to be done
-next, says a `QueueProgress` (`outbox.consumer.progress`); this module reads, runs and writes.
+next, says a `ConsumerProgress` (`outbox.consumer.progress`); this module reads, runs and writes.
 
 While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. A
 consumer that a notification names a queue to starts with that queue, and reads it in the same round trip.
@@ -41,7 +41,7 @@ from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.passage import begun, take_earlier
-from outbox.consumer.progress import Batch, Beginning, Choice, KnownRows, QueueProgress
+from outbox.consumer.progress import Batch, Beginning, Choice, KnownRows, ConsumerProgress
 from outbox.consumer.retry import holds_retries, retry_next
 from outbox.consumer.start import start_group
 from outbox.consumer.subscription import (
@@ -99,7 +99,7 @@ class QueueConsumer:
         self._meter = meter
         self._gate = gate
         #: How far the group has come, as this worker knows it: what is read ahead follows it.
-        self.progress: QueueProgress = QueueProgress(
+        self.progress: ConsumerProgress = ConsumerProgress(
             GroupQueue(settings.schema, subscription.group, subscription.topic, queue)
         )
         self.transactions: Transactions = Transactions()
@@ -140,7 +140,7 @@ class QueueConsumer:
             self._ahead.extend(entries)
         return entries is not None
 
-    def come_to(self, progress: QueueProgress) -> None:
+    def come_to(self, progress: ConsumerProgress) -> None:
         """Take note of the group's progress: entries read ahead behind another offset are of no use."""
         if progress.position != self.progress.position:
             self._ahead.clear()
@@ -354,7 +354,7 @@ class QueueConsumer:
 
     def _write_failure(
         self, connection: Connection, entry: Entry, attempts: int, failure: HandlerFailure, taken: int
-    ) -> tuple[sql.InboxUpdate, QueueProgress | None]:
+    ) -> tuple[sql.InboxUpdate, ConsumerProgress | None]:
         """Write a failed attempt at the COMMIT, and the offset behind it; None where the queue waits for its retry."""
         progress, subscription = self.progress, self._subscription
         row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
@@ -366,13 +366,13 @@ class QueueConsumer:
         at_commit(connection, after.append())
         return row, after
 
-    def _tell_failure(self, row: sql.InboxUpdate, after: QueueProgress | None, error: BaseException | None) -> None:
+    def _tell_failure(self, row: sql.InboxUpdate, after: ConsumerProgress | None, error: BaseException | None) -> None:
         if after is not None:
             self._advance(after)
         count_attempt(self._meter, row)
         emit(event_of(self.progress.of, row, error))
 
-    def _advance(self, after: QueueProgress) -> None:
+    def _advance(self, after: ConsumerProgress) -> None:
         """Go past what is done with."""
         while self._ahead and self._ahead[0].position <= after.position:
             self._ahead.popleft()

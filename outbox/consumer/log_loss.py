@@ -31,7 +31,7 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.progress import QueueProgress
+    from outbox.consumer.progress import ConsumerProgress
 
 #: Messages that are compared at a time.
 _COMPARED = 1_000
@@ -39,7 +39,7 @@ _COMPARED = 1_000
 _NEWEST = 100_000
 
 
-def go_back(connection: Connection, source: Connection, progress: QueueProgress) -> bool:
+def go_back(connection: Connection, source: Connection, progress: ConsumerProgress) -> bool:
     """Move a group's offset, which the log doesn't agree with, to where both agree; False if it may stay.
 
     Of the connections, the first is in a transaction, which holds the queue's lock and has read the offset before this
@@ -71,12 +71,12 @@ def go_back(connection: Connection, source: Connection, progress: QueueProgress)
     return True
 
 
-def _before_first(connection: Connection, source: Connection, progress: QueueProgress) -> int:
+def _before_first(connection: Connection, source: Connection, progress: ConsumerProgress) -> int:
     (rows,) = read_log(connection, source, sql.beginnings(progress.of.schema, topic=progress.of.topic))
     return next((first for number, first in rows if number == progress.number), 1) - 1
 
 
-def _agreed(connection: Connection, source: Connection, progress: QueueProgress) -> tuple[int, UUID] | None:
+def _agreed(connection: Connection, source: Connection, progress: ConsumerProgress) -> tuple[int, UUID] | None:
     """Return the last message, up to the offset, that the log has where the group had it; None if there is none."""
     of, position = progress.of, progress.position
     while True:

@@ -26,10 +26,10 @@ from outbox.database.execute import execute, read_source
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.progress import KnownRows, QueueProgress
+    from outbox.consumer.progress import KnownRows, ConsumerProgress
 
 
-def begun(connection: Connection, progress: QueueProgress) -> QueueProgress:
+def begun(connection: Connection, progress: ConsumerProgress) -> ConsumerProgress:
     """Return the progress of a group that knows where its passage began."""
     if not progress.passage:
         return progress
@@ -38,7 +38,7 @@ def begun(connection: Connection, progress: QueueProgress) -> QueueProgress:
 
 
 def take_earlier(
-    connection: Connection, source: Connection, progress: QueueProgress, inbox: KnownRows
+    connection: Connection, source: Connection, progress: ConsumerProgress, inbox: KnownRows
 ) -> KnownRows | None:
     """Return the inbox without the messages that are to be handled again, whose rows are locked from then on.
 

@@ -1,7 +1,7 @@
 """How far a group has come in a queue: one immutable value, and all that follows from it, decided without a database.
 
 Both engines, that in transactions (`outbox.consumer.consumer`) and that outside of them
-(`outbox.consumer.outside.leased_queue`), read rows, have a `QueueProgress` say what they mean, and write what it says:
+(`outbox.consumer.outside.leased_queue`), read rows, have a `ConsumerProgress` say what they mean, and write what it says:
 
 - *come to an offset* (`at`): another worker or an operator may have moved it, also back;
 - *read on* (`read`): the log goes on behind the offset, was pruned there, or went back;
@@ -60,7 +60,7 @@ class KnownRows(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Row]]) -> KnownRows:
-        """Return it by the rows of the statements of `QueueProgress.inbox_of`."""
+        """Return it by the rows of the statements of `ConsumerProgress.inbox_of`."""
         known, *held = rows
         return cls({row[0]: row for row in known}, {key for each in held for (key,) in each})
 
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueProgress:
+class ConsumerProgress:
     """How far a group has come in the queue ``of`` it: behind ``position``, which is -1 where that isn't known.
 
     ``message_id`` is that of the message there, as far as it is known, ``starts`` how many starts of what follows had
@@ -108,7 +108,7 @@ class QueueProgress:
         """The number of the queue in its topic: by that, statements on the source's log and events name it."""
         return self.of.queue
 
-    def at(self, row: Row) -> QueueProgress:
+    def at(self, row: Row) -> ConsumerProgress:
         """Return the progress at the newest offset, by its row, of `sql.offset` or of a lease's ``progress``.
 
         Where another passage began, `outbox.consumer.passage.begun` finds out.
@@ -118,14 +118,14 @@ class QueueProgress:
         # A group that was moved back reads over no growth, until the next look at its queues.
         reach = self.reach if position >= self.reach.position else Reach(0, position, position)
         known = reach, self.end, self.started, self.one_by_one
-        return QueueProgress(self.of, position, message_id, starts, passage, began, *known)
+        return ConsumerProgress(self.of, position, message_id, starts, passage, began, *known)
 
-    def past(self, entry: Entry, taken: int = 1) -> QueueProgress:
+    def past(self, entry: Entry, taken: int = 1) -> ConsumerProgress:
         """Return the progress behind a message, the last of so many; with a start while a next one is suspected."""
         left = max(self.one_by_one - taken, 0)
         started = entry.position if left else self.started
         known = self.passage, self.began, self.reach, self.end, started, left
-        return QueueProgress(self.of, entry.position, entry.id, 1 if left else 0, *known)
+        return ConsumerProgress(self.of, entry.position, entry.id, 1 if left else 0, *known)
 
     def is_behind(self, last: int, last_id: UUID | None, *, is_standby: bool) -> bool:
         """Tell whether the queue, whose log ends so, has messages for the group, or hasn't what the group has read."""

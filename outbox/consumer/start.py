@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.consumer import sql
-from outbox.consumer.progress import QueueProgress
+from outbox.consumer.progress import ConsumerProgress
 from outbox.database.execute import execute, lock_key, read_log
 from outbox.database.session import begin
 from outbox.database.sql import GroupQueue, take_lock
@@ -84,5 +84,5 @@ def start_group(connection: Connection, source: Connection, subscription: Subscr
                 "time; begin later, or with the oldest that is kept (start='first' or on_pruned='skip')"
             )
         for queue, position, message_id, _ in beginnings or [StartPosition(0, 0, None)]:
-            begins = QueueProgress(GroupQueue(schema, *pair, queue), position, message_id)
+            begins = ConsumerProgress(GroupQueue(schema, *pair, queue), position, message_id)
             execute(connection, begins.append(), sql.write_start(schema, *begins.of.values, position))

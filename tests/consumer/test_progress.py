@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outbox.consumer import sql
 from outbox.consumer.growth import UNBOUNDED, Growth, Reach, reach
-from outbox.consumer.progress import Beginning, Choice, KnownRows, QueueProgress
+from outbox.consumer.progress import Beginning, Choice, KnownRows, ConsumerProgress
 from outbox.consumer.subscription import Entry, Subscription
 from outbox.database.execute import Row
 from outbox.database.sql import GroupQueue
@@ -97,7 +97,7 @@ def test_what_follows_in_the_log(
     position, message_id = (offset.position, offset.id if is_known else None) if offset else (0, None)
     unread = [each for each in sent if each.position > position]
     left = [each for each in log.messages if each.position > position]
-    progress = QueueProgress(OF, position, message_id)
+    progress = ConsumerProgress(OF, position, message_id)
     read = progress.read(log.rows(position), subscription(on_pruned="skip"))
     assert read is not None
     assert [(entry.position, entry.id) for entry in read] == [(each.position, each.id) for each in left]
@@ -119,7 +119,7 @@ def test_a_log_that_went_back(sent: int, at: int, lost: int, later: int, is_noti
     offset = log.messages[min(at, sent) - 1]
     log.lose(lost, is_noticed=is_noticed)
     log.send(later)
-    progress = QueueProgress(OF, offset.position, offset.id)
+    progress = ConsumerProgress(OF, offset.position, offset.id)
     read = progress.read(log.rows(offset.position), subscription())
     assert (read is None) == (offset not in log.messages)
     if log.messages:
@@ -136,7 +136,7 @@ def test_a_log_that_went_back(sent: int, at: int, lost: int, later: int, is_noti
 def test_no_growth_is_read_over(offsets: list[int], position: int) -> None:
     """Up to its end of then an old queue is read; what follows when all that had its keys were consumed."""
     limits = reach([Growth(4, (3, 5))], 0, dict(enumerate(offsets)), offsets[0])
-    progress = replace(QueueProgress(OF, reach=limits, end=9), position=offsets[0])
+    progress = replace(ConsumerProgress(OF, reach=limits, end=9), position=offsets[0])
     assert limits.grown == (4 if offsets[0] >= 3 else 0)
     # A group that was moved back reads over no growth until the next look.
     moved = progress.at((position, 0, None, 0))
@@ -182,7 +182,7 @@ class Town:
         row = self.inbox[entry_id]
         return entry_id, row.status, row.attempts, row.wait, OF.queue, row.position, False, row.passage, None
 
-    def write(self, progress: QueueProgress) -> None:
+    def write(self, progress: ConsumerProgress) -> None:
         """Append an offset: nothing is passed over but what the inbox has, or the group doesn't take."""
         before, _, _, passage = self.offset
         assert progress.position >= before
@@ -206,7 +206,7 @@ class Town:
             return set()
         return {row.key for row in self.inbox.values() if row.status.open and row.passage == self.offset[3]} - {None}
 
-    def step(self, worker: QueueProgress, *, is_new: bool) -> QueueProgress:
+    def step(self, worker: ConsumerProgress, *, is_new: bool) -> ConsumerProgress:
         """Make a step of a worker; return what it knows then, a new one's progress if it has died."""
         known = worker.at(self.offset)
         progress = known if known.passage == worker.passage else replace(known, began=self.began)
@@ -237,7 +237,7 @@ class Town:
             return replace(progress, started=progress.position, one_by_one=self.batch if progress.starts else 0)
         return self._run(progress, batch)
 
-    def _stopped(self, progress: QueueProgress, first: Entry, stop: Choice | None) -> QueueProgress:
+    def _stopped(self, progress: ConsumerProgress, first: Entry, stop: Choice | None) -> ConsumerProgress:
         if stop is Choice.STOP:
             assert self.ordered is True
             self.inbox[first.id].wait = 0.0
@@ -249,13 +249,13 @@ class Town:
         self.write(progress.past(first))
         return progress.past(first)
 
-    def _run(self, progress: QueueProgress, batch: Any) -> QueueProgress:
+    def _run(self, progress: ConsumerProgress, batch: Any) -> ConsumerProgress:
         assert not {entry.key for entry in batch.run if entry.key} & self.held() or batch.is_retry
         failed: list[Entry] = []
         for entry in batch.run:
             if entry.id in self.killers:
                 self.deaths[entry.id] += 1
-                return QueueProgress(OF)
+                return ConsumerProgress(OF)
             if self.failing.get(entry.id, 0) > 0:
                 failed.append(entry)
                 break
@@ -302,7 +302,7 @@ def towns(draw: st.DrawFn) -> Town:
 @settings(max_examples=tries(300), deadline=None)
 def test_a_group_comes_to_the_end_of_its_queue(town: Town, schedule: list[int], resets: list[int]) -> None:
     """Workers that race, die and come back handle each message once, and park those alone that kill workers."""
-    workers, end = [QueueProgress(OF)] * WORKERS, town.log[-1].position
+    workers, end = [ConsumerProgress(OF)] * WORKERS, town.log[-1].position
     for number in range(500):
         index = schedule[number] if number < len(schedule) else number % WORKERS
         others = workers[:index] + workers[index + 1 :]
@@ -332,7 +332,7 @@ def test_a_group_comes_to_the_end_of_its_queue(town: Town, schedule: list[int], 
 
 def test_an_offset_is_written_as_it_is_read() -> None:
     """The values of the one statement that appends an offset, by its columns."""
-    progress = QueueProgress(OF).at((7, 2, UUID(int=7), 4))
+    progress = ConsumerProgress(OF).at((7, 2, UUID(int=7), 4))
     assert progress.append() == sql.append_offset("outbox", "g", "t", 3, 7, 2, UUID(int=7), 4)
     assert progress.at((8, 0, None, 5)).passage == 5
 
@@ -340,7 +340,7 @@ def test_an_offset_is_written_as_it_is_read() -> None:
 @given(st.integers(0, 5), st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_messages_run_one_by_one_beside_a_start(one_by_one: int, batches: list[int]) -> None:
     """After a failure or a crash, so many; each leaves a start beside the offset for the next, by this worker."""
-    progress, position = QueueProgress(OF, 0, one_by_one=one_by_one, started=0), 0
+    progress, position = ConsumerProgress(OF, 0, one_by_one=one_by_one, started=0), 0
     for number, taken in enumerate(batches, 1):
         position += taken
         progress = progress.past(Entry(position, UUID(int=number), None), taken)
@@ -366,9 +366,9 @@ def test_what_becomes_of_a_batch(messages: list[tuple[Status | None, bool, bool,
         if status is not None:
             at = number - 1 if is_again else number
             known[UUID(int=number)] = UUID(int=number), status, 2, 0.0 if is_due else 5.0, OF.queue, at, False, 0, NOW
-    entries = QueueProgress(OF, 0).read([each.row for each in sent], subscription())
+    entries = ConsumerProgress(OF, 0).read([each.row for each in sent], subscription())
     assert entries is not None
-    batch = QueueProgress(OF, 0).batch(entries, KnownRows(known, {"held"}), ordered=ordered)
+    batch = ConsumerProgress(OF, 0).batch(entries, KnownRows(known, {"held"}), ordered=ordered)
     expected: list[Choice] = []
     for status, is_due, is_again, is_held in messages:
         if status is None:

@@ -25,7 +25,7 @@ from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.outside import sql
 from outbox.consumer.outside.calls import Call, CallContext, Calls
 from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed
-from outbox.consumer.progress import QueueProgress
+from outbox.consumer.progress import ConsumerProgress
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Row, is_lost, read_source
 from outbox.database.sql import GroupQueue
@@ -238,7 +238,7 @@ class OutsideConsumer(Consumer):
             emit(LeaseLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
 
     def _lease(
-        self, connection: Connection, source: Connection, progress: QueueProgress, *, reads: bool = True
+        self, connection: Connection, source: Connection, progress: ConsumerProgress, *, reads: bool = True
     ) -> bool:
         """Lease a queue; False if another worker has it, or there is nothing to begin."""
         queue = LeasedQueue(self.subscription, self._settings, progress, self.meter, self.gate)
@@ -309,13 +309,13 @@ class OutsideConsumer(Consumer):
             call.is_trial, self._trial = True, call
         self._calls.start(call)
 
-    def _has_more(self, progress: QueueProgress) -> bool:
+    def _has_more(self, progress: ConsumerProgress) -> bool:
         """Tell whether there is more to read in a queue that this worker may have."""
         if (queue := self._leased.get(progress.number)) is not None:
             return queue.may_read(progress.end)
         return self._refused.get(progress.number, 0.0) <= time.monotonic()
 
-    def _read_more(self, connection: Connection, source: Connection, waiting: list[QueueProgress]) -> Iterator[None]:
+    def _read_more(self, connection: Connection, source: Connection, waiting: list[ConsumerProgress]) -> Iterator[None]:
         """Read from queues, one after the other, those first of which this worker has no lease."""
         more = sorted(filter(self._has_more, waiting), key=lambda progress: progress.number in self._leased)
         if any(progress.number not in self._leased for progress in more):
@@ -356,7 +356,7 @@ class OutsideConsumer(Consumer):
         for number, due in by_queue.items():
             if number not in self._leased:
                 of = GroupQueue(self._settings.schema, subscription.group, subscription.topic, number)
-                if not self._lease(connection, source, QueueProgress(of), reads=False):
+                if not self._lease(connection, source, ConsumerProgress(of), reads=False):
                     continue
             queue = self._leased[number]
             with self._unless_lost(queue):

@@ -35,7 +35,7 @@ from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.outside.calls import Call
 from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.consumer.passage import begun, take_earlier
-from outbox.consumer.progress import Choice, KnownRows, QueueProgress
+from outbox.consumer.progress import Choice, KnownRows, ConsumerProgress
 from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
     Entry,
@@ -121,7 +121,12 @@ class LeasedQueue:
     """
 
     def __init__(
-        self, subscription: Subscription, settings: Settings, progress: QueueProgress, meter: HandlerMeter, gate: Gate
+        self,
+        subscription: Subscription,
+        settings: Settings,
+        progress: ConsumerProgress,
+        meter: HandlerMeter,
+        gate: Gate,
     ) -> None:
         self._subscription = subscription
         self._settings = settings
@@ -208,7 +213,7 @@ class LeasedQueue:
             self._crash(self._call(self._ahead.pop(0)), progress.starts)
         return True
 
-    def read_on(self, connection: Connection, source: Connection, newest: QueueProgress) -> None:
+    def read_on(self, connection: Connection, source: Connection, newest: ConsumerProgress) -> None:
         """Read what follows, as far as the group may read by the newest look at its queues."""
         began = time.monotonic()
         at = self._read
