@@ -41,7 +41,7 @@ from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.passage import begun, take_earlier
-from outbox.consumer.progress import Batch, Beginning, Choice, KnownRows, ConsumerProgress
+from outbox.consumer.progress import Batch, Beginning, Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import holds_retries, retry_next
 from outbox.consumer.start import start_group
 from outbox.consumer.subscription import (

@@ -26,7 +26,7 @@ from outbox.database.execute import execute, read_source
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.progress import KnownRows, ConsumerProgress
+    from outbox.consumer.progress import ConsumerProgress, KnownRows
 
 
 def begun(connection: Connection, progress: ConsumerProgress) -> ConsumerProgress:

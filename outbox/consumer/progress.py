@@ -1,7 +1,7 @@
 """How far a group has come in a queue: one immutable value, and all that follows from it, decided without a database.
 
 Both engines, that in transactions (`outbox.consumer.consumer`) and that outside of them
-(`outbox.consumer.outside.leased_queue`), read rows, have a `ConsumerProgress` say what they mean, and write what it says:
+(`outbox.consumer.outside.leased_queue`), read rows, have the value say what they mean, and write what it says:
 
 - *come to an offset* (`at`): another worker or an operator may have moved it, also back;
 - *read on* (`read`): the log goes on behind the offset, was pruned there, or went back;

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outbox.consumer import sql
 from outbox.consumer.growth import UNBOUNDED, Growth, Reach, reach
-from outbox.consumer.progress import Beginning, Choice, KnownRows, ConsumerProgress
+from outbox.consumer.progress import Beginning, Choice, ConsumerProgress, KnownRows
 from outbox.consumer.subscription import Entry, Subscription
 from outbox.database.execute import Row
 from outbox.database.sql import GroupQueue
@@ -351,6 +351,22 @@ def test_messages_run_one_by_one_beside_a_start(one_by_one: int, batches: list[i
 
 def _ends(batches: list[int]) -> list[int]:
     return [sum(batches[:number]) for number in range(1, len(batches) + 1)]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_message_is_to_blame_after_too_many_starts(is_new: bool) -> None:
+    """Not while one may live that has started just now, not if no handler would run, not beside an own start."""
+    at = ConsumerProgress(OF, 7)
+    blamed = Beginning.LEAVE if is_new else Beginning.PARK
+    for starts in range(2 * MOST_STARTS):
+        over = starts >= MOST_STARTS
+        new, old, own = (replace(at, starts=starts, started=started) for started in (None, 5, 7))
+        begun = [each.begin(runs=True, is_new=is_new, most=MOST_STARTS) for each in (new, old, own)]
+        assert begun[0] is (blamed if over else Beginning.START)
+        assert begun[1] is (blamed if starts > MOST_STARTS else Beginning.GO_ON)
+        assert begun[2] is Beginning.GO_ON
+        assert new.begin(runs=False, is_new=is_new, most=MOST_STARTS) is Beginning.START
+        assert new.total == starts + 1 == old.total + 1 == new.crash().starts + 1
 
 
 ROWS = st.sampled_from([None, Status.CONSUMED, Status.FAILED, Status.PARKED, Status.WAITING])

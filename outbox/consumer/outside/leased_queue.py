@@ -35,7 +35,7 @@ from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.outside.calls import Call
 from outbox.consumer.outside.sql import LEASE_SECONDS
 from outbox.consumer.passage import begun, take_earlier
-from outbox.consumer.progress import Choice, KnownRows, ConsumerProgress
+from outbox.consumer.progress import Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
     Entry,
