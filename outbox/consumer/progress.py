@@ -114,11 +114,10 @@ class ConsumerProgress:
         Where another passage began, `outbox.consumer.passage.begun` finds out.
         """
         position, starts, message_id, passage = row[:4]
-        began = self.began if passage == self.passage else 0
         # A group that was moved back reads over no growth, until the next look at its queues.
         reach = self.reach if position >= self.reach.position else Reach(0, position, position)
         known = reach, self.end, self.started, self.one_by_one
-        return ConsumerProgress(self.of, position, message_id, starts, passage, began, *known)
+        return ConsumerProgress(self.of, position, message_id, starts, passage, self.began, *known)
 
     def past(self, entry: Entry, taken: int = 1) -> ConsumerProgress:
         """Return the progress behind a message, the last of so many; with a start while a next one is suspected."""

@@ -369,6 +369,17 @@ def test_a_message_is_to_blame_after_too_many_starts(is_new: bool) -> None:
         assert new.total == starts + 1 == old.total + 1 == new.crash().starts + 1
 
 
+@given(st.integers(0, 3), st.integers(4, 6), st.sampled_from([*Status]), st.booleans(), st.integers(2, 4))
+def test_what_an_earlier_passage_had_is_handled_again(
+    passage: int, position: int, status: Status, discarded: bool, queue: int
+) -> None:
+    """From behind where this one began, in this queue, unless it was set aside for ever."""
+    progress = ConsumerProgress(OF, 9, passage=2, began=5)
+    row = UUID(int=1), status, 1, 0.0, queue, position, discarded, passage, None
+    is_earlier = passage < 2 and position > 5 and queue == 3 and status.reread and not discarded
+    assert progress.is_earlier(row) == is_earlier
+
+
 ROWS = st.sampled_from([None, Status.CONSUMED, Status.FAILED, Status.PARKED, Status.WAITING])
 
 
