@@ -450,7 +450,10 @@ class Consumer:
             all_due_at = time.monotonic() + ALL_QUEUES_EVERY
             queues = self.waiting_queues(connection, source)
             random.shuffle(queues)
-            ahead = self._read_ahead(connection, source, queues)
+            # From all at once: many queues must not mean many round trips.
+            if missing := [consumer for consumer in queues if not consumer.has_read_ahead]:
+                statements = [consumer.next_messages() for consumer in missing]
+                ahead = dict(zip(missing, read_log(connection, source, plan_by_index(), *statements)[1:], strict=True))
             self.measure_lag(queues, (each.first_time(ahead.get(each)) for each in queues))
         for consumer in queues:
             last = None if is_named else consumer.progress.end
@@ -516,16 +519,6 @@ class Consumer:
             if consumer.progress.is_behind(last, last_id, is_standby=is_standby):
                 waiting.append(consumer)
         return waiting
-
-    def _read_ahead(
-        self, here: Connection, source: Connection, waiting: list[QueueConsumer]
-    ) -> dict[QueueConsumer, list[Row]]:
-        """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
-        missing = [consumer for consumer in waiting if not consumer.has_read_ahead]
-        if not missing:
-            return {}
-        _, *rows = read_log(here, source, plan_by_index(), *(consumer.next_messages() for consumer in missing))
-        return dict(zip(missing, rows, strict=True))
 
     def measure_lag(self, waiting: list[QueueConsumer], first_times: Iterable[dt.datetime | None]) -> None:
         """Note how many messages wait, and since when the first of them does."""

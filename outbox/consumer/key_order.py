@@ -29,16 +29,17 @@ from outbox.consumer.failure import tell_parked
 from outbox.consumer.sql import (
     HOLDS_KEY,
     MARKED_TRANSACTION,
+    InboxUpdate,
     keep_earlier,
     last_turn,
     message_by_id,
     of_earlier_passage,
 )
-from outbox.consumer.subscription import EVERYTHING, to_entry
+from outbox.consumer.subscription import EVERYTHING, event_of, to_entry
 from outbox.database.execute import Row, Statement, Template, execute, read_source
 from outbox.database.session import begin
 from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
-from outbox.telemetry.events import MessageParked
+from outbox.message.model import Status
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ def release(connection: Connection, source: Connection, subscription: Subscripti
             if parked and parked_callback(subscription) is not None:
                 _write_notices(connection, source, subscription, schema, parked)
     for message_id, queue, position, reason in parked:
-        _tell_parked(subscription, message_id, queue, position, reason)
+        row = InboxUpdate(message_id, position, Status.PARKED.value, 0, None, reason)
+        emit(event_of(GroupQueue(schema, subscription.group, subscription.topic, queue), row))
 
 
 def _write_notices(
@@ -191,18 +193,3 @@ def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> li
     if not subscription.by_key or entry.key is None:
         return []
     return [_RELEASE_NEXT(of.schema, group=of.group, topic=of.topic, key=entry.key)]
-
-
-def _tell_parked(subscription: Subscription, message_id: UUID, queue: int, position: int, reason: str) -> None:
-    emit(
-        MessageParked(
-            group=subscription.group,
-            topic=subscription.topic,
-            queue=queue,
-            position=position,
-            message_id=message_id,
-            attempt=0,
-            reason=reason,
-            error=None,
-        )
-    )

@@ -19,7 +19,7 @@ are of one moment, and what follows that offset is read again.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.consumer import sql
@@ -51,22 +51,15 @@ def go_back(connection: Connection, source: Connection, progress: ConsumerProgre
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
     agreed, message_id = _agreed(connection, source, progress) or (_before_first(connection, source, progress), None)
-    values = {"group": of.group, "topic": of.topic, "queue": of.queue, "agreed": agreed, "position": position}
+    values: dict[str, Any] = {"group": of.group, "topic": of.topic, "queue": of.queue}
+    values |= {"agreed": agreed, "position": position}
     # The last message of a queue is never pruned: if none is left of before the offset, there never was one.
     after = agreed if agreed <= position else 0
     (had,) = execute(connection, sql.had_between(of.schema, **values | {"agreed": after}, limit=_NEWEST))
     (committed,) = read_source(source, sql.committed(of.schema, ids=[row[0] for row in had]))
     lost = sorted({row[0] for row in had} - {row[0] for row in committed})
     execute(connection, sql.go_back(of.schema, **values, id=message_id, lost=lost))
-    event = LogWentBack(
-        group=of.group,
-        topic=of.topic,
-        queue=progress.number,
-        agreed=agreed,
-        position=position,
-        count=len(lost),
-        lost=tuple(lost),
-    )
+    event = LogWentBack(**values | {"queue": progress.number}, count=len(lost), lost=tuple(lost))
     after_commit(connection, partial(emit, event))
     return True
 

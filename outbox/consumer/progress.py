@@ -151,16 +151,9 @@ class ConsumerProgress:
 
     def next_messages(self, subscription: Subscription, settings: Settings, limit: int) -> Statement:
         """Return the statement that reads ahead so many messages; its rows are for `read`."""
-        return sql.messages_after(
-            self.of.schema,
-            topic=self.of.topic,
-            queue=self.number,
-            position=self.position,
-            limit=limit,
-            bytes=settings.read_ahead_bytes,
-            grown=self.reach.grown,
-            **filter_of(subscription),
-        )
+        of, size = self.of, settings.read_ahead_bytes
+        values = {"position": self.position, "limit": limit, "bytes": size, "grown": self.reach.grown}
+        return sql.messages_after(of.schema, topic=of.topic, queue=self.number, **values, **filter_of(subscription))
 
     def known_after(self, limit: int) -> Statement:
         """Return what reads the inbox rows of so many next messages, where the log is in the same database."""

@@ -538,13 +538,8 @@ def count_attempt(meter: HandlerMeter, row: InboxUpdate) -> None:
 
 def event_of(queue: GroupQueue, row: InboxUpdate, error: BaseException | None = None) -> TelemetryEvent:
     """Return the event that tells of one message settled so, because of an error or of the handler's answer."""
-    facts: dict[str, Any] = {
-        "group": queue.group,
-        "topic": queue.topic,
-        "queue": queue.queue,
-        "position": row.position,
-        "message_id": row.id,
-    }
+    facts: dict[str, Any] = {"group": queue.group, "topic": queue.topic, "queue": queue.queue}
+    facts |= {"position": row.position, "message_id": row.id}
     if row.status == Status.EXPIRED:
         return MessageExpired(**facts, attempts=row.attempts)
     facts |= {"attempt": row.attempts, "reason": (row.error or "").partition("\n")[0], "error": error}

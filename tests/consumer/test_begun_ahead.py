@@ -123,13 +123,14 @@ def test_what_came_after_the_look_is_handled_with_the_rest(
     bench: Bench, begun: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that is read, and wasn't there when the worker looked: its transaction isn't begun in vain."""
-    read_ahead = Consumer._read_ahead
+    waiting_queues = Consumer.waiting_queues
 
-    def later(self: Consumer, here: Connection, source: Connection, waiting: Any) -> Any:
+    def later(self: Consumer, connection: Connection, source: Connection) -> Any:
+        waiting = waiting_queues(self, connection, source)
         bench.send(2)
-        return read_ahead(self, here, source, waiting)
+        return waiting
 
-    monkeypatch.setattr(Consumer, "_read_ahead", later)
+    monkeypatch.setattr(Consumer, "waiting_queues", later)
     consumer = bench.declare()
     bench.send(1)
     assert consumer.consume_once(bench.connection, bench.source).done == 2

@@ -339,26 +339,20 @@ class OutsideConsumer(Consumer):
         subscription = self.subscription
         key_order.release(connection, source, subscription, self._settings.schema)
         running = [message_id for queue in self._leased.values() for message_id in queue.running]
-        due_rows = sql.due(
-            self._settings.schema,
-            group=subscription.group,
-            topic=subscription.topic,
-            ordered=subscription.blocks_queue,
-            running=running,
-            limit=limit,
-        )
-        (rows,) = read_source(connection, due_rows)
+        due = {"ordered": subscription.blocks_queue, "running": running, "limit": limit}
+        due_of = sql.due(self._settings.schema, group=subscription.group, topic=subscription.topic, **due)
+        (rows,) = read_source(connection, due_of)
         if rows and (most := self.gate.admitted(connection)) is not None:
             rows = rows[:most]
         by_queue: dict[int, list[Row]] = {}
         for row in rows:
             by_queue.setdefault(row[0], []).append(row)
-        for number, due in by_queue.items():
+        for number, its_rows in by_queue.items():
             if number not in self._leased:
                 of = GroupQueue(self._settings.schema, subscription.group, subscription.topic, number)
                 if not self._lease(connection, source, ConsumerProgress(of), reads=False):
                     continue
             queue = self._leased[number]
             with self._unless_lost(queue):
-                for call in queue.start_due(connection, source, due):
+                for call in queue.start_due(connection, source, its_rows):
                     self._start(call)
