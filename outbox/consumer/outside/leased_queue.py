@@ -149,7 +149,7 @@ class LeasedQueue:
     @property
     def number(self) -> int:
         """The number of the queue."""
-        return self._of.queue
+        return self._progress.number
 
     @property
     def in_flight(self) -> list[Call]:
