@@ -29,7 +29,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -136,7 +135,7 @@ class QueueConsumer:
         self._ahead.clear()
         entries = self.progress.read(rows, self._subscription)
         if entries:
-            self.progress = replace(self.progress, end=max(self.progress.end, entries[-1].position))
+            self.progress = self.progress._replace(end=max(self.progress.end, entries[-1].position))
             self._ahead.extend(entries)
         return entries is not None
 
@@ -148,7 +147,7 @@ class QueueConsumer:
 
     def _leave(self, state: State = State.LOCKED) -> tuple[State, Counts]:
         """Forget where the group is: another worker may move it on, or the log went back behind it."""
-        self.come_to(replace(self.progress, position=-1))
+        self.come_to(self.progress._replace(position=-1))
         return state, Counts(more=state is State.WORKED)
 
     def step(
@@ -173,7 +172,7 @@ class QueueConsumer:
         except AttemptFailed as failed:
             if not failed.is_of_entry:
                 # One by one, the message of the batch that failed is found.
-                self.progress = replace(self.progress, one_by_one=self._subscription.batch)
+                self.progress = self.progress._replace(one_by_one=self._subscription.batch)
                 group, topic, queue = self.progress.of.values
                 reason, size, error = failed.failure.reason, failed.together, failed.__cause__
                 emit(BatchUndone(group=group, topic=topic, queue=queue, size=size, reason=reason, error=error))
@@ -185,7 +184,7 @@ class QueueConsumer:
         except BaseException as error:
             # An error that is no Exception ends the thread or the process: a start that had no end.
             if is_lost(connection) or not isinstance(error, Exception):
-                self.come_to(replace(self.progress, position=-1, started=None))
+                self.come_to(self.progress._replace(position=-1, started=None))
             raise
 
     def _step(
@@ -229,7 +228,8 @@ class QueueConsumer:
             # Its worker is gone. If it comes back, it finds a newer term than its own.
             execute(connection, lease_sql.end_lease(self._settings.schema, *self.progress.of.values))
         progress = self.progress.at(offset)
-        self.come_to(progress if progress.passage == self.progress.passage else begun(connection, progress))
+        if progress is not self.progress:
+            self.come_to(progress if progress.passage == self.progress.passage else begun(connection, progress))
         return True
 
     def _first_statements(self, entries: list[Entry]) -> list[Statement]:
@@ -260,7 +260,7 @@ class QueueConsumer:
             return self._leave()
         if beginning is Beginning.PARK:
             started = -1 if progress.started is None else progress.started
-            self.progress = replace(progress, started=started, one_by_one=size)
+            self.progress = progress._replace(started=started, one_by_one=size)
             crash = crashed(self._subscription, batch.attempt - 1, progress.total)
             row, after = self._write_failure(connection, first, *crash, 0)
             after_commit(connection, partial(self._tell_failure, row, after, None))
@@ -268,8 +268,8 @@ class QueueConsumer:
         if progress.starts and not is_new:
             after_commit(connection, partial(emit, progress.crash()))
         one_by_one = size if progress.starts else progress.one_by_one
-        at_commit(connection, replace(progress, starts=progress.total).append())
-        self.progress = replace(progress, started=progress.position, one_by_one=one_by_one)
+        at_commit(connection, progress._replace(starts=progress.total).append())
+        self.progress = progress._replace(started=progress.position, one_by_one=one_by_one)
         return State.WORKED, Counts(more=True)
 
     def _resend(self, connection: Connection, entry: Entry) -> tuple[State, Counts]:
@@ -317,8 +317,8 @@ class QueueConsumer:
         after = self.progress.past(last, len(batch.passed))
         at_commit(connection, after.append())
         goes_on = self._goes_on and not (after.one_by_one or self._gate.limited or last.position == after.end)
-        size = self._subscription.batch if goes_on else 0
-        following = list(islice(self._ahead, len(batch.passed), len(batch.passed) + size))
+        until = len(batch.passed) + self._subscription.batch
+        following = list(islice(self._ahead, len(batch.passed), until)) if goes_on else ()
         try:
             self.transactions.commit(connection, *(self._first_statements(following) if following else ()))
         except Exception as error:
@@ -515,7 +515,7 @@ class Consumer:
             position, message_id = offset_of[queue]
             reach = reaches.get(queue, growth.UNBOUNDED)
             end = last if reach.end is None else min(last, reach.end)
-            consumer.come_to(replace(consumer.progress, position=position, message_id=message_id, reach=reach, end=end))
+            consumer.come_to(consumer.progress._replace(position=position, message_id=message_id, reach=reach, end=end))
             if consumer.progress.is_behind(last, last_id, is_standby=is_standby):
                 waiting.append(consumer)
         return waiting

@@ -17,7 +17,6 @@ stands for a message that is to be handled again. Its result is written over the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.consumer import sql
@@ -34,7 +33,7 @@ def begun(connection: Connection, progress: ConsumerProgress) -> ConsumerProgres
     if not progress.passage:
         return progress
     (rows,) = execute(connection, sql.passage_began(progress.of.schema, *progress.of.values, progress.passage))
-    return replace(progress, began=rows[0][0])
+    return progress._replace(began=rows[0][0])
 
 
 def take_earlier(

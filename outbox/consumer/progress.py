@@ -15,7 +15,6 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -81,8 +80,7 @@ class Batch(NamedTuple):
     first_failed_at: dt.datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerProgress:
+class ConsumerProgress(NamedTuple):
     """How far a group has come in the queue ``of`` it: behind ``position``, which is -1 where that isn't known.
 
     ``message_id`` is that of the message there, as far as it is known, ``starts`` how many starts of what follows had
@@ -114,6 +112,8 @@ class ConsumerProgress:
         Where another passage began, `outbox.consumer.passage.begun` finds out.
         """
         position, starts, message_id, passage = row[:4]
+        if (position, starts, passage, message_id) == (self.position, self.starts, self.passage, self.message_id):
+            return self
         # A group that was moved back reads over no growth, until the next look at its queues.
         reach = self.reach if position >= self.reach.position else Reach(0, position, position)
         known = reach, self.end, self.started, self.one_by_one
@@ -122,9 +122,9 @@ class ConsumerProgress:
     def past(self, entry: Entry, taken: int = 1) -> ConsumerProgress:
         """Return the progress behind a message, the last of so many; with a start while a next one is suspected."""
         left = max(self.one_by_one - taken, 0)
-        started = entry.position if left else self.started
-        known = self.passage, self.began, self.reach, self.end, started, left
-        return ConsumerProgress(self.of, entry.position, entry.id, 1 if left else 0, *known)
+        starts, started = (1, entry.position) if left else (0, self.started)
+        known = self.passage, self.began, self.reach, self.end
+        return ConsumerProgress(self.of, entry.position, entry.id, starts, *known, started, left)
 
     def is_behind(self, last: int, last_id: UUID | None, *, is_standby: bool) -> bool:
         """Tell whether the queue, whose log ends so, has messages for the group, or hasn't what the group has read."""
@@ -250,6 +250,11 @@ class ConsumerProgress:
         run: dict[int, Entry] = {}
         wait: dict[int, Entry] = {}
         passed: list[Entry] = []
+        if not inbox.known and not inbox.held:  # as mostly
+            for entry in entries:
+                if entry.message is not None:
+                    run.setdefault(entry.id.int, entry)
+            return Batch(list(run.values()), (), entries)
         stop, retried = None, sql.NO_ROW
         for entry in entries:
             row = inbox.known.get(entry.id, sql.NO_ROW) if inbox.known else sql.NO_ROW

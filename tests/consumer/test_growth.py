@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -72,14 +71,14 @@ def test_a_worker_that_has_not_heard_of_a_growth(bench: Bench) -> None:
     bench.send(*range(20), key=None)
     consumer = bench.declare()
     worker = QueueConsumer(consumer.subscription, bench.settings, 0, consumer.meter, consumer.gate)
-    worker.progress = replace(worker.progress, position=0)
+    worker.progress = worker.progress._replace(position=0)
     (rows,) = read_source(bench.source, worker.next_messages())
     assert [row[0] for row in rows] == bench.rows("SELECT position FROM outbox.message WHERE queue = 0 ORDER BY 1")[:2]
-    worker.progress = replace(worker.progress, reach=Reach(2))
+    worker.progress = worker.progress._replace(reach=Reach(2))
     assert len(read_source(bench.source, worker.next_messages())[0]) == 12
     # What stands at its offset is read in any case: whether the log went back is seen by it.
     last = rows[-1][0] + 5
-    worker.progress = replace(worker.progress, reach=Reach(), position=last)
+    worker.progress = worker.progress._replace(reach=Reach(), position=last)
     assert [row[0] for row in read_source(bench.source, worker.next_messages())[0]] == [last]
 
 
@@ -154,7 +153,7 @@ def test_an_old_queue_is_pruned_while_another_is_behind(bench: Bench) -> None:
     assert gone > 1
     worker = QueueConsumer(consumer.subscription, bench.settings, 0, consumer.meter, consumer.gate)
     ends = bench.rows("SELECT ends[1] FROM outbox.topic_growth")[0]
-    worker.progress = replace(worker.progress, reach=Reach(0, ends, 1))
+    worker.progress = worker.progress._replace(reach=Reach(0, ends, 1))
     assert worker.step(bench.connection, bench.source)[0] is State.EMPTY
     assert bench.consume(consumer).done == 60 - gone
     assert inversions(bench.ledger()) == 0

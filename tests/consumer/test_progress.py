@@ -124,7 +124,7 @@ def test_a_log_that_went_back(sent: int, at: int, lost: int, later: int, is_noti
     assert (read is None) == (offset not in log.messages)
     if log.messages:
         last = log.messages[-1]
-        looked = replace(progress, end=last.position)
+        looked = progress._replace(end=last.position)
         behind = last.position != offset.position or last.id != offset.id
         assert looked.is_behind(last.position, last.id, is_standby=False) == behind
         assert looked.is_behind(last.position, last.id, is_standby=True) == (
@@ -136,14 +136,14 @@ def test_a_log_that_went_back(sent: int, at: int, lost: int, later: int, is_noti
 def test_no_growth_is_read_over(offsets: list[int], position: int) -> None:
     """Up to its end of then an old queue is read; what follows when all that had its keys were consumed."""
     limits = reach([Growth(4, (3, 5))], 0, dict(enumerate(offsets)), offsets[0])
-    progress = replace(ConsumerProgress(OF, reach=limits, end=9), position=offsets[0])
+    progress = ConsumerProgress(OF, offsets[0], reach=limits, end=9)
     assert limits.grown == (4 if offsets[0] >= 3 else 0)
     # A group that was moved back reads over no growth until the next look.
     moved = progress.at((position, 0, None, 0))
     assert moved.reach == (limits if position >= offsets[0] else Reach(0, position, position))
     if limits.end is not None:
-        assert replace(progress, position=3).read([], subscription()) == []
-    assert replace(progress, position=3, reach=UNBOUNDED).read([], subscription()) is None
+        assert progress._replace(position=3).read([], subscription()) == []
+    assert progress._replace(position=3, reach=UNBOUNDED).read([], subscription()) is None
 
 
 # --- a group's way through a queue ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Town:
     def step(self, worker: ConsumerProgress, *, is_new: bool) -> ConsumerProgress:
         """Make a step of a worker; return what it knows then, a new one's progress if it has died."""
         known = worker.at(self.offset)
-        progress = known if known.passage == worker.passage else replace(known, began=self.began)
+        progress = known if known.passage == worker.passage else known._replace(began=self.began)
         rows = [each.row for each in self.log if each.position >= progress.position]
         entries = progress.read(rows, subscription())
         assert entries is not None
@@ -225,16 +225,16 @@ class Town:
             return self._stopped(progress, first, batch.stop)
         beginning = progress.begin(runs=batch.run[:1] == batch.passed[:1], is_new=is_new, most=MOST_STARTS)
         if beginning is Beginning.LEAVE:
-            return replace(progress, position=-1)
+            return progress._replace(position=-1)
         if beginning is Beginning.PARK:
             assert first.id in self.killers
             self.settle(first, Status.PARKED)
-            after = replace(progress, started=progress.started or -1, one_by_one=self.batch).past(first, 0)
+            after = progress._replace(started=progress.started or -1, one_by_one=self.batch).past(first, 0)
             self.write(after)
             return after
         if beginning is Beginning.START:
-            self.write(replace(progress, starts=progress.total))
-            return replace(progress, started=progress.position, one_by_one=self.batch if progress.starts else 0)
+            self.write(progress._replace(starts=progress.total))
+            return progress._replace(started=progress.position, one_by_one=self.batch if progress.starts else 0)
         return self._run(progress, batch)
 
     def _stopped(self, progress: ConsumerProgress, first: Entry, stop: Choice | None) -> ConsumerProgress:
@@ -260,7 +260,7 @@ class Town:
                 failed.append(entry)
                 break
         if failed and len(batch.run) > 1:
-            return replace(progress, one_by_one=self.batch)
+            return progress._replace(one_by_one=self.batch)
         for entry in batch.wait:
             if not failed or entry.position < failed[0].position:
                 self.settle(entry, Status.WAITING)
@@ -360,7 +360,7 @@ def test_a_message_is_to_blame_after_too_many_starts(is_new: bool) -> None:
     blamed = Beginning.LEAVE if is_new else Beginning.PARK
     for starts in range(2 * MOST_STARTS):
         over = starts >= MOST_STARTS
-        new, old, own = (replace(at, starts=starts, started=started) for started in (None, 5, 7))
+        new, old, own = (at._replace(starts=starts, started=started) for started in (None, 5, 7))
         begun = [each.begin(runs=True, is_new=is_new, most=MOST_STARTS) for each in (new, old, own)]
         assert begun[0] is (blamed if over else Beginning.START)
         assert begun[1] is (blamed if starts > MOST_STARTS else Beginning.GO_ON)

@@ -199,7 +199,7 @@ class LeasedQueue:
                 return False
             doubt_until = started if started is not None and started > progress.position else 0
             if is_taken and doubt_until:
-                progress = self._progress = replace(progress, starts=progress.starts + 1)
+                progress = self._progress = progress._replace(starts=progress.starts + 1)
                 after_commit(connection, partial(emit, progress.crash()))
             # There is an offset where there is a lease: transactional workers see the lease by it.
             if is_taken or progress.position == 0:
@@ -444,7 +444,7 @@ class LeasedQueue:
                 entries = [slot.entry for slot in waiting]
                 at_commit(connection, sql.MARK, *key_order.wait(self._of, entries, after.passage, again))
             if last is not None:
-                after = replace(after.past(last), starts=int(last.position < self.lease.suspect_until))
+                after = after.past(last)._replace(starts=int(last.position < self.lease.suspect_until))
                 at_commit(connection, after.append())
             elif blocked and after.starts:
                 # This start had an end.
@@ -460,7 +460,7 @@ class LeasedQueue:
             # Wait for the retry of the first message: entries read after it are read again then.
             self._ahead.clear()
             self._slots.clear()
-            self._progress = self._read = replace(after, starts=0)
+            self._progress = self._read = after._replace(starts=0)
         if any(update.status == Status.CONSUMED for _, update in updates):
             self._gate.succeeded()
         elif failures := [call.failure for call, _ in updates if call.failure]:
