@@ -229,10 +229,7 @@ class ConsumerProgress(NamedTuple):
         return tries and (queue, position) != (self.of.queue, entry.position)
 
     def choice(self, entry: Entry, row: Row, held: Collection[str | None], *, ordered: bool) -> Choice:
-        """Return what becomes of a message by its row in the inbox, and by the keys that are held.
-
-        ``ordered``: a message that failed keeps its queue until its retry.
-        """
+        """Return what becomes of a message by its row and the keys held; ``ordered``: a failed one keeps its queue."""
         if row is sql.NO_ROW:
             if entry.message is None:
                 return Choice.PASS
@@ -254,7 +251,7 @@ class ConsumerProgress(NamedTuple):
             for entry in entries:
                 if entry.message is not None:
                     run.setdefault(entry.id.int, entry)
-            return Batch(list(run.values()), (), entries)
+            return Batch(list(run.values()), (), entries, inbox.again)
         stop, retried = None, sql.NO_ROW
         for entry in entries:
             row = inbox.known.get(entry.id, sql.NO_ROW) if inbox.known else sql.NO_ROW
@@ -273,9 +270,6 @@ class ConsumerProgress(NamedTuple):
         return Batch(list(run.values()), list(wait.values()), passed, inbox.again, stop, *how)
 
     def resend(self, entry: Entry) -> Statement:
-        """Have a message tried again that was sent again. Rows: one, or none if another transaction holds its row.
-
-        To go past it then would lose this send.
-        """
+        """Have a message tried again that was sent again. Rows: none if its row is held: not to be passed then."""
         of = self.of
         return sql.retry_resent(of.schema, group=of.group, queue=of.queue, id=entry.id, position=entry.position)

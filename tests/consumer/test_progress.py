@@ -221,6 +221,7 @@ class Town:
         inbox = KnownRows({id_: self.known(id_) for id_ in ids - again}, self.held(), again)
         batch = progress.batch(entries, inbox, ordered=self.ordered is True)
         first = entries[0]
+        assert batch.again == again
         if not batch.passed:
             return self._stopped(progress, first, batch.stop)
         beginning = progress.begin(runs=batch.run[:1] == batch.passed[:1], is_new=is_new, most=MOST_STARTS)
