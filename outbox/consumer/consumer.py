@@ -2,9 +2,9 @@
 
 Nothing is leased: the worker that holds the queue's advisory lock, which ends with the transaction, is its consumer for
 this transaction. Entries that were read ahead stay valid as long as the offset in the database is where this worker
-left it, since messages never change. The offset keeps the id of its message: whether the log still has it there is seen
-at each read (`outbox.consumer.log_loss`). A queue that another worker has leased, to handle its messages outside of
-transactions (`outbox.consumer.outside`), is left to it until the lease ends.
+left it, since messages never change. A queue that another worker has leased, to handle its messages outside of
+transactions (`outbox.consumer.outside`), is left to it until the lease ends. What the rows mean, and what is to be done
+next, says a `ConsumerProgress` (`outbox.consumer.progress`); this module reads, runs and writes.
 
 While there is more to do, the round trip of a COMMIT begins the next transaction, with its lock and its look-ups. A
 consumer that a notification names a queue to starts with that queue, and reads it in the same round trip.
@@ -28,25 +28,25 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from outbox.consumer import growth, key_order, sql
 from outbox.consumer.control.gate import Gate
-from outbox.consumer.expiry import expired_of, record_expiry
-from outbox.consumer.failure import record_failure
+from outbox.consumer.failure import expired_of, record_expiry, record_failure
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
-from outbox.consumer.passage import FIRST_PASSAGE, passage_of, take_earlier
+from outbox.consumer.passage import begun, take_earlier
+from outbox.consumer.progress import Batch, Beginning, Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import holds_retries, retry_next
 from outbox.consumer.start import met, start_group
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
+    HandlerFailure,
     Subscription,
     TransactionEnded,
     consumed,
@@ -54,22 +54,20 @@ from outbox.consumer.subscription import (
     counts_of,
     crashed,
     event_of,
-    filter_of,
     handled,
-    known_rows,
     raise_refused,
     run_handler,
     settle,
-    to_entry,
+    settled,
 )
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, read_log, read_source
-from outbox.database.session import Transactions, begin, commit
+from outbox.database.session import Transactions, begin
 from outbox.database.sql import GroupQueue, plan_by_index, try_lock
 from outbox.errors import MessagesPruned
-from outbox.message.model import Counts, Status, behind, number_of
+from outbox.message.model import Counts, Status, behind
 from outbox.settings import Settings
-from outbox.telemetry.events import BatchUndone, CrashFound
+from outbox.telemetry.events import BatchUndone
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 
 if TYPE_CHECKING:
@@ -95,109 +93,62 @@ class QueueConsumer:
     def __init__(
         self, subscription: Subscription, settings: Settings, queue: int, meter: HandlerMeter, gate: Gate
     ) -> None:
-        #: The last position of the queue, as far as it is known.
-        self.end: int | None = None
-        self.meter: HandlerMeter = meter
         self._subscription = subscription
         self._settings = settings
+        self._meter = meter
         self._gate = gate
-        self._queue = GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
-        self._ahead: deque[Entry] = deque()
-        self._position = -1
-        self._fresh = True
-        self._started_after = -1  # the position beside which this worker has written its start
-        self._one_by_one = 0
+        #: How far the group has come, as this worker knows it: what is read ahead follows it.
+        self.progress: ConsumerProgress = ConsumerProgress(
+            GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
+        )
         self.transactions: Transactions = Transactions()
-        self._next: list[Entry] = []  # whose rows the transaction has looked up that began with the last COMMIT
+        self._ahead: deque[Entry] = deque()
         self._goes_on = False
-        self._passage = FIRST_PASSAGE
-        self._earlier: frozenset[UUID] = frozenset()  # messages of this step that are handled again
-        self._waiting: list[Entry] = []
-        #: How far the group may read, if its topic got more queues.
-        self.reach: growth.Reach = growth.UNBOUNDED
-
-    @property
-    def position(self) -> int:
-        """The offset after which this worker would go on; -1 if it doesn't know."""
-        return self._position
+        # What becomes of the messages of this step.
+        self._batch = Batch()
 
     @property
     def has_read_ahead(self) -> bool:
         """Are there messages which are read and not yet consumed?"""
         return bool(self._ahead)
 
-    @property
-    def next_visible_at(self) -> dt.datetime | None:
-        """When the first message that is read and not yet consumed came into the queue; None: not known."""
+    def first_time(self, rows: Sequence[Row] | None) -> dt.datetime | None:
+        """Return when the first message that waits came into the queue, by rows read ahead or those of before."""
+        if rows is not None:
+            return next((row[3] for row in rows if row[0] > self.progress.position), None)
         return next((entry.message.visible_at for entry in self._ahead if entry.message), None)
 
-    def next_messages(self, position: int) -> Statement:
-        """Return the statement that reads ahead from a position, whole batches; its rows are for `read`."""
-        if position < self.reach.position:
-            # The group was moved back: the next pass finds out how far it may read.
-            self.reach = growth.Reach(0, position, position)
+    def next_messages(self) -> Statement:
+        """Return the statement that reads ahead, whole batches; its rows are for `read`."""
         batch = self._subscription.batch
-        return sql.messages_after(
-            self._settings.schema,
-            topic=self._subscription.topic,
-            queue=self._queue.queue,
-            position=position,
-            limit=-(-self._settings.read_ahead // batch) * batch,
-            bytes=self._settings.read_ahead_bytes,
-            grown=self.reach.grown,
-            **filter_of(self._subscription),
-        )
+        limit = -(-self._settings.read_ahead // batch) * batch
+        return self.progress.next_messages(self._subscription, self._settings, limit)
 
-    def read(self, rows: list[Row], position: int, message_id: UUID | None) -> bool:
-        """Take the entries read ahead after a position. They are used if the group's offset is there at the next step.
+    def read(self, rows: list[Row]) -> bool:
+        """Take the messages read ahead. They are used if the group's offset is there at the next step.
 
-        ``message_id`` is that of the message there, as far as it is known. Return False, and take nothing, if the log
-        went back: it has another message there, or none and comes to no later one, or repeats a number.
+        Return False, and take nothing, if the log went back.
 
         Raises:
             MessagesPruned: the next message is gone, and the subscription says to stop then.
         """
-        self._drop_ahead()
-        subscription, queue = self._subscription, self._queue.queue
-        if position and not rows:
-            # What stood before a growth can't be lost: a log that knows the growth has had it.
-            return self.reach.end is not None
-        if rows and rows[0][0] == position:
-            if message_id not in {None, rows[0][1]}:
-                return False
-            rows = rows[1:]
-        # Over the end of an epoch, the number goes on.
-        step = 1 if not rows or rows[0][0] == position + 1 else number_of(rows[0][0]) - number_of(position)
-        if step < 1:
-            return False
-        if step > 1 and subscription.on_pruned == "stop":
-            raise MessagesPruned.unread(subscription.group, subscription.topic, queue, number_of(position), step - 1)
-        self.end = max(self.end or 0, rows[-1][0] if rows else 0)
-        self._ahead = deque(to_entry(row, subscription, queue, self.end) for row in rows)
-        self._position = position
-        return True
-
-    def expect(self, position: int) -> None:
-        """Take note of the group's offset: entries read ahead after another one are of no use."""
-        if position != self._position:
-            self._drop_ahead()
-            self._position = position
-
-    def take_ahead(self) -> list[Entry]:
-        """Return the entries read ahead, and forget them."""
-        entries = list(self._ahead)
-        self._drop_ahead()
-        return entries
-
-    def forget(self) -> None:
-        """Drop the entries read ahead, and start again at the next step: the connection was lost."""
-        self._drop_ahead()
-        self._fresh = True
-        self._started_after = -1
-
-    def _drop_ahead(self) -> None:
         self._ahead.clear()
-        self._position = -1
+        entries = self.progress.read(rows, self._subscription)
+        if entries:
+            self.progress = self.progress._replace(end=max(self.progress.end, entries[-1].position))
+            self._ahead.extend(entries)
+        return entries is not None
+
+    def come_to(self, progress: ConsumerProgress) -> None:
+        """Take note of the group's progress: entries read ahead behind another offset are of no use."""
+        if progress.position != self.progress.position:
+            self._ahead.clear()
+        self.progress = progress
+
+    def _leave(self, state: State = State.LOCKED) -> tuple[State, Counts]:
+        """Forget where the group is: another worker may move it on, or the log went back behind it."""
+        self.come_to(self.progress._replace(position=-1))
+        return state, Counts(more=state is State.WORKED)
 
     def step(
         self, connection: Connection, source: Connection, most: int | None = None, *, goes_on: bool = False
@@ -221,8 +172,8 @@ class QueueConsumer:
         except AttemptFailed as failed:
             if not failed.is_of_entry:
                 # One by one, the message of the batch that failed is found.
-                self._one_by_one = self._subscription.batch
-                group, topic, queue = self._queue.values
+                self.progress = self.progress._replace(one_by_one=self._subscription.batch)
+                group, topic, queue = self.progress.of.values
                 reason, size, error = failed.failure.reason, failed.together, failed.__cause__
                 emit(BatchUndone(group=group, topic=topic, queue=queue, size=size, reason=reason, error=error))
                 return State.WORKED, Counts(more=True)
@@ -233,285 +184,200 @@ class QueueConsumer:
         except BaseException as error:
             # An error that is no Exception ends the thread or the process: a start that had no end.
             if is_lost(connection) or not isinstance(error, Exception):
-                self.forget()
+                self.come_to(self.progress._replace(position=-1, started=None))
             raise
 
     def _step(
         self, connection: Connection, source: Connection, most: int | None, rows: list[list[Row]] | None
     ) -> tuple[State, Counts]:
-        size = 1 if self._one_by_one else min(self._subscription.batch, most or self._subscription.batch)
-        candidates = list(islice(self._ahead, size)) if rows is None else self._next
-        reads = rows is None and not candidates and source is connection and self._position >= 0
+        """Take the queue, read, choose, begin, handle and write, in the transaction that has begun."""
+        before, size = self.progress.position, min(self._subscription.batch, most or self._subscription.batch)
+        size = 1 if self.progress.one_by_one else size
+        entries = list(islice(self._ahead, size))
+        reads = rows is None and not entries and source is connection and before >= 0
         if rows is None:
-            first = self._read_statements(size) if reads else self._first_statements(candidates)
-            rows = execute(connection, *first)
-        locked, offsets, *inbox = rows
-        position, starts, message_id, passage, is_held, _ = offset = offsets[0] if offsets else sql.NO_OFFSET
+            rows = execute(connection, *(self._read_statements(size) if reads else self._first_statements(entries)))
+        locked, offsets, *rows = rows
+        offset = offsets[0] if offsets else sql.NO_OFFSET
+        if not self._take(connection, locked, offset):
+            return self._leave()
+        if not entries or self.progress.position != before:
+            if not reads or self.progress.position != before:
+                rows = read_log(connection, source, self.next_messages())
+            ahead, *rows = rows
+            agrees = self.read(ahead)
+            entries = list(islice(self._ahead, size))
+            if not agrees and go_back(connection, source, self.progress):
+                return self._leave(State.WORKED)
+            if not entries:
+                return State.EMPTY, Counts()
+            rows = rows or execute(connection, *self.progress.inbox_of(entries, self._subscription))
+        inbox = KnownRows.of(rows)
+        left = take_earlier(connection, source, self.progress, inbox) if self.progress.passage else inbox
+        if left is None:  # a retry, or an operator's act, has one of them
+            return self._leave()
+        self._batch = self.progress.batch(entries, left, ordered=self._subscription.blocks_queue)
+        return self._begin(connection, entries[0], is_new=offset[5]) or self._consume(connection)
+
+    def _take(self, connection: Connection, locked: list[Row], offset: Row) -> bool:
+        """Come to the newest offset, in the transaction that has tried to lock the queue; False if another has it."""
+        is_held = offset[4]
         if is_held or not locked[0][0]:
-            self._drop_ahead()
-            return State.LOCKED, Counts()
+            return False
         if is_held is False:
             # Its worker is gone. If it comes back, it finds a newer term than its own.
-            execute(connection, lease_sql.end_lease(self._settings.schema, *self._queue.values))
-        if passage != self._passage.number:
-            self._passage = passage_of(connection, self._queue, passage)
-        if position != self._position or not candidates:
-            if not reads or position != self._position:
-                inbox = read_log(connection, source, self.next_messages(position))
-            ahead, *inbox = inbox
-            agrees = self.read(ahead, position, message_id)
-            candidates = list(islice(self._ahead, size))
-            if not candidates:
-                moved = not agrees and go_back(connection, source, self._queue, position)
-                return (State.WORKED if moved else State.EMPTY), Counts(more=moved)
-            inbox = inbox or execute(connection, *self._inbox_of(candidates))
-        known = {row[0]: row for row in inbox[0]}
-        held = {key for rows in inbox[1:] for (key,) in rows}
-        if self._passage.number:
-            earlier = take_earlier(connection, source, self._queue, self._passage, known)
-            if earlier is None:  # a retry, or an operator's act, has one of them
-                self._drop_ahead()
-                return State.LOCKED, Counts()
-            self._earlier = frozenset(earlier)
-            known = {id_: row for id_, row in known.items() if id_ not in self._earlier}
-        if (ended := self._without_handler(connection, candidates[0], known)) is not None:
-            return ended
-        started = self._start(connection, candidates[0], known, held, offset) if self._fresh or starts else None
-        return started or self._consume(connection, candidates, known, held)
+            execute(connection, lease_sql.end_lease(self._settings.schema, *self.progress.of.values))
+        progress = self.progress.at(offset)
+        if progress is not self.progress:
+            self.come_to(progress if progress.passage == self.progress.passage else begun(connection, progress))
+        return True
 
     def _first_statements(self, entries: list[Entry]) -> list[Statement]:
         """Return what a transaction begins with: it takes the queue, and reads its offset, and of these messages."""
-        offset = sql.offset(self._settings.schema, *self._queue.values)
-        return [try_lock(self._queue.lock, sql.MARKING), offset, *self._inbox_of(entries)]
+        of = self.progress.of
+        inbox = self.progress.inbox_of(entries, self._subscription)
+        return [try_lock(of.lock, sql.MARKING), sql.offset(of.schema, *of.values), *inbox]
 
     def _read_statements(self, size: int) -> list[Statement]:
         """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
-        group, _, queue = self._queue.values
-        statements = [*self._first_statements([])[:2], self.next_messages(self._position)]
-        if not self._subscription.by_key:  # what holds back a key is asked when the keys are known
-            at = self._subscription.topic, queue, self._position, size, group
-            statements.append(sql.known_after(self._queue.schema, *at))
-        return statements
+        statements = [*self._first_statements([])[:2], self.next_messages()]
+        # What holds back a key is asked when the keys are known.
+        return statements if self._subscription.by_key else [*statements, self.progress.known_after(size)]
 
-    def _inbox_of(self, entries: list[Entry]) -> list[Statement]:
-        """Return what reads the inbox rows of messages, and which of their keys are held back."""
-        keys = key_order.keys_of(entries) if self._subscription.by_key else []
-        return [known_rows(self._queue, entries), *([key_order.held(self._queue, keys)] if keys else [])]
+    def _begin(self, connection: Connection, first: Entry, *, is_new: bool) -> tuple[State, Counts] | None:
+        """Return how the step ends where its messages aren't to be handled now; None where they are."""
+        progress, batch, size = self.progress, self._batch, self._subscription.batch
+        if not batch.passed:
+            return self._resend(connection, first) if batch.stop is Choice.RESENT else (State.BLOCKED, Counts())
+        if progress.started is not None and not progress.starts:
+            return None
+        beginning = progress.begin(
+            runs=batch.run[:1] == batch.passed[:1], is_new=is_new, most=self._settings.max_starts
+        )
+        if beginning is Beginning.GO_ON:
+            return None
+        if beginning is Beginning.LEAVE:
+            return self._leave()
+        if beginning is Beginning.PARK:
+            started = -1 if progress.started is None else progress.started
+            self.progress = progress._replace(started=started, one_by_one=size)
+            crash = crashed(self._subscription, batch.attempt - 1, progress.total)
+            row, after = self._write_failure(connection, first, *crash, 0)
+            after_commit(connection, partial(self._tell_failure, row, after, None))
+            return (State.WORKED if after else State.BLOCKED), counts_of(row)
+        if progress.starts and not is_new:
+            after_commit(connection, partial(emit, progress.crash()))
+        one_by_one = size if progress.starts else progress.one_by_one
+        at_commit(connection, progress._replace(starts=progress.total).append())
+        self.progress = progress._replace(started=progress.position, one_by_one=one_by_one)
+        return State.WORKED, Counts(more=True)
 
-    def _append_offset(self, connection: Connection, position: int, starts: int, message_id: UUID | None) -> None:
-        values = *self._queue.values, position, starts, message_id, self._passage.number
-        at_commit(connection, sql.append_offset(self._settings.schema, *values))
-        if starts:
-            self._started_after = position
-
-    def _without_handler(
-        self, connection: Connection, entry: Entry, known: dict[object, Row]
-    ) -> tuple[State, Counts] | None:
-        """Return how the step ends where the first message isn't to be handled now; None where it may be."""
-        row = known.get(entry.id, sql.NO_ROW)
-        if self.is_sent_again(entry, row):
-            return self._retry_resent(connection, entry)
-        if self._subscription.blocks_queue and row[1] == Status.FAILED and row[3] > 0:
-            return State.BLOCKED, Counts()
-        return None
-
-    def is_sent_again(self, entry: Entry, row: Row) -> bool:
-        """Tell whether this is a newer send of a message that the group has failed or parked."""
-        if row is sql.NO_ROW or entry.message is None or entry.message.send_number == 1:
-            return False
-        _, status, _, _, queue, position, discarded, *_ = row
-        tries = status == Status.FAILED or (status == Status.PARKED and not discarded)
-        return tries and (queue, position) != (self._queue.queue, entry.position)
-
-    def _retry_resent(self, connection: Connection, entry: Entry) -> tuple[State, Counts]:
+    def _resend(self, connection: Connection, entry: Entry) -> tuple[State, Counts]:
         """Have a message that was sent again tried again: by a retry, or (ordered) by the next step.
 
         In a transaction that does nothing else, so that a handler which fails can't undo it.
         """
-        of = self._queue
-        again = {"group": of.group, "queue": of.queue, "id": entry.id, "position": entry.position}
-        if not execute(connection, sql.retry_resent(of.schema, **again))[0]:
-            # A retry runs its handler, or an operator acts on it. Going past it now would lose this send.
-            self._drop_ahead()
-            return State.LOCKED, Counts()
+        if not execute(connection, self.progress.resend(entry))[0]:
+            return self._leave()  # a retry runs its handler, or an operator acts on it
         if self._subscription.blocks_queue:
             return State.WORKED, Counts(more=True)
-        left = max(self._one_by_one - 1, 0)
-        self._append_offset(connection, entry.position, 1 if left else 0, entry.id)
-        commit(connection)
-        self._advance(entry.position)
-        self._one_by_one = left
-        return State.WORKED, Counts(taken=1)
+        self._batch = Batch(passed=[entry])
+        return self._close(connection, [])
 
-    def _start(
-        self, connection: Connection, entry: Entry, known: dict[object, Row], held: set[str], offset: Row
-    ) -> tuple[State, Counts] | None:
-        """Write down a start, or park ``entry``, at which too many had no end; None if neither is to be done."""
-        _, starts, before, *_, is_new = offset
-        total = starts + (1 if self._fresh else 0)
-        # A worker that has started here itself lives, and goes on: those that lost the race to it are no crash.
-        is_over = total > self._settings.max_starts and self._started_after != self._position
-        if is_over and self._is_to_run(entry, known, held):
-            if is_new:  # and so may live the one that wrote it, between two transactions
-                self._drop_ahead()
-                return State.LOCKED, Counts()
-            self._fresh, self._one_by_one = False, self._subscription.batch
-            return self._settle_crasher(connection, entry, known, total, before)
-        if not self._fresh:
-            return None
-        self._fresh = False
-        if starts:
-            self._one_by_one = self._subscription.batch
-            if not is_new:
-                group, topic, queue = self._queue.values
-                found = CrashFound(group=group, topic=topic, queue=queue, position=self._position, starts=starts)
-                after_commit(connection, partial(emit, found))
-        self._append_offset(connection, self._position, total, before)
-        return State.WORKED, Counts(more=True)
-
-    def _settle_crasher(
-        self, connection: Connection, entry: Entry, known: dict[object, Row], starts: int, before: UUID | None
-    ) -> tuple[State, Counts]:
-        """Park a message that kills its worker; or have it tried again later, where nothing may go past it."""
-        subscription = self._subscription
-        attempts, failure = crashed(subscription, known.get(entry.id, sql.NO_ROW)[2], starts)
-        row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
-        at_commit(connection, *record_failure(subscription, self._queue, entry, row, self._passage.number))
-        after_commit(connection, partial(emit, event_of(subscription, self._queue.queue, row, None)))
-        after_commit(connection, partial(count_attempt, self.meter, row))
-        if subscription.blocks_queue and row.status == Status.FAILED:
-            self._drop_starts(connection, self._position, before)
-            return State.BLOCKED, counts_of(row)
-        self._append_offset(connection, entry.position, 1, entry.id)
-        self._drop_ahead()
-        return State.WORKED, counts_of(row)
-
-    def _drop_starts(self, connection: Connection, position: int, message_id: UUID | None) -> None:
-        """Forget that messages were started: the next worker that takes the queue begins to count anew."""
-        group, topic, queue = self._queue.values
-        offset = {"group": group, "topic": topic, "queue": queue, "position": position, "id": message_id}
-        at_commit(connection, sql.drop_starts(self._settings.schema, **offset, passage=self._passage.number))
-
-    def _is_to_run(self, entry: Entry, known: dict[object, Row], held: set[str]) -> bool:
-        if entry.id in known:
-            return self._subscription.blocks_queue and known[entry.id][1] == Status.FAILED
-        return entry.message is not None and entry.key not in held
-
-    def _consume(
-        self, connection: Connection, candidates: list[Entry], known: dict[object, Row], held: set[str]
-    ) -> tuple[State, Counts]:
-        # By the numbers of their ids: the hash of a UUID is a call of Python's.
-        todo: dict[int, Entry] = {}
-        waiting: dict[int, Entry] = {}
-        passed: list[Entry] = []
-        attempt, known_failed, first_failed_at = 1, False, None
-        for entry in candidates:
-            row = known.get(entry.id, sql.NO_ROW) if known else sql.NO_ROW
-            if row is sql.NO_ROW:
-                if entry.message is not None:
-                    # A message that was resent may stand in the batch twice.
-                    (waiting if held and entry.key in held else todo).setdefault(entry.id.int, entry)
-            elif self.is_sent_again(entry, row):
-                break
-            elif row[1] == Status.FAILED and self._subscription.blocks_queue:
-                if passed:
-                    break
-                attempt, known_failed, first_failed_at = row[2] + 1, True, row[8]
-                todo[entry.id.int] = entry
-                passed.append(entry)
-                break
-            passed.append(entry)
-        of, entries, self._waiting = self._queue, list(todo.values()), list(waiting.values())
-        if known_failed and not execute(connection, sql.lock_failed(of.schema, of.group, entries[0].id))[0]:
+    def _consume(self, connection: Connection) -> tuple[State, Counts]:
+        """Handle the batch."""
+        of, batch, passage, entries = self.progress.of, self._batch, self.progress.passage, self._batch.run
+        if batch.is_retry and not execute(connection, sql.lock_failed(of.schema, of.group, entries[0].id))[0]:
             # A worker that runs a failed message holds its row, as in a retry. Another one has it, or has just settled
             # it: what the handler did would stay, though the row says something else.
-            self._drop_ahead()
-            return State.LOCKED, Counts()
+            return self._leave()
         expired = expired_of(connection, entries) if any(entry.can_expire for entry in entries) else {}
         if expired:
             entries = [entry for entry in entries if entry.id not in expired]
         if entries and self._gate.on_trial and not self._gate.begins_trial(connection):
             return State.LOCKED, Counts()
         # One by one, each statement waits for its answer: a failure is told where it happens.
-        pipelined = self._subscription.pipeline and not (self._one_by_one or self._gate.on_trial)
-        how = attempt, self.meter, self._passage.number, first_failed_at
+        pipelined = self._subscription.pipeline and not (self.progress.one_by_one or self._gate.on_trial)
+        how = batch.attempt, self._meter, passage, batch.first_failed_at
         run_handler(connection, self._subscription, entries, *how, pipelined=pipelined)
         for entry in expired.values():
-            record_expiry(connection, self._queue, entry, attempt - 1, self._passage.number)
-        if self._waiting:
-            at_commit(connection, *key_order.wait(self._queue, self._waiting, self._passage.number, self._earlier))
-        return self._close(connection, entries, passed, attempt, known_failed)
+            record_expiry(connection, of, entry, batch.attempt - 1, passage)
+        if batch.wait:
+            at_commit(connection, *key_order.wait(of, batch.wait, passage, batch.again))
+        return self._close(connection, entries)
 
-    def _close(
-        self, connection: Connection, entries: list[Entry], passed: list[Entry], attempt: int, known_failed: bool
-    ) -> tuple[State, Counts]:
-        last = passed[-1]
-        if known_failed and entries:
-            entry = entries[0]
-            row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
-            at_commit(connection, sql.MARKED, *sql.settle(self._queue, row, self._passage.number))
+    def _close(self, connection: Connection, entries: Sequence[Entry]) -> tuple[State, Counts]:
+        """Commit with the inbox rows of messages that were handled, and the offset behind those that are done with."""
+        of, batch, attempt, last = self.progress.of, self._batch, self._batch.attempt, self._batch.passed[-1]
+        if batch.is_retry and entries:
+            row = settled(entries[0], Status.CONSUMED, attempt)
+            at_commit(connection, sql.MARKED, *sql.settle(of, row, self.progress.passage))
         elif entries:
-            at_commit(connection, *consumed(self._queue, self._passage.number, entries, self._earlier))
-        left = max(self._one_by_one - len(passed), 0)
-        self._append_offset(connection, last.position, 1 if left else 0, last.id)
-        goes_on = self._goes_on and not left and not self._gate.limited and last.position != self.end
-        self._next = list(islice(self._ahead, len(passed), len(passed) + self._subscription.batch)) if goes_on else []
+            at_commit(connection, *consumed(of, self.progress.passage, entries, batch.again))
+        after = self.progress.past(last, len(batch.passed))
+        at_commit(connection, after.append())
+        goes_on = self._goes_on and not (after.one_by_one or self._gate.limited or last.position == after.end)
+        until = len(batch.passed) + self._subscription.batch
+        following = list(islice(self._ahead, len(batch.passed), until)) if goes_on else ()
         try:
-            self.transactions.commit(connection, *(self._first_statements(self._next) if self._next else ()))
+            self.transactions.commit(connection, *(self._first_statements(following) if following else ()))
         except Exception as error:
-            if sql.is_inbox_conflict(error, self._settings.schema):
+            if sql.is_inbox_conflict(error, of.schema):
                 raise _Known from error
             raise_refused(connection, error, entries, attempt)
-        self._advance(last.position)
-        self._one_by_one = left
-        self.meter.done += len(entries)
-        if entries and (known_failed or listeners.hooks or middlewares_here.get()):
-            emit(handled(self._queue, entries, attempt))
-        return State.WORKED, Counts(taken=len(passed), done=len(entries))
+        self._advance(after)
+        self._meter.done += len(entries)
+        if entries and (batch.is_retry or listeners.hooks or middlewares_here.get()):
+            emit(handled(of, entries, attempt))
+        return State.WORKED, Counts(taken=len(batch.passed), done=len(entries))
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
         """Write down a failed attempt, in a transaction of its own."""
-        entry, subscription, of = failed.entry, self._subscription, self._queue
-        row = settle(subscription, entry, failed.attempts, failed.failure, self._settings.retry_jitter)
+        entry, of = failed.entry, self.progress.of
         with begin(connection):
-            taking = try_lock(of.lock, sql.MARKING)
-            locked, offsets = execute(connection, taking, sql.offset(of.schema, *of.values))
-            position, _, message_id, passage, is_held, _ = offsets[0] if offsets else sql.NO_OFFSET
-            if not locked[0][0] or is_held or position != self._position:
+            locked, offsets = execute(connection, *self._first_statements([])[:2])
+            offset = offsets[0] if offsets else sql.NO_OFFSET
+            if offset[0] != self.progress.position or not self._take(connection, locked, offset):
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
-            if passage != self._passage.number:
-                self._passage = passage_of(connection, of, passage)
-            blocked = subscription.blocks_queue and row.status == Status.FAILED
             # Messages that wait had no part in the failure, and are passed with it.
-            waiting = [each for each in self._waiting if position < each.position < entry.position]
-            at_commit(connection, *key_order.wait(of, waiting, passage, self._earlier))
-            at_commit(connection, *record_failure(subscription, of, entry, row, passage))
+            waiting = [each for each in self._batch.wait if offset[0] < each.position < entry.position]
+            at_commit(connection, *key_order.wait(of, waiting, self.progress.passage, self._batch.again))
+            row, after = self._write_failure(connection, entry, failed.attempts, failed.failure, 1)
             if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
                 self._gate.close(connection)
-            if blocked:
-                # This start had an end: the worker that takes the queue for the next attempt begins to count anew.
-                self._drop_starts(connection, position, message_id)
-            else:
-                self._one_by_one = max(self._one_by_one - 1, 0)
-                self._append_offset(connection, entry.position, 1 if self._one_by_one else 0, entry.id)
-        if not blocked:
-            self._advance(entry.position)
-        count_attempt(self.meter, row)
-        emit(event_of(subscription, of.queue, row, failed.__cause__))
+        self._tell_failure(row, after, failed.__cause__)
         if row.status != Status.CONSUMED:
             self._gate.failed(connection, failed.failure.reason)
-        return (State.BLOCKED if blocked else State.WORKED), counts_of(row)
+        return (State.WORKED if after else State.BLOCKED), counts_of(row)
 
-    def _advance(self, position: int) -> None:
-        while self._ahead and self._ahead[0].position <= position:
+    def _write_failure(
+        self, connection: Connection, entry: Entry, attempts: int, failure: HandlerFailure, taken: int
+    ) -> tuple[sql.InboxUpdate, ConsumerProgress | None]:
+        """Write a failed attempt at the COMMIT, and the offset behind it; None where the queue waits for its retry."""
+        progress, subscription = self.progress, self._subscription
+        row = settle(subscription, entry, attempts, failure, self._settings.retry_jitter)
+        at_commit(connection, *record_failure(subscription, progress.of, entry, row, progress.passage))
+        if subscription.blocks_queue and row.status == Status.FAILED:
+            at_commit(connection, progress.drop_starts())
+            return row, None
+        after = progress.past(entry, taken)
+        at_commit(connection, after.append())
+        return row, after
+
+    def _tell_failure(self, row: sql.InboxUpdate, after: ConsumerProgress | None, error: BaseException | None) -> None:
+        if after is not None:
+            self._advance(after)
+        count_attempt(self._meter, row)
+        emit(event_of(self.progress.of, row, error))
+
+    def _advance(self, after: ConsumerProgress) -> None:
+        """Go past what is done with."""
+        while self._ahead and self._ahead[0].position <= after.position:
             self._ahead.popleft()
-        self._position = position
+        self.progress = after
 
-
-#: A queue to look at: its number, the group's offset, the id of the message there, and the last position.
-WaitingQueue = tuple[int, int, UUID | None, int]
 
 #: How long (seconds) a consumer goes on with the queues that it is told of, until it looks at all of them again.
 ALL_QUEUES_EVERY = 0.1
@@ -587,24 +453,26 @@ class Consumer:
         # What another thread adds meanwhile is for the next pass.
         woken = {self._woken_for.pop() for _ in range(len(self._woken_for))}
         all_due_at, self._all_due_at = self._all_due_at, -math.inf
-        queues: Sequence[tuple[int, int, UUID | None, int | None]]
-        ahead: dict[int, list[Row]] = {}
+        ahead: dict[QueueConsumer, list[Row]] = {}
         knows = time.monotonic() < all_due_at and woken and woken <= self._queues.keys()
-        if knows and source is connection and not self.gate.limited:
+        is_named = knows and source is connection and not self.gate.limited
+        if is_named:
             # The first transaction of each looks and reads by itself.
-            queues = [(queue, 0, None, None) for queue in self._queues if queue in woken]
+            queues = [consumer for queue, consumer in self._queues.items() if queue in woken]
         else:
             all_due_at = time.monotonic() + ALL_QUEUES_EVERY
-            queues = waiting = self.waiting_queues(connection, source)
-            random.shuffle(waiting)
-            ahead = self._read_ahead(connection, source, waiting)
-            self.measure_lag(waiting, self._first_times(waiting, ahead))
-        for queue, position, message_id, last in queues:
-            consumer = self._queues[queue]
-            consumer.end = consumer.end if last is None else last
+            queues = self.waiting_queues(connection, source)
+            random.shuffle(queues)
+            # From all at once: many queues must not mean many round trips.
+            if missing := [consumer for consumer in queues if not consumer.has_read_ahead]:
+                statements = [consumer.next_messages() for consumer in missing]
+                ahead = dict(zip(missing, read_log(connection, source, plan_by_index(), *statements)[1:], strict=True))
+            self.measure_lag(queues, (each.first_time(ahead.get(each)) for each in queues))
+        for consumer in queues:
+            last = None if is_named else consumer.progress.end
             try:
-                if queue in ahead:
-                    consumer.read(ahead[queue], position, message_id)
+                if consumer in ahead:
+                    consumer.read(ahead[consumer])
                 counts += self._drain(consumer, last, connection, source)
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
@@ -630,12 +498,12 @@ class Consumer:
             state, step = consumer.step(connection, source, most, goes_on=True)
             self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)
-            reached = step.taken > 0 if last is None else consumer.position >= last
+            reached = step.taken > 0 if last is None else consumer.progress.position >= last
             if state is not State.WORKED or (reached and not consumer.has_read_ahead):
                 return counts
         return counts + Counts(more=True)
 
-    def waiting_queues(self, connection: Connection, source: Connection) -> list[WaitingQueue]:
+    def waiting_queues(self, connection: Connection, source: Connection) -> list[QueueConsumer]:
         """Return the queues that have messages which the group may read now, or not what it has read there."""
         schema, group, topic = self._settings.schema, self.subscription.group, self.subscription.topic
         heads, feed = sql.heads(schema, topic=topic), self.subscription.feed
@@ -654,44 +522,20 @@ class Consumer:
             reaches = growth.reaches(source, schema, topic, growth.read(growths), positions)
         waiting = []
         for queue, last, last_id, is_standby, _ in rows:
-            if queue not in self._queues:
-                self._queues[queue] = QueueConsumer(self.subscription, self._settings, queue, self.meter, self.gate)
+            if (consumer := self._queues.get(queue)) is None:
+                consumer = QueueConsumer(self.subscription, self._settings, queue, self.meter, self.gate)
+                self._queues[queue] = consumer
             position, message_id = offset_of[queue]
-            self._queues[queue].expect(position)
-            # An offset that is ahead may have been moved since the queue's end was read: a step looks again.
-            went_back = message_id not in {None, last_id} if last == position else last < position and not is_standby
-            reach = self._queues[queue].reach = reaches.get(queue, growth.UNBOUNDED)
+            reach = reaches.get(queue, growth.UNBOUNDED)
             end = last if reach.end is None else min(last, reach.end)
-            if end > position or went_back:
-                waiting.append((queue, position, message_id, end))
+            consumer.come_to(consumer.progress._replace(position=position, message_id=message_id, reach=reach, end=end))
+            if consumer.progress.is_behind(last, last_id, is_standby=is_standby):
+                waiting.append(consumer)
         return waiting
 
-    def reach_of(self, queue: int) -> growth.Reach:
-        """Return how far the group may read a queue, as the last look at its queues found."""
-        return self._queues[queue].reach if queue in self._queues else growth.UNBOUNDED
-
-    def _read_ahead(self, here: Connection, source: Connection, waiting: list[WaitingQueue]) -> dict[int, list[Row]]:
-        """Read from all queues at once what this worker hasn't read yet; many queues must not mean many round trips."""
-        missing = [
-            (queue, position)
-            for queue, position, _, _ in waiting
-            if not (self._queues[queue].has_read_ahead and self._queues[queue].position == position)
-        ]
-        if not missing:
-            return {}
-        statements = [self._queues[queue].next_messages(position) for queue, position in missing]
-        _, *rows = read_log(here, source, plan_by_index(), *statements)
-        return dict(zip((queue for queue, _ in missing), rows, strict=True))
-
-    def _first_times(self, waiting: list[WaitingQueue], ahead: Mapping[int, list[Row]]) -> Iterator[dt.datetime | None]:
-        """Yield when the first message that waits in each queue came into it, as far as it was read."""
-        for queue, position, _, _ in waiting:
-            rows = (row[3] for row in ahead.get(queue, ()) if row[0] > position)
-            yield next(rows, None) if queue in ahead else self._queues[queue].next_visible_at
-
-    def measure_lag(self, waiting: list[WaitingQueue], first_times: Iterable[dt.datetime | None]) -> None:
+    def measure_lag(self, waiting: list[QueueConsumer], first_times: Iterable[dt.datetime | None]) -> None:
         """Note how many messages wait, and since when the first of them does."""
-        self.meter.lag = sum(behind(position, last) for _, position, _, last in waiting)
+        self.meter.lag = sum(behind(each.progress.position, each.progress.end) for each in waiting)
         self.meter.waiting_since = min((each for each in first_times if each is not None), default=None)
         self.meter.measured_at = time.monotonic()
 

@@ -29,16 +29,17 @@ from outbox.consumer.failure import tell_parked
 from outbox.consumer.sql import (
     HOLDS_KEY,
     MARKED_TRANSACTION,
+    InboxUpdate,
     keep_earlier,
     last_turn,
     message_by_id,
     of_earlier_passage,
 )
-from outbox.consumer.subscription import EVERYTHING, to_entry
+from outbox.consumer.subscription import EVERYTHING, event_of, to_entry
 from outbox.database.execute import Row, Statement, Template, execute, read_source
 from outbox.database.session import begin
 from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
-from outbox.telemetry.events import MessageParked
+from outbox.message.model import Status
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ RETURNING m.message_id, m.queue, m.position, m.last_error
 """)
 
 
-def held(of: GroupQueue, keys: Sequence[str]) -> Statement:
-    """Read which of these keys are held back in a group, in any queue. Rows: ``(key,)``."""
-    return _HELD(of.schema, group=of.group, topic=of.topic, keys=list(keys))
+def held(of: GroupQueue, entries: Sequence[Entry]) -> list[Statement]:
+    """Read which keys of messages that the group takes are held back, in any queue. Rows: ``(key,)``."""
+    keys = list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
+    return [_HELD(of.schema, group=of.group, topic=of.topic, keys=keys)] if keys else []
 
 
 def wait(of: GroupQueue, entries: Sequence[Entry], passage: int, again: Collection[UUID]) -> list[Statement]:
@@ -157,11 +159,6 @@ def wait(of: GroupQueue, entries: Sequence[Entry], passage: int, again: Collecti
     return [keep_earlier(of.schema, group=of.group, ids=earlier, passage=passage), waiting] if earlier else [waiting]
 
 
-def keys_of(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the messages that the group takes, each once."""
-    return list(dict.fromkeys(entry.key for entry in entries if entry.key is not None))
-
-
 def release(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:
     """Make each message due that waits and is the first of its key now, in a transaction of its own.
 
@@ -177,7 +174,8 @@ def release(connection: Connection, source: Connection, subscription: Subscripti
             if parked and parked_callback(subscription) is not None:
                 _write_notices(connection, source, subscription, schema, parked)
     for message_id, queue, position, reason in parked:
-        _tell_parked(subscription, message_id, queue, position, reason)
+        row = InboxUpdate(message_id, position, Status.PARKED.value, 0, None, reason)
+        emit(event_of(GroupQueue(schema, subscription.group, subscription.feed, queue), row))
 
 
 def _write_notices(
@@ -195,18 +193,3 @@ def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> li
     if not subscription.by_key or entry.key is None:
         return []
     return [_RELEASE_NEXT(of.schema, group=of.group, topic=of.topic, key=entry.key)]
-
-
-def _tell_parked(subscription: Subscription, message_id: UUID, queue: int, position: int, reason: str) -> None:
-    emit(
-        MessageParked(
-            group=subscription.group,
-            topic=subscription.feed,
-            queue=queue,
-            position=position,
-            message_id=message_id,
-            attempt=0,
-            reason=reason,
-            error=None,
-        )
-    )

@@ -19,7 +19,7 @@ are of one moment, and what follows that offset is read again.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.consumer import sql
@@ -27,12 +27,11 @@ from outbox.database.at_commit import after_commit
 from outbox.database.execute import execute, read_log, read_source
 from outbox.telemetry.events import LogWentBack
 from outbox.telemetry.hooks import emit
-from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.database.sql import GroupQueue
+    from outbox.consumer.progress import ConsumerProgress
 
 #: Messages that are compared at a time.
 _COMPARED = 1_000
@@ -40,55 +39,46 @@ _COMPARED = 1_000
 _NEWEST = 100_000
 
 
-def go_back(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> bool:
+def go_back(connection: Connection, source: Connection, progress: ConsumerProgress) -> bool:
     """Move a group's offset, which the log doesn't agree with, to where both agree; False if it may stay.
 
     Of the connections, the first is in a transaction, which holds the queue's lock and has read the offset before this
     reads the source: a log that grew in between can't be taken for one that went back.
     """
-    names = {"topic": queue.topic, "queue": queue.queue}
-    (heads,) = read_log(connection, source, sql.heads(queue.schema, topic=topic_of(queue.topic)))
-    last, _, is_standby = next((row[1:4] for row in heads if row[0] == queue.queue), (0, None, False))
+    of, position = progress.of, progress.position
+    (heads,) = read_log(connection, source, sql.heads(of.schema, topic=progress.topic))
+    last, _, is_standby = next((row[1:4] for row in heads if row[0] == progress.number), (0, None, False))
     if is_standby and last < position:
         return False  # it lags behind the primary from which the group has read
-    agreed, message_id = _agreed(connection, source, queue, position) or (
-        _before_first(connection, source, queue),
-        None,
-    )
-    values = names | {"group": queue.group, "agreed": agreed, "position": position}
+    agreed, message_id = _agreed(connection, source, progress) or (_before_first(connection, source, progress), None)
+    values: dict[str, Any] = {"group": of.group, "topic": of.topic, "queue": of.queue}
+    values |= {"agreed": agreed, "position": position}
     # The last message of a queue is never pruned: if none is left of before the offset, there never was one.
     after = agreed if agreed <= position else 0
-    (had,) = execute(connection, sql.had_between(queue.schema, **values | {"agreed": after}, limit=_NEWEST))
-    (committed,) = read_source(source, sql.committed(queue.schema, ids=[row[0] for row in had]))
+    (had,) = execute(connection, sql.had_between(of.schema, **values | {"agreed": after}, limit=_NEWEST))
+    (committed,) = read_source(source, sql.committed(of.schema, ids=[row[0] for row in had]))
     lost = sorted({row[0] for row in had} - {row[0] for row in committed})
-    execute(connection, sql.go_back(queue.schema, **values, id=message_id, lost=lost))
-    event = LogWentBack(
-        group=queue.group,
-        topic=queue.topic,
-        queue=queue.queue,
-        agreed=agreed,
-        position=position,
-        count=len(lost),
-        lost=tuple(lost),
-    )
+    execute(connection, sql.go_back(of.schema, **values, id=message_id, lost=lost))
+    event = LogWentBack(**values | {"queue": progress.number}, count=len(lost), lost=tuple(lost))
     after_commit(connection, partial(emit, event))
     return True
 
 
-def _before_first(connection: Connection, source: Connection, queue: GroupQueue) -> int:
-    (rows,) = read_log(connection, source, sql.beginnings(queue.schema, topic=topic_of(queue.topic)))
-    return next((first for number, first in rows if number == queue.queue), 1) - 1
+def _before_first(connection: Connection, source: Connection, progress: ConsumerProgress) -> int:
+    (rows,) = read_log(connection, source, sql.beginnings(progress.of.schema, topic=progress.topic))
+    return next((first for number, first in rows if number == progress.number), 1) - 1
 
 
-def _agreed(connection: Connection, source: Connection, queue: GroupQueue, position: int) -> tuple[int, UUID] | None:
-    """Return the last message, up to a position, that the log has where the group had it; None if there is none."""
+def _agreed(connection: Connection, source: Connection, progress: ConsumerProgress) -> tuple[int, UUID] | None:
+    """Return the last message, up to the offset, that the log has where the group had it; None if there is none."""
+    of, position = progress.of, progress.position
     while True:
-        before = {"topic": topic_of(queue.topic), "queue": queue.queue, "position": position, "limit": _COMPARED}
-        (rows,) = read_log(connection, source, sql.messages_before(queue.schema, **before))
+        before = {"topic": progress.topic, "queue": progress.number, "position": position, "limit": _COMPARED}
+        (rows,) = read_log(connection, source, sql.messages_before(of.schema, **before))
         if not rows:
             return None
         of_log = {"positions": [row[0] for row in rows], "ids": [row[1] for row in rows]}
-        of_group = sql.agreed(queue.schema, group=queue.group, topic=queue.topic, queue=queue.queue, **of_log)
+        of_group = sql.agreed(of.schema, group=of.group, topic=of.topic, queue=of.queue, **of_log)
         if found := execute(connection, of_group)[0]:
             return found[0][0], found[0][1]
         position = rows[-1][0] - 1

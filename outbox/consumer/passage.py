@@ -17,67 +17,41 @@ stands for a message that is to be handled again. Its result is written over the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from outbox.consumer import sql
-from outbox.database.execute import Row, execute, read_source
-from outbox.message.model import Status
+from outbox.database.execute import execute, read_source
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.database.sql import GroupQueue
+    from outbox.consumer.progress import ConsumerProgress, KnownRows
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A group's passage of a queue: what an earlier one had from behind ``began`` is handled again."""
-
-    number: int = 0
-    began: int = 0
-
-
-#: What a group begins with.
-FIRST_PASSAGE = Passage()
-
-
-def passage_of(connection: Connection, queue: GroupQueue, number: int) -> Passage:
-    """Return a passage by its number, which the offset has."""
-    if not number:
-        return FIRST_PASSAGE
-    (rows,) = execute(connection, sql.passage_began(queue.schema, *queue.values, number))
-    return Passage(number, rows[0][0])
+def begun(connection: Connection, progress: ConsumerProgress) -> ConsumerProgress:
+    """Return the progress of a group that knows where its passage began."""
+    if not progress.passage:
+        return progress
+    (rows,) = execute(connection, sql.passage_began(progress.of.schema, *progress.of.values, progress.passage))
+    return progress._replace(began=rows[0][0])
 
 
 def take_earlier(
-    connection: Connection, source: Connection, queue: GroupQueue, passage: Passage, known: Mapping[object, Row]
-) -> list[UUID] | None:
-    """Return which messages are to be handled again, of those that the inbox knows, with their rows locked.
+    connection: Connection, source: Connection, progress: ConsumerProgress, inbox: KnownRows
+) -> KnownRows | None:
+    """Return the inbox without the messages that are to be handled again, whose rows are locked from then on.
 
-    ``known`` are rows of `sql.known`. None: another transaction has one of the rows.
+    None: another transaction has one of the rows.
     """
-    ids = sorted(row[0] for row in known.values() if _is_earlier(row, queue, passage))
+    ids = sorted(id_ for id_, row in inbox.known.items() if progress.is_earlier(row))
     if not ids:
-        return []
-    of_group = {"group": queue.group, "passage": passage.number}
-    (locked,) = execute(connection, sql.lock_earlier(queue.schema, ids=ids, **of_group))
+        return inbox
+    schema = progress.of.schema
+    (locked,) = execute(
+        connection, sql.lock_earlier(schema, ids=ids, group=progress.of.group, passage=progress.passage)
+    )
     if len(locked) < len(ids):
         return None
-    (rows,) = read_source(source, sql.compensated(queue.schema, ids=ids))
-    undone = {id_ for (id_,) in rows}
-    return [id_ for id_ in ids if id_ not in undone]
-
-
-def _is_earlier(row: Row, queue: GroupQueue, passage: Passage) -> bool:
-    # By the position at which the message was handled: one that was only sent again since wasn't read again.
-    _, status, _, _, in_queue, position, discarded, number, _ = row
-    return (
-        number < passage.number
-        and Status(status).reread
-        and not discarded
-        and in_queue == queue.queue
-        and position > passage.began
-    )
+    (rows,) = read_source(source, sql.compensated(schema, ids=ids))
+    again = set(ids).difference(id_ for (id_,) in rows)
+    return inbox._replace(known={id_: row for id_, row in inbox.known.items() if id_ not in again}, again=again)

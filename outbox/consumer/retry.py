@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from outbox.consumer import key_order, sql
 from outbox.consumer.control.gate import Gate
-from outbox.consumer.expiry import expired_of, record_expiry
-from outbox.consumer.failure import record_failure
+from outbox.consumer.failure import expired_of, record_expiry, record_failure
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.subscription import (
     EVERYTHING,
@@ -32,6 +31,7 @@ from outbox.consumer.subscription import (
     raise_refused,
     run_handler,
     settle,
+    settled,
     to_entry,
 )
 from outbox.database.at_commit import at_commit
@@ -44,6 +44,8 @@ from outbox.settings import Settings
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from sqlalchemy import Connection
 
 #: The result of a message that the producer has no more.
@@ -96,12 +98,10 @@ def retry_next(
             _, locked = execute(connection, sql.MARK, sql.lock_failed(schema, group, message_id))
             if not locked:
                 return Counts(more=True)
-            # A message that was never attempted (its quarantine was released) hasn't been through the group's filter.
-            taken = filter_of(subscription) if locked[0][1] else EVERYTHING
-            (rows,) = read_source(source, sql.message_by_id(schema, id=message_id, **taken))
-            if not rows:
+            found = find(source, subscription, queue_of_group, message_id, is_filtered=locked[0][1])
+            if found is None:
                 raise AttemptFailed(entry, attempts + 1, PRUNED)
-            entry = to_entry(rows[0], subscription, queue)
+            entry = found
             # The row lock is held: no other worker runs this message until this transaction ends, so that all the
             # earlier starts were of workers that have died.
             if starts > settings.max_starts:
@@ -123,10 +123,22 @@ def retry_next(
             if row.status == Status.CONSUMED and gate.on_trial:  # skipped: the handler works
                 gate.close(connection)
         count_attempt(meter, row)
-        emit(event_of(subscription, queue, row, failed.__cause__))
+        emit(event_of(queue_of_group, row, failed.__cause__))
         if row.status != Status.CONSUMED:
             gate.failed(connection, failed.failure.reason)
         return counts_of(row)
+
+
+def find(
+    source: Connection, subscription: Subscription, of: GroupQueue, message_id: UUID, *, is_filtered: bool
+) -> Entry | None:
+    """Return a message that is to be retried, as it was sent first; None if it is pruned.
+
+    ``is_filtered``: it was never attempted (its quarantine was released), and hasn't been through the group's filter.
+    """
+    taken = filter_of(subscription) if is_filtered else EVERYTHING
+    (rows,) = read_source(source, sql.message_by_id(of.schema, id=message_id, **taken))
+    return to_entry(rows[0], subscription, of.queue) if rows else None
 
 
 def _without_handler(
@@ -150,7 +162,7 @@ def _close_retry(
     attempt: int,
     passage: int,
 ) -> Counts:
-    row = sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, attempt, entry.digest(), None)
+    row = settled(entry, Status.CONSUMED, attempt)
     at_commit(connection, sql.MARKED, *sql.settle(queue_of_group, row, passage))
     at_commit(connection, *key_order.release_next(subscription, queue_of_group, entry))
     try:

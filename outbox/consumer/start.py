@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.consumer import sql
+from outbox.consumer.progress import ConsumerProgress
 from outbox.database.execute import execute, lock_key, read_log
 from outbox.database.session import begin
 from outbox.database.source import meet
-from outbox.database.sql import take_lock
+from outbox.database.sql import GroupQueue, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Start, number_of
 from outbox.telemetry.events import SourceMoved
@@ -107,5 +108,5 @@ def start_group(connection: Connection, source: Connection, subscription: Subscr
                 "time; begin later, or with the oldest that is kept (start='first' or on_pruned='skip')"
             )
         for queue, position, message_id, _ in beginnings or [StartPosition(0, 0, None)]:
-            at = (*pair, queue, position)
-            execute(connection, sql.append_offset(schema, *at, 0, message_id, 0), sql.write_start(schema, *at))
+            begins = ConsumerProgress(GroupQueue(schema, *pair, queue), position, message_id)
+            execute(connection, begins.append(), sql.write_start(schema, *begins.of.values, position))

@@ -34,7 +34,7 @@ from outbox.message.answer import HANDLER, CalledKind, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_any_topic, check_group, check_topic
 from outbox.message.limits import STARTS, Breaker, is_start, rate_of
 from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
-from outbox.telemetry.events import MessageFailed, MessageParked, MessagesHandled, MessageSkipped
+from outbox.telemetry.events import MessageExpired, MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, TelemetryEvent, middlewares_here, observed, observers
 from outbox.text import (
     SEARCHED_CHARS,
@@ -519,6 +519,11 @@ def settle(
     return replace(row, holds=_holds(subscription, status), key=entry.key)
 
 
+def settled(entry: Entry, status: Status, attempts: int) -> InboxUpdate:
+    """Return the inbox row of a message that came to its end without a failure, at its last attempt."""
+    return InboxUpdate(entry.id, entry.position, status.value, attempts, entry.digest(), None)
+
+
 def _holds(subscription: Subscription, status: Status) -> bool:
     """Tell whether a message that is settled so holds back the later ones of its key."""
     return subscription.by_key and (
@@ -550,18 +555,13 @@ def count_attempt(meter: HandlerMeter, row: InboxUpdate) -> None:
         meter.failed += 1
 
 
-def event_of(subscription: Subscription, queue: int, row: InboxUpdate, error: BaseException | None) -> TelemetryEvent:
+def event_of(queue: GroupQueue, row: InboxUpdate, error: BaseException | None = None) -> TelemetryEvent:
     """Return the event that tells of one message settled so, because of an error or of the handler's answer."""
-    facts: dict[str, Any] = {
-        "group": subscription.group,
-        "topic": subscription.feed,
-        "queue": queue,
-        "position": row.position,
-        "message_id": row.id,
-        "attempt": row.attempts,
-        "reason": (row.error or "").partition("\n")[0],
-        "error": error,
-    }
+    facts: dict[str, Any] = {"group": queue.group, "topic": queue.topic, "queue": queue.queue}
+    facts |= {"position": row.position, "message_id": row.id}
+    if row.status == Status.EXPIRED:
+        return MessageExpired(**facts, attempts=row.attempts)
+    facts |= {"attempt": row.attempts, "reason": (row.error or "").partition("\n")[0], "error": error}
     if row.status == Status.FAILED:
         return MessageFailed(**facts, delay=row.delay or 0.0)
     return MessageParked(**facts) if row.status == Status.PARKED else MessageSkipped(**facts)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import Message
-from outbox.consumer.consumer import Consumer, QueueConsumer
+from outbox.consumer.consumer import Consumer
 from outbox.consumer.control import gate
 from outbox.database import at_commit, session
 from outbox.database.execute import Statement, driver_of, goes_on
@@ -38,12 +38,12 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def add_to_first(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
     """Have a statement run where a transaction begins that has begun with a COMMIT."""
-    first = QueueConsumer._first_statements
+    commit_and_begin = vars(session)["commit_and_begin"]
 
-    def longer(self: QueueConsumer, entries: Any) -> list[Statement]:
-        return [*first(self, entries), *([Statement(sql)] if entries is self._next and entries else [])]
+    def longer(connection: Connection, *first: Statement) -> Any:
+        return commit_and_begin(connection, *first, Statement(sql))
 
-    monkeypatch.setattr(QueueConsumer, "_first_statements", longer)
+    monkeypatch.setattr(session, "commit_and_begin", longer)
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"ordered": "key"}, {"batch": 2}], ids=str)
@@ -123,13 +123,14 @@ def test_what_came_after_the_look_is_handled_with_the_rest(
     bench: Bench, begun: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that is read, and wasn't there when the worker looked: its transaction isn't begun in vain."""
-    read_ahead = Consumer._read_ahead
+    waiting_queues = Consumer.waiting_queues
 
-    def later(self: Consumer, here: Connection, source: Connection, waiting: Any) -> Any:
+    def later(self: Consumer, connection: Connection, source: Connection) -> Any:
+        waiting = waiting_queues(self, connection, source)
         bench.send(2)
-        return read_ahead(self, here, source, waiting)
+        return waiting
 
-    monkeypatch.setattr(Consumer, "_read_ahead", later)
+    monkeypatch.setattr(Consumer, "waiting_queues", later)
     consumer = bench.declare()
     bench.send(1)
     assert consumer.consume_once(bench.connection, bench.source).done == 2

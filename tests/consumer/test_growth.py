@@ -71,13 +71,15 @@ def test_a_worker_that_has_not_heard_of_a_growth(bench: Bench) -> None:
     bench.send(*range(20), key=None)
     consumer = bench.declare()
     worker = QueueConsumer(consumer.subscription, bench.settings, 0, consumer.meter, consumer.gate)
-    (rows,) = read_source(bench.source, worker.next_messages(0))
+    worker.progress = worker.progress._replace(position=0)
+    (rows,) = read_source(bench.source, worker.next_messages())
     assert [row[0] for row in rows] == bench.rows("SELECT position FROM outbox.message WHERE queue = 0 ORDER BY 1")[:2]
-    worker.reach = Reach(2)
-    assert len(read_source(bench.source, worker.next_messages(0))[0]) == 12
+    worker.progress = worker.progress._replace(reach=Reach(2))
+    assert len(read_source(bench.source, worker.next_messages())[0]) == 12
     # What stands at its offset is read in any case: whether the log went back is seen by it.
-    worker.reach, last = Reach(), rows[-1][0] + 5
-    assert [row[0] for row in read_source(bench.source, worker.next_messages(last))[0]] == [last]
+    last = rows[-1][0] + 5
+    worker.progress = worker.progress._replace(reach=Reach(), position=last)
+    assert [row[0] for row in read_source(bench.source, worker.next_messages())[0]] == [last]
 
 
 def test_a_key_that_is_held_over_a_growth(bench: Bench) -> None:
@@ -150,7 +152,8 @@ def test_an_old_queue_is_pruned_while_another_is_behind(bench: Bench) -> None:
     gone = 60 - bench.rows("SELECT count(*) FROM outbox.message")[0]
     assert gone > 1
     worker = QueueConsumer(consumer.subscription, bench.settings, 0, consumer.meter, consumer.gate)
-    worker.reach = Reach(0, bench.rows("SELECT ends[1] FROM outbox.topic_growth")[0], 1)
+    ends = bench.rows("SELECT ends[1] FROM outbox.topic_growth")[0]
+    worker.progress = worker.progress._replace(reach=Reach(0, ends, 1))
     assert worker.step(bench.connection, bench.source)[0] is State.EMPTY
     assert bench.consume(consumer).done == 60 - gone
     assert inversions(bench.ledger()) == 0

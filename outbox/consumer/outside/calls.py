@@ -104,28 +104,6 @@ class Call:
         self.failure = self.failure and self.failure.about(self.entry)
 
 
-class _Starter:
-    """Starts calls: in threads, which end by themselves and can't be ended from outside, or as tasks."""
-
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
-        self._subscription = subscription
-        self._context = context
-        self._ended = ended
-
-    def start(self, call: Call) -> None:
-        """Start a call; it is handed over when it has ended."""
-        raise NotImplementedError
-
-    def cancel(self, call: Call) -> None:
-        """Have a call end, as far as that can be done."""
-
-    def expire(self, call: Call, seconds: float | None) -> None:
-        """Have a call end by itself after so many seconds, as far as that can be done; None: no more."""
-
-    def end(self) -> None:
-        """Start nothing more."""
-
-
 class Calls:
     """The calls of one handler that run. Used by one thread, but for `wake`."""
 
@@ -135,12 +113,9 @@ class Calls:
         self._concurrency = subscription.concurrency
         self._ended: SimpleQueue[Call | None] = SimpleQueue()
         kind = _TaskStarter if subscription.is_async else _ThreadStarter
-        self._starter: _Starter = kind(subscription, context or CallContext(), self._ended.put)
+        self._starter: _ThreadStarter = kind(subscription, context or CallContext(), self._ended.put)
         self._running: set[Call] = set()
         self._hanging: set[Call] = set()
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     @property
     def free(self) -> int:
@@ -215,29 +190,29 @@ class Calls:
         self.give_up(overdue)
         for call in overdue:
             count_call(self._meter, now - call.deadline + self._timeout)
+        text = f"the handler took longer than {self._timeout:g} s, and was given up"
+        failure = HandlerFailure(text, kind="the handler timed out")
         # Another object: the call itself may yet end, and say something else.
-        return [
-            Call(
-                call.queue,
-                call.entry,
-                call.attempt,
-                call.retries,
-                HandlerFailure(
-                    f"the handler took longer than {self._timeout:g} s, and was given up", kind="the handler timed out"
-                ),
-            )
-            for call in overdue
-        ]
+        return [Call(call.queue, call.entry, call.attempt, call.retries, failure) for call in overdue]
 
 
 def _handling(subscription: Subscription, call: Call) -> Handling:
     return Handling(subscription.group, subscription.topic, call.queue, [call.message])
 
 
-class _ThreadStarter(_Starter):
-    """Calls a plain function, each time in a thread of its own, which the end of the process doesn't wait for."""
+class _ThreadStarter:
+    """Calls a plain function, each time in a thread of its own, which the end of the process doesn't wait for.
+
+    A thread ends by itself, and can't be ended from outside.
+    """
+
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
+        self._subscription = subscription
+        self._context = context
+        self._ended = ended
 
     def start(self, call: Call) -> None:
+        """Start a call; it is handed over when it has ended."""
         arguments = self._context.copy().run, self._call, call
         threading.Thread(target=arguments[0], args=arguments[1:], name="outbox-handler", daemon=True).start()
 
@@ -258,8 +233,17 @@ class _ThreadStarter(_Starter):
         finally:
             self._ended(call)
 
+    def cancel(self, call: Call) -> None:
+        """Have a call end, as far as that can be done."""
 
-class _TaskStarter(_Starter):
+    def expire(self, call: Call, seconds: float | None) -> None:
+        """Have a call end by itself after so many seconds, as far as that can be done; None: no more."""
+
+    def end(self) -> None:
+        """Start nothing more."""
+
+
+class _TaskStarter(_ThreadStarter):
     """Calls an async function, each time as a task of the application's event loop, or of one of its own."""
 
     def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
@@ -280,11 +264,11 @@ class _TaskStarter(_Starter):
         loop.call_soon_threadsafe(self._begin, loop, call, variables)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, call: Call, variables: Context) -> None:
-        call.task = loop.create_task(self._call(call), context=variables)
+        call.task = loop.create_task(self._run(call), context=variables)
         self._tasks.add(call.task)
         call.task.add_done_callback(lambda task: self._done(call, task))
 
-    async def _call(self, call: Call) -> None:
+    async def _run(self, call: Call) -> None:
         answer, raised = None, None
         try:
             HANDLED.set(call.message)

@@ -17,17 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.consumer import key_order
 from outbox.consumer import sql as consumer_sql
-from outbox.consumer.consumer import Consumer, QueueConsumer, WaitingQueue
+from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.outside import sql
 from outbox.consumer.outside.calls import Call, CallContext, Calls
 from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed
+from outbox.consumer.progress import ConsumerProgress
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Row, is_lost, read_source
+from outbox.database.sql import GroupQueue
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings
@@ -144,8 +145,7 @@ class OutsideConsumer(Consumer):
         try:
             self._resume(connection)
             while not self._is_cut:
-                counts += self._write_results(connection)
-                self._renew(connection)
+                counts += self._write(connection)
                 self._tell_progress()
                 if failure is None and not self._stopping():
                     try:
@@ -156,7 +156,7 @@ class OutsideConsumer(Consumer):
                         if is_lost(connection):
                             raise
                         failure = error  # calls that run have nothing to do with it
-                if not self._in_flight():
+                if not any(queue.in_flight for queue in self._leased.values()):
                     if not any(queue.has_news for queue in self._leased.values()):
                         break
                     self._news.set()
@@ -169,16 +169,13 @@ class OutsideConsumer(Consumer):
         except Exception:
             # The next pass goes on with these calls. If it comes too late, another worker may have the queues by then.
             for queue in self._leased.values():
-                self._calls.expire(queue.in_flight, max(queue.ends - time.monotonic(), 0.0))
+                self._calls.expire(queue.in_flight, max(queue.lease.ends - time.monotonic(), 0.0))
             raise
         if failure is None and not counts:
             failure = pruned
         if failure is not None:
             raise failure
         return counts
-
-    def _in_flight(self) -> bool:
-        return any(queue.in_flight for queue in self._leased.values())
 
     def _collect(self, timeout: float) -> None:
         """Wait for calls to end, at most so many seconds, and hand them to their queues."""
@@ -211,22 +208,19 @@ class OutsideConsumer(Consumer):
 
     # --- leases ---------------------------------------------------------------------------------------------
 
-    def _write_results(self, connection: Connection) -> Counts:
+    def _write(self, connection: Connection) -> Counts:
+        """Write what came of calls, and renew leases that need it."""
         counts = Counts()
         for queue in list(self._leased.values()):
             with self._unless_lost(queue):
                 counts += queue.write_results(connection)
                 if queue.released:  # nothing else wakes it, and its key may have many that wait for it
                     self._next_retries, queue.released = 0.0, False
-        self._has_progressed |= bool(counts)
-        return counts
-
-    def _renew(self, connection: Connection) -> None:
-        for queue in list(self._leased.values()):
-            if queue.renew_at <= time.monotonic():
-                with self._unless_lost(queue):
+                if queue.lease.renew_at <= time.monotonic():
                     queue.renew(connection)
                     self._has_progressed = True
+        self._has_progressed |= bool(counts)
+        return counts
 
     def _leave(self, connection: Connection, queues: list[LeasedQueue]) -> None:
         """Give up the leases of queues in which nothing is to be done."""
@@ -252,19 +246,13 @@ class OutsideConsumer(Consumer):
             emit(LeaseLost(group=group, topic=topic, queue=queue.number, calls=len(calls), results=results))
 
     def _lease(
-        self, connection: Connection, source: Connection, number: int, *, end: int | None, reads: bool = True
+        self, connection: Connection, source: Connection, progress: ConsumerProgress, *, reads: bool = True
     ) -> bool:
-        """Lease a queue, which ends at a position; False if another worker has it, or there is nothing to begin."""
-        # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
-        window = min(self._settings.read_ahead, 2 * self.subscription.concurrency)
-        settings = replace(self._settings, read_ahead=window)
-        reader = QueueConsumer(self.subscription, settings, number, self.meter, self.gate)
-        reader.end, reader.reach = end, self.reach_of(number)
-        queue = LeasedQueue(self.subscription, self._settings, reader, number, self.gate)
-        if queue.take(connection, source, reads=reads):
-            self._leased[number] = queue
-            return True
-        return False
+        """Lease a queue; False if another worker has it, or there is nothing to begin."""
+        queue = LeasedQueue(self.subscription, self._settings, progress, self.meter, self.gate)
+        if taken := queue.take(connection, source, reads=reads):
+            self._leased[queue.number] = queue
+        return taken
 
     # --- beginning ------------------------------------------------------------------------------------------
 
@@ -289,26 +277,25 @@ class OutsideConsumer(Consumer):
         if is_shut:
             return
         random.shuffle(waiting)
-        for _ in self._read_more(connection, source, {number: last for number, _, _, last in waiting}):
+        for _ in self._read_more(connection, source, [consumer.progress for consumer in waiting]):
             self._begin_read(connection)
             if self._calls.free <= 0 or self._trial is not None or self.gate.shut(connection):
                 self._news.set()
                 return
-        if any(self._has_more(number, last) for number, _, _, last in waiting):
+        if any(self._has_more(consumer.progress) for consumer in waiting):
             self._news.set()
 
-    def _ages(self, source: Connection, waiting: list[WaitingQueue], *, is_shut: bool) -> Iterable[dt.datetime | None]:
+    def _ages(self, source: Connection, waiting: list[QueueConsumer], *, is_shut: bool) -> Iterable[dt.datetime | None]:
         """Return since when the first messages wait, in this worker's queues and in those that it can't lease now."""
-        now = time.monotonic()
         others = {
-            queue: position
-            for queue, position, _, _ in waiting
-            if queue not in self._leased and (is_shut or self._refused.get(queue, 0.0) > now)
+            each.progress.number: each.progress.position
+            for each in waiting
+            if each.progress.number not in self._leased and (is_shut or not self._has_more(each.progress))
         }
         if not others:
             self._unleased, self._next_ages = [], 0.0
-        elif now >= self._next_ages:
-            self._next_ages = now + _AGE
+        elif time.monotonic() >= self._next_ages:
+            self._next_ages = time.monotonic() + _AGE
             first = {"queues": list(others), "positions": list(others.values())}
             times = consumer_sql.first_times(self._settings.schema, topic=self.subscription.topic, **first)
             self._unleased = [since for (since,) in read_source(source, times)[0]]
@@ -330,31 +317,25 @@ class OutsideConsumer(Consumer):
             call.is_trial, self._trial = True, call
         self._calls.start(call)
 
-    def _has_more(self, number: int, last: int) -> bool:
+    def _has_more(self, progress: ConsumerProgress) -> bool:
         """Tell whether there is more to read in a queue that this worker may have."""
-        if (queue := self._leased.get(number)) is not None:
-            return queue.has_space and queue.read_position < last
-        return self._refused.get(number, 0.0) <= time.monotonic()
+        if (queue := self._leased.get(progress.number)) is not None:
+            return queue.may_read(progress.end)
+        return self._refused.get(progress.number, 0.0) <= time.monotonic()
 
-    def _read_more(self, connection: Connection, source: Connection, last_of: dict[int, int]) -> Iterator[None]:
-        """Read from queues, one after the other, those first of which this worker has no lease.
-
-        Raises:
-            MessagesPruned: a queue is stuck by that; the others were read.
-        """
-        more = [number for number, last in last_of.items() if self._has_more(number, last)]
-        others = [number for number in more if number not in self._leased]
-        if others:
+    def _read_more(self, connection: Connection, source: Connection, waiting: list[ConsumerProgress]) -> Iterator[None]:
+        """Read from queues, one after the other, those first of which this worker has no lease."""
+        more = sorted(filter(self._has_more, waiting), key=lambda progress: progress.number in self._leased)
+        if any(progress.number not in self._leased for progress in more):
             self._leave(connection, [queue for queue in self._leased.values() if queue.is_idle])
         pruned: MessagesPruned | None = None
-        for number in [*others, *(number for number in more if number not in others)]:
+        for progress in more:
             try:
-                if (queue := self._leased.get(number)) is None:
-                    if not self._lease(connection, source, number, end=last_of[number]):
-                        self._refused[number] = time.monotonic() + _REFUSED
-                else:
+                if (queue := self._leased.get(progress.number)) is not None:
                     with self._unless_lost(queue):
-                        queue.read_on(connection, source, last_of[number], self.reach_of(number))
+                        queue.read_on(connection, source, progress)
+                elif not self._lease(connection, source, progress):
+                    self._refused[progress.number] = time.monotonic() + _REFUSED
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
             yield
@@ -366,24 +347,20 @@ class OutsideConsumer(Consumer):
         subscription = self.subscription
         key_order.release(connection, source, subscription, self._settings.schema)
         running = [message_id for queue in self._leased.values() for message_id in queue.running]
-        due_rows = sql.due(
-            self._settings.schema,
-            group=subscription.group,
-            topic=subscription.feed,
-            ordered=subscription.blocks_queue,
-            running=running,
-            limit=limit,
-        )
-        (rows,) = read_source(connection, due_rows)
+        due = {"ordered": subscription.blocks_queue, "running": running, "limit": limit}
+        due_of = sql.due(self._settings.schema, group=subscription.group, topic=subscription.feed, **due)
+        (rows,) = read_source(connection, due_of)
         if rows and (most := self.gate.admitted(connection)) is not None:
             rows = rows[:most]
         by_queue: dict[int, list[Row]] = {}
         for row in rows:
             by_queue.setdefault(row[0], []).append(row)
-        for number, due in by_queue.items():
-            if number not in self._leased and not self._lease(connection, source, number, end=None, reads=False):
-                continue
+        for number, its_rows in by_queue.items():
+            if number not in self._leased:
+                of = GroupQueue(self._settings.schema, subscription.group, subscription.topic, number)
+                if not self._lease(connection, source, ConsumerProgress(of), reads=False):
+                    continue
             queue = self._leased[number]
             with self._unless_lost(queue):
-                for call in queue.start_due(connection, source, due):
+                for call in queue.start_due(connection, source, its_rows):
                     self._start(call)

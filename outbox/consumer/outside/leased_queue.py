@@ -16,103 +16,131 @@ that kills its workers is known, and parked.
 
 from __future__ import annotations
 
-import datetime as dt
+import math
 import time
+from bisect import insort
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.consumer import key_order, sql
-from outbox.consumer.consumer import QueueConsumer
 from outbox.consumer.control.gate import Gate
-from outbox.consumer.expiry import database_time, event_of_expiry, expired_of, expiry_of, has_expired
-from outbox.consumer.failure import record_failure
-from outbox.consumer.growth import Reach
+from outbox.consumer.failure import database_time, expired_of, expires_at, record_failure
 from outbox.consumer.log_loss import go_back
+from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside import sql as lease_sql
 from outbox.consumer.outside.calls import Call
 from outbox.consumer.outside.sql import LEASE_SECONDS
-from outbox.consumer.passage import FIRST_PASSAGE, passage_of, take_earlier
-from outbox.consumer.retry import PRUNED
+from outbox.consumer.passage import begun, take_earlier
+from outbox.consumer.progress import Choice, ConsumerProgress, KnownRows
+from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
-    EVERYTHING,
     Entry,
     Subscription,
     count_attempt,
     counts_of,
     crashed,
     event_of,
-    filter_of,
     handled,
     known_rows,
     settle,
-    to_entry,
+    settled,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, read_log, read_source
+from outbox.database.execute import Row, Statement, execute, read_log
 from outbox.database.session import begin
-from outbox.database.sql import GroupQueue, plan_by_index, take_lock, try_lock
+from outbox.database.sql import plan_by_index, take_lock, try_lock
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
-from outbox.telemetry.events import CrashFound
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import process_name
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from sqlalchemy import Connection
 
     from outbox.consumer.sql import InboxUpdate
 
 #: A lease is renewed when so much of its time (seconds) is left.
 _RENEW_LEFT = LEASE_SECONDS * 2 / 3
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class LeaseLapsed(Exception):
     """Another worker has a newer term: what this one knows of the queue counts no more."""
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A message after the offset; ``settled``: it needs nothing more. ``skipped``: its handler isn't called."""
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease by its ``term``; it ends at the latest at ``ends``, by the clock of this process that only goes forward.
 
-    id: UUID
+    Up to ``suspect_until`` one of the messages may be what killed a worker, up to ``doubt_until`` an earlier worker may
+    have begun messages of which the inbox knows nothing.
+    """
+
+    term: int = 0
+    ends: float = 0.0
+    suspect_until: int = 0
+    doubt_until: int = 0
+
+    @property
+    def renew_at(self) -> float:
+        """When it is to be renewed, by the same clock."""
+        return self.ends - _RENEW_LEFT
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A message after the offset; ``settled``: it needs nothing more. ``skipped``: its handler isn't called.
+
+    ``waits``: that it waits for an earlier message of its key is yet to be written. ``again``: an earlier passage had
+    it. ``expires`` is a time of the clock that only goes forward.
+    """
+
+    entry: Entry
+    attempt: int = 1
+    expires: float = math.inf
     settled: bool = False
     skipped: bool = False
+    waits: bool = False
+    again: bool = False
+
+    def skip(self, *, waits: bool = False) -> None:
+        """Go past it without a call."""
+        self.settled, self.skipped, self.waits = True, True, waits
 
 
 class LeasedQueue:
-    """One queue of one group, as the worker sees it that has the lease, or is about to take it. Not thread-safe."""
+    """One queue of one group, as the worker sees it that has the lease, or is about to take it. Not thread-safe.
+
+    What writes raises `LeaseLapsed` if another worker has the queue now, and what reads `MessagesPruned` if the next
+    message is gone, and the subscription says to stop then.
+    """
 
     def __init__(
-        self, subscription: Subscription, settings: Settings, reader: QueueConsumer, queue: int, gate: Gate
+        self,
+        subscription: Subscription,
+        settings: Settings,
+        progress: ConsumerProgress,
+        meter: HandlerMeter,
+        gate: Gate,
     ) -> None:
         self._subscription = subscription
         self._settings = settings
-        self._queue = GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
-        self._reader = reader
+        self._meter = meter
         self._gate = gate
-        self._names = {"group": subscription.group, "topic": subscription.feed, "queue": queue}
-        self._term = 0
-        self._ends = 0.0
-        # The offset, and up to where the queue was read: positions, and the ids of the messages there.
-        self._offset: tuple[int, UUID | None] = (0, None)
-        self._read: tuple[int, UUID | None] = (0, None)
-        # Starts after the offset that had no end, and up to where one of the messages may be the reason. Up to where an
-        # earlier worker may have begun messages of which the inbox knows nothing.
-        self._starts = 0
-        self._suspect_until = 0
-        self._doubt_until = 0
-        self._passage = FIRST_PASSAGE
-        # What time the database's clock had when this process's clock, which only goes forward, began.
-        self._began_at = _EPOCH
+        self._of = progress.of
+        self._names = {"group": progress.of.group, "topic": progress.of.topic, "queue": progress.of.queue}
+        # How far the group has come, and how far the queue was read.
+        self._progress = self._read = progress
+        #: The lease, as far as this worker knows.
+        self.lease: Lease = Lease()
+        # What was read and isn't passed yet, by position; of that, what is yet to be called.
         self._slots: dict[int, _Slot] = {}
-        self._ahead: list[tuple[Entry, int]] = []
-        # Messages that an earlier one of their key holds back, as is yet to be written; those that are handled again.
-        self._waiting: list[Entry] = []
-        self._earlier: set[UUID] = set()
+        self._ahead: list[_Slot] = []
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
         #: Did the last write make a message due that had waited for another one of its key?
@@ -121,22 +149,7 @@ class LeasedQueue:
     @property
     def number(self) -> int:
         """The number of the queue."""
-        return self._queue.queue
-
-    @property
-    def ends(self) -> float:
-        """When the lease ends at the latest, by the clock of this process that only goes forward."""
-        return self._ends
-
-    @property
-    def renew_at(self) -> float:
-        """When the lease is to be renewed, by the same clock."""
-        return self._ends - _RENEW_LEFT
-
-    @property
-    def read_position(self) -> int:
-        """The position up to which the queue was read."""
-        return self._read[0]
+        return self._progress.number
 
     @property
     def in_flight(self) -> list[Call]:
@@ -161,191 +174,147 @@ class LeasedQueue:
     @property
     def waiting_since(self) -> dt.datetime | None:
         """When the first message that was read and isn't done with came into the queue; None: there is none."""
-        calls = (call.entry for call in self._in_flight.values())
-        waiting = (
-            entry.message.visible_at for entry in [*calls, *(entry for entry, _ in self._ahead)] if entry.message
-        )
-        return min(waiting, default=None)
+        entries = [*(call.entry for call in self._in_flight.values()), *(slot.entry for slot in self._ahead)]
+        return min((entry.message.visible_at for entry in entries if entry.message), default=None)
 
-    @property
-    def has_space(self) -> bool:
-        """May more be read?"""
-        return len(self._slots) < self._settings.read_ahead
+    def may_read(self, end: int) -> bool:
+        """Tell whether there is more to read, in a queue that ends at a position, and space for it."""
+        return len(self._slots) < self._settings.read_ahead and self._read.position < end
 
     # --- the lease ------------------------------------------------------------------------------------------
 
     def take(self, connection: Connection, source: Connection, *, reads: bool = True) -> bool:
-        """Lease the queue; with ``reads`` only if there is something to read. False if another worker has it.
-
-        Raises:
-            MessagesPruned: the next message is gone, and the subscription says to stop then.
-        """
+        """Lease the queue; with ``reads`` only if there is something to read. False if another worker has it."""
         began = time.monotonic()
         with begin(connection):
-            locked, rows = execute(connection, try_lock(self._queue.lock), self._progress())
-            position, starts, message_id, passage, term, _, is_taken, is_held, started = rows[0]
+            locked, rows = execute(connection, try_lock(self._of.lock), self._newest())
+            term, _, is_taken, is_held, started = rows[0][4:]
             if not locked[0][0] or (is_taken and is_held):
                 return False
-            self._passage = passage_of(connection, self._queue, passage)
-            entries = self._next_entries(connection, source, position, message_id) if reads else []
+            progress = self._progress = self._read = begun(connection, self._progress.at(rows[0]))
+            entries = self._entries_after(connection, source) if reads else []
+            if entries is None:
+                go_back(connection, source, progress)
             if reads and not (entries and self._may_begin(connection, entries[0])):
                 return False
-            doubt_until = started if started is not None and started > position else 0
+            doubt_until = started if started is not None and started > progress.position else 0
             if is_taken and doubt_until:
-                starts += 1
-                group, topic, queue = self._queue.values
-                found = CrashFound(group=group, topic=topic, queue=queue, position=position, starts=starts)
-                after_commit(connection, partial(emit, found))
+                progress = self._progress = progress._replace(starts=progress.starts + 1)
+                after_commit(connection, partial(emit, progress.crash()))
             # There is an offset where there is a lease: transactional workers see the lease by it.
-            if is_taken or position == 0:
-                execute(connection, self._offset_at(position, starts, message_id))
-            self._term, self._doubt_until = (term or 0) + 1, doubt_until
+            if is_taken or progress.position == 0:
+                execute(connection, progress.append())
             # A message whose call an operator stopped by moving the group has killed no worker.
-            self._suspect_until = doubt_until if starts else 0
-            self._offset = self._read = position, message_id
-            self._append(connection, 0, entries[-1].position if entries else position)
-        self._ends, self._starts = began + LEASE_SECONDS, starts
-        self._accept(connection, source, entries)
-        if starts > self._settings.max_starts and self._ahead:
-            entry, attempt = self._ahead.pop(0)
-            attempt, failure = crashed(self._subscription, attempt - 1, starts)
-            self._results.append(Call(self.number, entry, attempt, failure=failure))
+            suspect_until = doubt_until if progress.starts else 0
+            self.lease = Lease((term or 0) + 1, began + LEASE_SECONDS, suspect_until, doubt_until)
+            self._append(connection, 0, entries[-1].position if entries else progress.position)
+        self._accept(connection, source, entries or [])
+        if progress.starts > self._settings.max_starts and self._ahead:
+            self._crash(self._call(self._ahead.pop(0)), progress.starts)
         return True
 
-    def read_on(self, connection: Connection, source: Connection, end: int, reach: Reach) -> None:
-        """Read what follows, as far as the group may read, in a queue that ends at a position.
-
-        Raises:
-            LeaseLapsed: another worker has the queue now.
-            MessagesPruned: the next message is gone, and the subscription says to stop then.
-        """
+    def read_on(self, connection: Connection, source: Connection, newest: ConsumerProgress) -> None:
+        """Read what follows, as far as the group may read by the newest look at its queues."""
         began = time.monotonic()
-        self._reader.end, self._reader.reach = end, reach
+        at = self._read
+        self._read = newest.at((at.position, at.starts, at.message_id, at.passage))
         with begin(connection):
             renewal = self._lock(connection)
-            entries = self._entries_after(connection, source, *self._read) or []
+            entries = self._entries_after(connection, source) or []
             if not entries:
                 return
             self._append(connection, renewal + 1, entries[-1].position)
-        self._ends = began + LEASE_SECONDS
+        self.lease = replace(self.lease, ends=began + LEASE_SECONDS)
         self._accept(connection, source, entries)
 
     def renew(self, connection: Connection) -> None:
-        """Move the end of the lease.
-
-        Raises:
-            LeaseLapsed: another worker has the queue now.
-        """
+        """Move the end of the lease."""
         began = time.monotonic()
         with begin(connection):
-            self._append(connection, self._lock(connection) + 1, self._read[0])
-        self._ends = began + LEASE_SECONDS
+            self._append(connection, self._lock(connection) + 1, self._read.position)
+        self.lease = replace(self.lease, ends=began + LEASE_SECONDS)
 
     def give_up(self, connection: Connection) -> None:
-        """Leave the queue, in which nothing runs, to others.
-
-        Raises:
-            LeaseLapsed: another worker has the queue now.
-        """
+        """Leave the queue, in which nothing runs, to others."""
         with begin(connection):
             self._lock(connection)
-            execute(connection, self._lease(self._term + 1, 0, None, 0, 0.0))
+            self._append(connection, 0, 0, ends=True)
 
-    def _progress(self) -> Statement:
-        return lease_sql.progress(self._queue.schema, **self._names)
+    def _newest(self) -> Statement:
+        return lease_sql.progress(self._of.schema, **self._names)
 
-    def _offset_at(self, position: int, starts: int, message_id: UUID | None) -> Statement:
-        values = *self._queue.values, position, starts, message_id, self._passage.number
-        return sql.append_offset(self._queue.schema, *values)
-
-    def _append(self, connection: Connection, renewal: int, started: int) -> None:
-        execute(connection, self._lease(self._term, renewal, process_name(), started, LEASE_SECONDS))
-
-    def _lease(self, term: int, renewal: int, worker: str | None, started: int, seconds: float) -> Statement:
-        if self._offset[0] < self._doubt_until:
-            started = max(started, self._doubt_until)
-        values = {"term": term, "renewal": renewal, "worker": worker, "started": started, "seconds": seconds}
-        return lease_sql.append_lease(self._queue.schema, **self._names, **values)
+    def _append(self, connection: Connection, renewal: int, started: int, *, ends: bool = False) -> None:
+        """Append the lease, by which messages up to a position may have been begun; or its end."""
+        if self._progress.position < self.lease.doubt_until:
+            started = max(started, self.lease.doubt_until)
+        values = {"term": self.lease.term + ends, "renewal": renewal, "started": started}
+        until = {"worker": None, "seconds": 0.0} if ends else {"worker": process_name(), "seconds": LEASE_SECONDS}
+        execute(connection, lease_sql.append_lease(self._of.schema, **self._names, **values, **until))
 
     def _lock(self, connection: Connection) -> int:
         """Lock the queue, and make sure that the newest lease is ours; return the number of its renewal."""
-        _, rows = execute(connection, take_lock(self._queue.lock), self._progress())
+        _, rows = execute(connection, take_lock(self._of.lock), self._newest())
         term, renewal = rows[0][4:6]
-        if term != self._term:
-            raise LeaseLapsed(f"term {self._term} is over: the newest one is {term}")
+        if term != self.lease.term:
+            raise LeaseLapsed(f"term {self.lease.term} is over: the newest one is {term}")
         return int(renewal)
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def _entries_after(
-        self, connection: Connection, source: Connection, position: int, message_id: UUID | None
-    ) -> list[Entry] | None:
-        """Read what follows a position; None if the log went back behind it."""
-        _, rows = read_log(connection, source, plan_by_index(), self._reader.next_messages(position))
-        return self._reader.take_ahead() if self._reader.read(rows, position, message_id) else None
-
-    def _next_entries(
-        self, connection: Connection, source: Connection, position: int, message_id: UUID | None
-    ) -> list[Entry]:
-        entries = self._entries_after(connection, source, position, message_id)
-        if entries is None:
-            go_back(connection, source, self._queue, position)
-        return entries or []
+    def _entries_after(self, connection: Connection, source: Connection) -> list[Entry] | None:
+        """Read what follows what was read; None if the log went back behind it."""
+        # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
+        limit = min(self._settings.read_ahead, 2 * self._subscription.concurrency)
+        statement = self._read.next_messages(self._subscription, self._settings, limit)
+        _, rows = read_log(connection, source, plan_by_index(), statement)
+        return self._read.read(rows, self._subscription)
 
     def _may_begin(self, connection: Connection, first: Entry) -> bool:
         """Tell whether the first message can be handled now, or passed: an ordered group waits for its retry."""
         if not self._subscription.blocks_queue:
             return True
-        (rows,) = execute(connection, known_rows(self._queue, [first]))
-        waits = [wait for _, status, _, wait, *_ in rows if status == Status.FAILED]
-        return not waits or waits[0] <= 0 or rows[0][7] < self._passage.number
+        (rows,) = execute(connection, known_rows(self._of, [first]))
+        return all(row[1] != Status.FAILED or row[3] <= 0 or row[7] < self._progress.passage for row in rows)
 
     def _accept(self, connection: Connection, source: Connection, entries: Sequence[Entry]) -> None:
         """Take the entries read, by what the inbox says of them; up to one that has to be read once more, later."""
         if not entries:
             return
         with begin(connection):
-            rows, *held_rows = execute(connection, known_rows(self._queue, entries), *self._held(entries))
-            known = {row[0]: row for row in rows}
-            if any(entry.can_expire for entry in entries):
-                self._began_at = database_time(connection) - dt.timedelta(seconds=time.monotonic())
-            held = {key for rows in held_rows for (key,) in rows} | {entry.key for entry in self._waiting}
-            earlier = take_earlier(connection, source, self._queue, self._passage, known)
-            if earlier is None:  # an operator's act has one of them
+            rows = execute(connection, *self._read.inbox_of(entries, self._subscription))
+            inbox = take_earlier(connection, source, self._progress, KnownRows.of(rows))
+            if inbox is None:  # an operator's act has one of them
                 return
-            for id_ in earlier:
-                del known[id_]
-            self._earlier.update(earlier)
-            there = {slot.id for slot in self._slots.values()}
+            can_expire = any(entry.can_expire for entry in entries)
+            # How far the clock of this process, which only goes forward, is before the database's.
+            ahead = database_time(connection).timestamp() - time.monotonic() if can_expire else 0.0
+            there = {slot.entry.id for slot in self._slots.values()}
+            held = {*inbox.held, *(slot.entry.key for slot in self._slots.values() if slot.waits)}
             for entry in entries:
-                row = known.get(entry.id, sql.NO_ROW)
-                if entry.id in there or not self._accept_one(connection, entry, row, held):
+                slot = None if entry.id in there else self._accept_one(connection, entry, inbox._replace(held=held))
+                if slot is None:
                     break
+                if (at := expires_at(entry)) is not None:
+                    slot.expires = at.timestamp() - ahead
+                self._slots[entry.position] = slot
                 there.add(entry.id)
-                self._read = entry.position, entry.id
+                self._read = self._read.past(entry)
 
-    def _held(self, entries: Sequence[Entry]) -> list[Statement]:
-        keys = key_order.keys_of(entries) if self._subscription.by_key else []
-        return [key_order.held(self._queue, keys)] if keys else []
-
-    def _accept_one(self, connection: Connection, entry: Entry, row: Row, held: Collection[str | None]) -> bool:
-        slot, ordered = _Slot(entry.id, settled=True, skipped=True), self._subscription.blocks_queue
-        if row is sql.NO_ROW and entry.key is not None and entry.key in held:
-            self._waiting.append(entry)
-        elif row is sql.NO_ROW or (ordered and row[1] == Status.FAILED and row[3] <= 0):
-            if entry.message is not None:
-                slot.settled = slot.skipped = False
-                entry.message.first_failed_at, entry.message.passage = row[8], self._passage.number
-                self._ahead.append((entry, row[2] + 1))
-        elif self._reader.is_sent_again(entry, row):
-            queue = self._queue
-            again = {"group": queue.group, "queue": queue.queue, "id": entry.id, "position": entry.position}
-            if not execute(connection, sql.retry_resent(queue.schema, **again))[0] or ordered:
-                return False
-        elif ordered and row[1] == Status.FAILED:
-            return False
-        self._slots[entry.position] = slot
-        return True
+    def _accept_one(self, connection: Connection, entry: Entry, inbox: KnownRows) -> _Slot | None:
+        """Return what becomes of a message; None if it has to be read once more."""
+        row, ordered = inbox.known.get(entry.id, sql.NO_ROW), self._subscription.blocks_queue
+        choice = self._progress.choice(entry, row, inbox.held, ordered=ordered)
+        if choice is Choice.STOP:
+            return None
+        if choice is Choice.RESENT and (not execute(connection, self._progress.resend(entry))[0] or ordered):
+            return None
+        slot = _Slot(entry, row[2] + 1, again=entry.id in inbox.again)
+        if choice is Choice.RUN and entry.message is not None:
+            entry.message.first_failed_at, entry.message.passage = row[8], self._progress.passage
+            self._ahead.append(slot)
+        else:
+            slot.skip(waits=choice is Choice.WAIT)
+        return slot
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -356,74 +325,67 @@ class LeasedQueue:
         ordered, and one that looks for what has killed a worker, handles one message of the queue at a time. What has
         expired is passed over, which is its result.
         """
-        while (call := self._take_next()) is not None:
-            if not (call.entry.can_expire and has_expired(call.entry, self._database_time())):
+        while (slot := self._next()) is not None:
+            self._ahead.remove(slot)
+            call = self._call(slot)
+            if slot.expires > time.monotonic():
                 self._in_flight[call.entry.id] = call
                 return call
             self._expire(call)
         return None
 
-    def _database_time(self) -> dt.datetime:
-        return self._began_at + dt.timedelta(seconds=time.monotonic())
+    @property
+    def has_call(self) -> bool:
+        """May a message be handled now?"""
+        return self._next() is not None
+
+    def _next(self) -> _Slot | None:
+        alone = self._subscription.blocks_queue or self._progress.position < self.lease.suspect_until
+        if alone and (self._in_flight or self._results):
+            return None
+        return next((slot for slot in self._ahead if not self._is_busy(slot.entry)), None)
+
+    def _is_busy(self, entry: Entry) -> bool:
+        if entry.key is None or self._subscription.keys_overlap:
+            return False
+        return any(call.message.key == entry.key for call in self._in_flight.values())
+
+    def _call(self, slot: _Slot) -> Call:
+        return Call(self.number, slot.entry, slot.attempt)
 
     def _expire(self, call: Call) -> None:
         call.attempt, call.too_old, call.failure = call.attempt - 1, True, None
         self._results.append(call)
 
-    def _take_next(self) -> Call | None:
-        if (index := self._next_index()) is None:
-            return None
-        entry, attempt = self._ahead.pop(index)
-        return Call(self.number, entry, attempt)
-
-    @property
-    def has_call(self) -> bool:
-        """May a message be handled now?"""
-        return self._next_index() is not None
-
-    def _next_index(self) -> int | None:
-        alone = self._subscription.blocks_queue or self._offset[0] < self._suspect_until
-        if alone and (self._in_flight or self._results):
-            return None
-        return next((index for index, (entry, _) in enumerate(self._ahead) if not self._is_busy(entry)), None)
-
-    def _is_busy(self, entry: Entry) -> bool:
-        key = entry.message.key if entry.message else None
-        if key is None or self._subscription.keys_overlap:
-            return False
-        return any(call.message.key == key for call in self._in_flight.values())
+    def _crash(self, call: Call, starts: int) -> None:
+        call.attempt, call.failure = crashed(self._subscription, call.attempt - 1, starts)
+        self._results.append(call)
 
     def start_due(self, connection: Connection, source: Connection, rows: Sequence[Row]) -> list[Call]:
-        """Count a start of failed messages, by rows of `lease_sql.due`; return their calls, in flight from then on.
-
-        Raises:
-            LeaseLapsed: another worker has the queue now.
-        """
-        schema, group = self._queue.schema, self._queue.group
+        """Count a start of failed messages, by rows of `lease_sql.due`; return their calls, in flight from then on."""
+        schema, group = self._of.schema, self._of.group
         calls, left_out = self._candidates(source, rows)
         with begin(connection):
             self._lock(connection)
             for message_id in left_out:
                 execute(connection, sql.forget(schema, group, message_id))
-            if any(call.entry.can_expire for call in calls):
-                expired = expired_of(connection, [call.entry for call in calls])
-                for call in calls:
-                    if call.entry.id in expired:
-                        self._expire(call)
-                calls = [call for call in calls if not call.too_old]
+            entries = [call.entry for call in calls if call.entry.can_expire]
+            expired = expired_of(connection, entries) if entries else {}
+            for call in [call for call in calls if call.entry.id in expired]:
+                self._expire(call)
+                calls.remove(call)
             ids, lease = [call.entry.id for call in calls], self._subscription.timeout_seconds + LEASE_SECONDS
             start = lease_sql.start_due(schema, group=group, ids=ids, seconds=lease)
             started: dict[UUID, int] = dict(execute(connection, start)[0])
-        begun = []
+        started_calls = []
         for call in calls:
             starts = started.get(call.entry.id, 0)
             if starts > self._settings.max_starts:
-                call.attempt, call.failure = crashed(self._subscription, call.attempt - 1, starts)
-                self._results.append(call)
+                self._crash(call, starts)
             elif starts:
                 self._in_flight[call.entry.id] = call
-                begun.append(call)
-        return begun
+                started_calls.append(call)
+        return started_calls
 
     def _candidates(self, source: Connection, rows: Sequence[Row]) -> tuple[list[Call], list[UUID]]:
         """Return calls of what may be retried now, and the ids of what the filter leaves out."""
@@ -431,20 +393,16 @@ class LeasedQueue:
         left_out: list[UUID] = []
         keys: set[str] = set()
         for _, message_id, position, attempts, _, never_attempted, first_failed_at in rows:
-            # One that was never attempted (its quarantine was released) hasn't been through the group's filter.
-            taken = filter_of(self._subscription) if never_attempted else EVERYTHING
-            (found,) = read_source(source, sql.message_by_id(self._queue.schema, id=message_id, **taken))
-            if not found:
+            entry = find(source, self._subscription, self._of, message_id, is_filtered=never_attempted)
+            if entry is None:
                 lost = Entry(position, message_id, None)
                 self._results.append(Call(self.number, lost, attempts + 1, retries=True, failure=PRUNED))
-                continue
-            entry = to_entry(found[0], self._subscription, self.number)
-            if entry.message is None:
+            elif entry.message is None:
                 left_out.append(message_id)
-            elif not self._is_busy(entry) and entry.message.key not in keys:
-                if entry.message.key is not None and not self._subscription.keys_overlap:
-                    keys.add(entry.message.key)
-                entry.message.first_failed_at, entry.message.passage = first_failed_at, self._passage.number
+            elif not self._is_busy(entry) and entry.key not in keys:
+                if entry.key is not None and not self._subscription.keys_overlap:
+                    keys.add(entry.key)
+                entry.message.first_failed_at, entry.message.passage = first_failed_at, self._progress.passage
                 calls.append(Call(self.number, entry, attempts + 1, retries=True))
         return calls, left_out
 
@@ -458,8 +416,7 @@ class LeasedQueue:
         if not call.has_expired:
             self._results.append(call)
         elif not call.retries:
-            self._ahead.append((call.entry, call.attempt))
-            self._ahead.sort(key=lambda each: each[0].position)
+            insort(self._ahead, self._slots[call.entry.position], key=lambda slot: slot.entry.position)
 
     # --- what came of them ----------------------------------------------------------------------------------
 
@@ -467,9 +424,6 @@ class LeasedQueue:
         """Write what came of the calls that have ended, and move the offset: in one transaction.
 
         If that fails, nothing is forgotten: to write it once more does no harm.
-
-        Raises:
-            LeaseLapsed: another worker has the queue now; it handles again what this one has.
         """
         updates = [(call, self._update_of(call)) for call in self._results]
         self._hold_back({update.key for _, update in updates if update.holds})
@@ -477,76 +431,74 @@ class LeasedQueue:
         passed = list(self._prefix())
         if not updates and not passed:
             return Counts()
+        waiting = [slot for slot in self._slots.values() if slot.waits] if self._subscription.by_key else []
+        after, last = self._progress, passed[-1].entry if passed else None
         with begin(connection):
             self._lock(connection)
             self._write(connection, updates)
             if any(call.is_trial and update.status == Status.CONSUMED for call, update in updates):
                 self._gate.close(connection)
-            if self._waiting:
+            if waiting:
                 # After what they wait for.
-                waiting = key_order.wait(self._queue, self._waiting, self._passage.number, self._earlier)
-                at_commit(connection, sql.MARK, *waiting)
-            if passed:
-                position, slot = passed[-1]
-                starts = 1 if position < self._suspect_until else 0
-                at_commit(connection, self._offset_at(position, starts, slot.id))
-            elif blocked and self._starts:
+                again = {slot.entry.id for slot in waiting if slot.again}
+                entries = [slot.entry for slot in waiting]
+                at_commit(connection, sql.MARK, *key_order.wait(self._of, entries, after.passage, again))
+            if last is not None:
+                after = after.past(last)._replace(starts=int(last.position < self.lease.suspect_until))
+                at_commit(connection, after.append())
+            elif blocked and after.starts:
                 # This start had an end.
-                position, message_id = self._offset
-                values = self._names | {"position": position, "id": message_id, "passage": self._passage.number}
-                at_commit(connection, sql.drop_starts(self._queue.schema, **values))
+                at_commit(connection, after.drop_starts())
         self.released = self._subscription.by_key and any(call.retries and not row.holds for call, row in updates)
-        if passed:
-            self._offset, self._starts = (position, slot.id), starts
-        for position, _ in passed:
-            del self._slots[position]
+        self._progress = after
+        for slot in passed:
+            del self._slots[slot.entry.position]
+        for slot in waiting:
+            slot.waits = False
         self._results.clear()
-        self._waiting.clear()
         if blocked:
-            self._block()
-        self._tell_gate(connection, updates)
-        return self._tell(updates) + Counts(taken=sum(slot.skipped for _, slot in passed))
+            # Wait for the retry of the first message: entries read after it are read again then.
+            self._ahead.clear()
+            self._slots.clear()
+            self._progress = self._read = after._replace(starts=0)
+        if any(update.status == Status.CONSUMED for _, update in updates):
+            self._gate.succeeded()
+        elif failures := [call.failure for call, _ in updates if call.failure]:
+            # The breaker opens if there were failures alone, and one too many.
+            self._gate.failed(connection, failures[-1].reason)
+        return self._tell(updates) + Counts(taken=sum(slot.skipped for slot in passed))
 
     def _hold_back(self, keys: Collection[str | None]) -> None:
         """Have the entries read of these keys wait: messages of them have failed."""
-        for entry, _ in [each for each in self._ahead if each[0].key is not None and each[0].key in keys]:
-            self._waiting.append(entry)
-            slot = self._slots[entry.position]
-            slot.settled = slot.skipped = True
-        self._ahead = [each for each in self._ahead if not self._slots[each[0].position].skipped]
+        for slot in self._ahead:
+            if slot.entry.key is not None and slot.entry.key in keys:
+                slot.skip(waits=True)
+        self._ahead = [slot for slot in self._ahead if not slot.skipped]
 
     def _update_of(self, call: Call) -> InboxUpdate:
-        entry = call.entry
-        if call.too_old:
-            return expiry_of(entry, call.attempt)
         if call.failure is None:
-            return sql.InboxUpdate(entry.id, entry.position, Status.CONSUMED.value, call.attempt, entry.digest(), None)
-        return settle(self._subscription, entry, call.attempt, call.failure, self._settings.retry_jitter)
+            return settled(call.entry, Status.EXPIRED if call.too_old else Status.CONSUMED, call.attempt)
+        return settle(self._subscription, call.entry, call.attempt, call.failure, self._settings.retry_jitter)
 
     def _mark(self, updates: Sequence[tuple[Call, InboxUpdate]]) -> bool:
         """Mark messages that need nothing more in the queue; True if an ordered group is to wait for a retry."""
         blocked = False
         for call, update in updates:
-            slot = None if call.retries else self._slots.get(call.entry.position)
-            if slot is None:
-                continue
-            waits = self._subscription.blocks_queue and update.status == Status.FAILED
-            slot.settled, blocked = not waits, blocked or waits
+            if not call.retries and (slot := self._slots.get(call.entry.position)) is not None:
+                slot.settled = not (self._subscription.blocks_queue and update.status == Status.FAILED)
+                blocked |= not slot.settled
         return blocked
 
-    def _prefix(self) -> Iterator[tuple[int, _Slot]]:
-        """Yield the messages after the offset that need nothing more, up to the first that does."""
-        for position, slot in self._slots.items():
-            if not slot.settled:
-                return
-            yield position, slot
+    def _prefix(self) -> Iterator[_Slot]:
+        """Return the messages after the offset that need nothing more, up to the first that does."""
+        return takewhile(lambda slot: slot.settled, self._slots.values())
 
     def _write(self, connection: Connection, updates: Sequence[tuple[Call, InboxUpdate]]) -> None:
-        passage = self._passage.number
+        passage = self._progress.passage
         done = [update for call, update in updates if call.failure is None and not call.too_old]
         if done and passage:
-            of_passage = {"group": self._queue.group, "passage": passage}
-            at_commit(connection, sql.keep_earlier(self._queue.schema, ids=[each.id for each in done], **of_passage))
+            of_passage = {"group": self._of.group, "passage": passage}
+            at_commit(connection, sql.keep_earlier(self._of.schema, ids=[each.id for each in done], **of_passage))
         if done:
             columns = {
                 "ids": [update.id for update in done],
@@ -554,48 +506,27 @@ class LeasedQueue:
                 "attempts": [update.attempts for update in done],
                 "digests": [update.digest for update in done],
             }
-            at_commit(connection, lease_sql.consumed(self._queue.schema, **self._names, passage=passage, **columns))
+            at_commit(connection, lease_sql.consumed(self._of.schema, **self._names, passage=passage, **columns))
         for call, update in updates:
             if call.too_old:
-                at_commit(connection, *sql.settle(self._queue, update, passage))
+                at_commit(connection, *sql.settle(self._of, update, passage))
             elif call.failure is not None:
-                at_commit(connection, *record_failure(self._subscription, self._queue, call.entry, update, passage))
+                at_commit(connection, *record_failure(self._subscription, self._of, call.entry, update, passage))
             if call.retries and not update.holds:
-                at_commit(connection, *key_order.release_next(self._subscription, self._queue, call.entry))
-
-    def _block(self) -> None:
-        """Wait for the retry of the first message: entries read after it are read again then."""
-        self._ahead.clear()
-        self._slots.clear()
-        self._read, self._starts = self._offset, 0
-
-    def _tell_gate(self, connection: Connection, updates: Sequence[tuple[Call, InboxUpdate]]) -> None:
-        """Have the breaker opened if there were failures alone, and one too many."""
-        failures = [call.failure for call, update in updates if call.failure and update.status != Status.CONSUMED]
-        if any(update.status == Status.CONSUMED for _, update in updates):
-            self._gate.succeeded()
-        elif failures:
-            self._gate.failed(connection, failures[-1].reason)
+                at_commit(connection, *key_order.release_next(self._subscription, self._of, call.entry))
 
     def _tell(self, updates: Sequence[tuple[Call, InboxUpdate]]) -> Counts:
-        counts, first, meter = Counts(), [], self._reader.meter
+        counts, first = Counts(), []
         for call, update in updates:
-            if call.too_old:
-                emit(event_of_expiry(self._queue, call.entry, call.attempt))
-                counts += Counts(taken=1)
-                continue
-            if call.failure is not None:
-                count_attempt(meter, update)
-                emit(event_of(self._subscription, self.number, update, call.error))
-                one = counts_of(update)
-                counts += Counts(one.taken, one.done, one.failed, one.parked)
-                continue
-            counts += Counts(taken=1, done=1)
-            meter.done += 1
-            if call.attempt > 1:
-                emit(handled(self._queue, [call.entry], call.attempt))
+            if not call.too_old:
+                count_attempt(self._meter, update)
+            if call.too_old or call.failure is not None:
+                emit(event_of(self._of, update, call.error))
+            elif call.attempt > 1:
+                emit(handled(self._of, [call.entry], call.attempt))
             else:
                 first.append(call.entry)
+            counts += counts_of(update)
         if first and (listeners.hooks or middlewares_here.get()):
-            emit(handled(self._queue, first, 1))
-        return counts
+            emit(handled(self._of, first, 1))
+        return replace(counts, more=False)
