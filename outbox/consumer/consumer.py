@@ -242,7 +242,11 @@ class QueueConsumer:
         """Return what a transaction begins with that also reads: where the log is in the consumer's database."""
         statements = [*self._first_statements([])[:2], self.next_messages()]
         # What holds back a key is asked when the keys are known.
-        return statements if self._subscription.by_key else [*statements, self.progress.known_after(size)]
+        return (
+            statements
+            if self._subscription.by_key
+            else [*statements, self.progress.known_after(self._subscription, size)]
+        )
 
     def _begin(self, connection: Connection, first: Entry, *, is_new: bool) -> tuple[State, Counts] | None:
         """Return how the step ends where its messages aren't to be handled now; None where they are."""

@@ -104,7 +104,7 @@ class ConsumerProgress(NamedTuple):
 
     @property
     def topic(self) -> str:
-        """The topic of the feed: by that, and by the number of the queue, statements read the source's log."""
+        """The topic of the feed: by that, and by the number of the queue, the source has its log."""
         return topic_of(self.of.topic)
 
     @property
@@ -159,12 +159,14 @@ class ConsumerProgress(NamedTuple):
         """Return the statement that reads ahead so many messages; its rows are for `read`."""
         of, size = self.of, settings.read_ahead_bytes
         values = {"position": self.position, "limit": limit, "bytes": size, "grown": self.reach.grown}
-        return sql.messages_after(of.schema, topic=self.topic, queue=self.number, **values, **filter_of(subscription))
+        return sql.messages_after(
+            of.schema, topic=subscription.topic, queue=self.number, **values, **filter_of(subscription)
+        )
 
-    def known_after(self, limit: int) -> Statement:
+    def known_after(self, subscription: Subscription, limit: int) -> Statement:
         """Return what reads the inbox rows of so many next messages, where the log is in the same database."""
         of = self.of
-        return sql.known_after(of.schema, self.topic, self.number, self.position, limit, of.group)
+        return sql.known_after(of.schema, subscription.topic, self.number, self.position, limit, of.group)
 
     def read(self, rows: Sequence[Row], subscription: Subscription) -> list[Entry] | None:
         """Return what follows in the log, by rows of `next_messages`.
