@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database.engines import connect, discard, engine_of
 from outbox.database.execute import execute
-from outbox.database.source import feed_from
+from outbox.database.identity import feed_from
 from outbox.database.sql import read_only
 from outbox.delivery import sql
 from outbox.errors import InvalidSettings, SchemaError, TransactionRequired

@@ -427,7 +427,7 @@ _OF_SOURCE = "@"
 
 
 def feed_of(topic: str, number: int) -> str:
-    """Return the feed of a topic from the source of a number (`outbox.database.source`)."""
+    """Return the feed of a topic from the source of a number (`outbox.database.identity`)."""
     return f"{topic}{_OF_SOURCE}{number}" if number else topic
 
 

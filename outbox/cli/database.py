@@ -22,9 +22,9 @@ from outbox.cli.output import Code, Failure, ListForm, Output, OutputOption, Row
 from outbox.database import engines, migration
 from outbox.database.duty import PARTS
 from outbox.database.execute import execute
+from outbox.database.identity import follow, renew, source_identity
+from outbox.database.identity import sources as sources_of
 from outbox.database.migration import chain
-from outbox.database.source import follow, identity, renew
-from outbox.database.source import sources as sources_of
 from outbox.errors import DatabaseUnreached, pip_install
 from outbox.message.content import NO_CODECS, Codecs
 from outbox.operator.health import grants
@@ -323,7 +323,7 @@ def sources(database: DatabaseOptions, output: OutputOption = Output.TABLE) -> N
     """Show which source this database is, and from which ones its groups read."""
     schema, installed = database.settings.schema, migration.current(database.engine, database.settings.schema)
     with database.engine.connect() as connection:
-        own = execute(connection, identity(schema))[0][0] if installed.get("producer") else (None, None)
+        own = execute(connection, source_identity(schema))[0][0] if installed.get("producer") else (None, None)
         met = execute(connection, sources_of(schema))[0] if installed.get("consumer") else []
     document = {
         "id": own[0] and str(own[0]),

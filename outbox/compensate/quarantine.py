@@ -39,7 +39,7 @@ from uuid import UUID
 from outbox.compensate import sql
 from outbox.compensate.compensation import BUSY, Postponed
 from outbox.database.execute import Row, Statement, execute, read_source
-from outbox.database.source import feed_from
+from outbox.database.identity import feed_from
 from outbox.database.sql import GroupQueue, audit, plan_by_index, take_lock, wait_at_most
 from outbox.message.model import Status
 from outbox.text import topic_of
@@ -59,7 +59,7 @@ class QuarantineOrder:
     ``bulk_job_id`` is None where a message was compensated without an order. ``sends`` are the queue and the position
     of each time that it was sent, the first one first. ``former`` are earlier bulk jobs which were to roll it back and
     have ended: their quarantines are taken over. ``source`` is the id of the database that sent it; None: ``topic`` is
-    the name under which the consumers' database keeps it (`outbox.database.source`).
+    the name under which the consumers' database keeps it (`outbox.database.identity`).
     """
 
     message_id: UUID

@@ -13,7 +13,7 @@ from outbox.calling.engine import RecordedCall
 from outbox.compensate import sql
 from outbox.compensate.quarantine import QuarantineOrder
 from outbox.database.execute import Row, Statement, execute
-from outbox.database.source import identity
+from outbox.database.identity import source_identity
 from outbox.database.sql import audit, begin_bulk_job, plan_by_index, wait_at_most
 from outbox.errors import InvalidMessage
 from outbox.message import content
@@ -97,7 +97,7 @@ class ItemTable:
     def read(self, item: CompensationItem) -> tuple[Row, CompensationItem]:
         """Return the row of `sql.states` of the item's message, and the item with where the message is placed now."""
         states, sent = sql.states(self.schema, ids=[item.message_id]), sql.sends(self.schema, item.message_id)
-        (row,), sends, ((source, _),) = self._run(states, sent, identity(self.schema))
+        (row,), sends, ((source, _),) = self._run(states, sent, source_identity(self.schema))
         return row, replace(item, sends=tuple(sends), source=source)
 
     def ended(self, item: CompensationItem) -> tuple[str, bool]:

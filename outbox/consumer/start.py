@@ -15,8 +15,8 @@ from uuid import UUID
 from outbox.consumer import sql
 from outbox.consumer.progress import ConsumerProgress
 from outbox.database.execute import execute, lock_key, read_log
+from outbox.database.identity import meet
 from outbox.database.session import begin
-from outbox.database.source import meet
 from outbox.database.sql import GroupQueue, take_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Start, number_of

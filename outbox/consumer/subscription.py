@@ -94,7 +94,7 @@ class Subscription(CalledFunction):
     ``ordered=False`` says that they need not. ``source`` is
     the producer's database, or several of them; None: the same as the consumer's. Consumers read from one each
     (`Subscription.of_sources`), and ``feed`` is the name under which what they keep of the topic has its source
-    (`outbox.database.source`). Of an internal topic, ``about`` is the topic that its
+    (`outbox.database.identity`). Of an internal topic, ``about`` is the topic that its
     notices are about. ``send_reply`` sends what handlers reply.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.database.dialect import url_of
 from outbox.database.engines import address_of, connect, discard, engine_of
 from outbox.database.execute import Statement, execute, read_source
-from outbox.database.source import feed_from, identity
+from outbox.database.identity import feed_from, source_identity
 from outbox.delivery import sql
 from outbox.errors import SchemaError
 from outbox.message.model import Status
@@ -198,5 +198,5 @@ def _read_answer(answer: Any) -> tuple[list[QueueProgress], dict[UUID, InboxStat
 
 def inbox_of(group: KnownGroup, own: Connection, schema: str) -> Inbox:
     """Return the inbox of a known group; ``own`` is the connection of the pass, on the producer's database."""
-    ((source, _),) = read_source(own, identity(schema))[0]
+    ((source, _),) = read_source(own, source_identity(schema))[0]
     return ServiceInbox(group, source) if group.status_url is not None else DatabaseInbox(group, own, schema, source)

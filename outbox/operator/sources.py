@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import execute
-from outbox.database.source import identity, sources
+from outbox.database.identity import source_identity, sources
 from outbox.text import feed_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Met = Mapping[str, SourceIdentity]
 
 def identity_of(connection: Connection, producer: Database) -> SourceIdentity:
     """Return which source a producer's database is."""
-    return SourceIdentity(*execute(connection, identity(producer.schema))[0][0])
+    return SourceIdentity(*execute(connection, source_identity(producer.schema))[0][0])
 
 
 def met_in(connection: Connection, consumer: Database) -> Met:

@@ -123,7 +123,7 @@ def prune_consumer_once(
 
     Inbox rows go when they are settled, and the producer has pruned their messages: those of a segment with it
     (`outbox.prune.inbox`). ``source`` is on the producer's database (the same object as ``connection`` where that is
-    the same one), ``topic`` the name under which the group keeps that one's topic (`outbox.database.source`).
+    the same one), ``topic`` the name under which the group keeps that one's topic (`outbox.database.identity`).
     Returns ``taken`` rows and ``done`` inbox rows.
     """
     deletes = _Deletes(connection, settings, stopping)

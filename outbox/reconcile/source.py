@@ -34,7 +34,7 @@ from outbox.database.execute import (
     kind_of,
     sqlstate,
 )
-from outbox.database.source import NUMBERS, identity
+from outbox.database.identity import NUMBERS, source_identity
 from outbox.database.sql import plan_by_index
 from outbox.errors import ErrorKind, OutboxError, SourceError, SourceLost, was_interrupted
 from outbox.reconcile import sql
@@ -289,7 +289,7 @@ def located(job: Job) -> Job:
     if job.tables:
         return job
     with connected(job.producer) as connection:
-        ((source, _),) = execute(connection, identity(job.producer.schema))[0]
+        ((source, _),) = execute(connection, source_identity(job.producer.schema))[0]
     topics = dict.fromkeys(pair.topic for pair in job.pairs)
     with connected(job.consumer) as connection:
         known = execute(connection, *(NUMBERS(job.consumer.schema, topic) for topic in topics))

@@ -19,7 +19,7 @@ from outbox.compensate.compensate_pass import compensate_once
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.engines import EngineRunner
-from outbox.database.source import follow, meet, renew
+from outbox.database.identity import follow, meet, renew
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.delivery.known_group import KnownGroup
 from outbox.embedded import ServerLike

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Park, Retry, Settings
-from outbox.database.source import renew
+from outbox.database.identity import renew
 from outbox.errors import InvalidRequest
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health.overview import HealthViews

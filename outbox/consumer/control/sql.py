@@ -33,7 +33,7 @@ WITH turn AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM granted), greatest(extract(epoch FROM begins_at - now), 0)::float8 FROM turn
 """)
 
-# One breaker stops a group for all of its sources, so that what it has of each counts (`outbox.database.source`).
+# One breaker stops a group for all of its sources, so that what it has of each counts (`outbox.database.identity`).
 # A success is known by the rows that it writes anyway: the inbox row of the message at which a queue's offset was left,
 # or of one that had failed. So a success pays nothing for the breaker. What comes after it and isn't handled may hide
 # it here, but not from the thread that had it (`Gate.succeeded`).

@@ -146,7 +146,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("written_at", TIME, nullable=False, server_default=NOW),
             CheckConstraint("note IS NOT NULL OR owner IS NOT NULL", name="written"),
         ],
-        # The producers' databases from which groups have read a topic (`outbox.database.source`): number 0 is the
+        # The producers' databases from which groups have read a topic (`outbox.database.identity`): number 0 is the
         # first. All that is kept of the topic of another one has ``topic@number`` for its topic. ``address`` is where
         # it was met last.
         "message_source": [

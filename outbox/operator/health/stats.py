@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.database.execute import Row, execute
-from outbox.database.source import identity, sources
+from outbox.database.identity import source_identity, sources
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
@@ -254,7 +254,7 @@ def undispatched(connection: Connection, schema: str, *, each: bool = False) -> 
 
 def _feeds_of_others(connection: Connection, schema: str) -> Collection[str]:
     """Return the names under which groups keep topics of other databases than this one, which sends as well."""
-    ((own, _),), rows = execute(connection, identity(schema), sources(schema))
+    ((own, _),), rows = execute(connection, source_identity(schema), sources(schema))
     return {feed_of(topic, number) for topic, number, id_, _ in rows if id_ != own}
 
 

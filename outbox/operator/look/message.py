@@ -18,7 +18,7 @@ from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import EDIT
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import execute, query
-from outbox.database.source import feed_from, identity
+from outbox.database.identity import feed_from, source_identity
 from outbox.errors import DatabaseUnreached, InvalidMessage
 from outbox.message.compression import decompress
 from outbox.message.content import COPY_HEADER, ENCODING_HEADER, Codecs
@@ -135,7 +135,7 @@ def _add_producer_side(connection: Connection, database: Database, found: Messag
     values |= {"unanswered": UNANSWERED}
     statements = [each(schema, **values) for each in PRODUCER_SIDE.values()]
     states, ((found.source, _),), *answers = execute(
-        connection, message_states(schema, [found.id]), identity(schema), *statements
+        connection, message_states(schema, [found.id]), source_identity(schema), *statements
     )
     known = {part: PRODUCER_SIDE[part].named(rows) for part, rows in zip(PRODUCER_SIDE, answers, strict=True)}
     if not any(known[part] for part in ("half", "op", "check", "history", "compensation")):

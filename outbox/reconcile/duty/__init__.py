@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.database.duty import BULK, COUNTED_CONSUMER, PARTS, Duty, Post, Task, whole
-from outbox.database.source import feed_here
+from outbox.database.identity import feed_here
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once, prune_runs_once
 
