@@ -385,12 +385,10 @@ UPGRADE = (
         RETURN false;
     END $$""",
     # Which database this is, for the consumers of its messages: dumps and replicas keep it, and no TRUNCATE forgets it.
-    """CREATE FUNCTION {s}.renew_source_id() RETURNS uuid LANGUAGE plpgsql {pinned}
-    DECLARE id CONSTANT uuid = gen_random_uuid();
-    BEGIN
+    """CREATE FUNCTION {s}.renew_source_id() RETURNS uuid LANGUAGE plpgsql {pinned} BEGIN
         EXECUTE format('CREATE OR REPLACE FUNCTION {s}.source_id() RETURNS uuid LANGUAGE sql STABLE AS %L',
-                       format('SELECT %L::pg_catalog.uuid', id));
-        RETURN id;
+                       format('SELECT %L::pg_catalog.uuid', gen_random_uuid()));
+        RETURN {s}.source_id();
     END $$""",
     "SELECT {s}.renew_source_id()",
     """CREATE FUNCTION {s}.commit(id uuid) RETURNS boolean LANGUAGE plpgsql {pinned}

@@ -402,7 +402,7 @@ class Consumer:
     def __init__(
         self, subscription: Subscription, settings: Settings, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        self.subscription = subscription
+        self.subscription: Subscription = subscription
         self._settings = settings
         self._stopping = stopping
         self._queues: dict[int, QueueConsumer] = {}

@@ -308,7 +308,8 @@ class JobReconciler(Reconciler["Job"]):
             if self._beside:
                 raise
             return
-        self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
+        self._feeds = {pair.topic: pair.feed for pair in job.pairs}
+        self.pairs[:] = job.names
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)
