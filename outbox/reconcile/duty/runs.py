@@ -11,6 +11,7 @@ from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.subscription import Subscription
 from outbox.message.model import Counts, Message, Park
 from outbox.reconcile.record.requests import TOPIC, RunRequest
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -61,7 +62,9 @@ class Runs:
         if not self._has_started:
             for each in self._all:
                 each.locate()
-            self._reconcilers = {each.pairs[0]: each for each in self._all}
+            # An operator may have ordered by the topic, before this worker knew the feed.
+            by_topic = {(topic_of(topic), group): each for each in self._all for topic, group in each.pairs[:1]}
+            self._reconcilers = by_topic | {each.pairs[0]: each for each in self._all}
             self._consumer.start(connection, source)
             self._has_started = True
         return self._consumer.consume_once(connection, source)
