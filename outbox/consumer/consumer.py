@@ -63,7 +63,7 @@ from outbox.consumer.subscription import (
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, is_lost, read_log, read_source
 from outbox.database.session import Transactions, begin
-from outbox.database.sql import GroupQueue, plan_by_index, try_lock
+from outbox.database.sql import plan_by_index, try_lock
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts, Status, behind
 from outbox.settings import Settings
@@ -98,9 +98,7 @@ class QueueConsumer:
         self._meter = meter
         self._gate = gate
         #: How far the group has come, as this worker knows it: what is read ahead follows it.
-        self.progress: ConsumerProgress = ConsumerProgress(
-            GroupQueue(settings.schema, subscription.group, subscription.feed, queue)
-        )
+        self.progress: ConsumerProgress = ConsumerProgress(subscription.queue(settings.schema, queue))
         self.transactions: Transactions = Transactions()
         self._ahead: deque[Entry] = deque()
         self._goes_on = False

@@ -175,7 +175,7 @@ def release(connection: Connection, source: Connection, subscription: Subscripti
                 _write_notices(connection, source, subscription, schema, parked)
     for message_id, queue, position, reason in parked:
         row = InboxUpdate(message_id, position, Status.PARKED.value, 0, None, reason)
-        emit(event_of(GroupQueue(schema, subscription.group, subscription.feed, queue), row))
+        emit(event_of(subscription.queue(schema, queue), row))
 
 
 def _write_notices(

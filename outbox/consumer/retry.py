@@ -91,7 +91,7 @@ def retry_next(
         if not due:
             return Counts()
     message_id, queue, position, attempts, starts, passage = due[0]
-    queue_of_group = GroupQueue(schema, group, topic, queue)
+    queue_of_group = subscription.queue(schema, queue)
     entry = Entry(position, message_id, None)
     try:
         with begin(connection):

@@ -26,6 +26,7 @@ from outbox.consumer import sql
 from outbox.consumer.meter import BOUNDS, HandlerMeter
 from outbox.consumer.sql import InboxUpdate
 from outbox.database.dialect import Bigints, Byteas, Uuids
+from outbox.database.engines import address_of
 from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
@@ -165,7 +166,8 @@ class Subscription(CalledFunction):
         for name, value in read.items():
             object.__setattr__(self, name, value)
         what = self.what
-        if not self.sources or len({*map(str, self.sources)}) < len(self.sources):
+        several = {bind and address_of(bind) for bind in self.sources} if len(self.sources) > 1 else self.sources
+        if not self.sources or len(several) < len(self.sources):
             raise InvalidHandler(f"{what}: source names a producer's database, or several, each once")
         self._check_transactional(what)
         for name in ("batch", "threads", "concurrency"):
@@ -195,6 +197,10 @@ class Subscription(CalledFunction):
     def of_sources(self) -> list[Subscription]:
         """Return it once for each of its sources: a consumer reads from one."""
         return [self] if len(self.sources) == 1 else [replace(self, source=each) for each in self.sources]
+
+    def queue(self, schema: str, number: int) -> GroupQueue:
+        """Return a queue of its topic, as its group sees it."""
+        return GroupQueue(schema, self.group, self.feed, number)
 
     def _declared(self) -> DeclaredCarrier:
         """Return what the handler gets beside its message."""

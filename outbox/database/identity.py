@@ -25,8 +25,8 @@ from outbox.database.engines import usable_anywhere
 from outbox.database.execute import Statement, Template, driver_of, execute, lock_key, read_source, run_on
 from outbox.database.session import begin
 from outbox.database.sql import take_lock
-from outbox.errors import TransactionRequired
-from outbox.text import database_address, feed_among
+from outbox.errors import ActRefused, TransactionRequired
+from outbox.text import database_address, feed_among, feed_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -214,5 +214,15 @@ def renew(connection: Connection, schema: str) -> tuple[UUID, UUID]:
 
 
 def follow(connection: Connection, schema: str, old: UUID, new: UUID) -> bool:
-    """Have a consumer's database know a source by its new id, in the running transaction; False if it never met it."""
+    """Have a consumer's database know a source by its new id, in the running transaction; False if it never met it.
+
+    Raises:
+        ActRefused: a group has read from the new one already.
+    """
+    (feeds,) = execute(connection, sources(schema))
+    if met := ", ".join(feed_of(topic, number) for topic, number, id_, _ in feeds if id_ == new):
+        raise ActRefused(
+            f"source {new} is another one here already, as {met}: a worker has met it before this; what it has read "
+            "of it is there, and stays"
+        )
     return bool(execute(connection, _FOLLOW(schema, old=old, new=new))[0])

@@ -67,6 +67,7 @@ OPTION_HEADERS: frozenset[str] = frozenset(
 
 #: What the names of topics and of groups consist of, as a regular expression.
 TOPIC_PATTERN = r"^[%|a-zA-Z0-9_./-]+$"
+FEED_PATTERN = r"^[%|a-zA-Z0-9_./-]+(@[0-9]+)?$"
 GROUP_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 # RFC 9110: a token, a slash, a token; then parameters.
 _CONTENT_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+ *(;[ -~]*)?", re.ASCII)

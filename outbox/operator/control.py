@@ -20,6 +20,7 @@ from outbox.message.limits import rate_of, rate_text
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
 from outbox.operator.health.sql import GROUP_STATE
 from outbox.operator.health.workers import GroupState
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -217,7 +218,7 @@ class GroupControls(OverDatabases):
         """Return the database that has a group, and which topics it consumes there."""
         having: dict[str, list[str]] = {}
         for row in self.controls(name):
-            if row.group == group and topic in {None, row.topic}:
+            if row.group == group and (topic is None or topic_of(topic) == row.topic):
                 having.setdefault(row.database, []).append(row.topic)
         database = knowing(self.databases, list(having), group, topic, name)
         return database, having[database.name]

@@ -441,16 +441,22 @@ class Groups(HealthViews):
         for each in self.databases.having("producer", name):
             with each.read_only() as connection:
                 (topics,) = execute(connection, health_sql.TOPICS(each.schema))
-                if topic in dict(topics):
+                if topic_of(topic) in dict(topics):
                     having[each.name] = identity_of(connection, each)
         with consumer.read_only() as connection:
             met = met_in(connection, consumer)
-            reached = {feed for feed, *_ in execute(connection, _FEEDS(consumer.schema, group=group, topic=topic))[0]}
+            of_topic = _FEEDS(consumer.schema, group=group, topic=topic_of(topic))
+            reached = {feed for (feed,) in execute(connection, of_topic)[0] if topic in {feed, topic_of(feed)}}
         found = {feed: source_of(consumer.name, feed, met, having) for feed in sorted(reached) or [topic]}
         known = {source: feed for feed, source in found.items() if source is not None}
         if len(known) == 1 and (len(found) == 1 or name is not None):
             ((source, feed),) = known.items()
             return self.databases[source], feed
+        if having and not known and any(feed in met for feed in found):
+            at = ", ".join(f"{feed} at {met[feed].address or met[feed].id}" for feed in found if feed in met)
+            raise InvalidRequest(
+                f"group {group!r} reads {at}, which is none of: {', '.join(having)}; register it", field="source"
+            )
         if having:
             raise InvalidRequest(
                 f"several databases have topic {topic!r}, and it isn't known from which one of them group {group!r} "
@@ -468,6 +474,7 @@ class Groups(HealthViews):
         start = _start_of(to)
         consumer = self._consumer_of(group, topic, database)
         producer, feed = self._source_of(consumer, group, topic, source)
+        topic = topic_of(topic)
         with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
                 start = execute(connection, NOW)[0][0][0] - start

@@ -307,7 +307,7 @@ class Pair:
         return pair
 
     def __str__(self) -> str:
-        return f"{self.topic} → {self.group}"
+        return f"{self.feed} → {self.group}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
     # One that can't be asked now is told of below, with the record of that.
     with suppress(SourceError):
-        job = located(job)
+        job = located(job) or job
     job = _recordable(job, progress)
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
@@ -127,7 +127,7 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
     for part in job.tables:
         raise InvalidSettings(f"what it costs to read {part}.tables isn't known before; compare without --dry-run")
     _check_databases(replace(job, apply=False, record=False))
-    job = located(job)
+    job = located(job) or job
     progress, common = _Limited(progress or NoProgress(), job.max_time), Common(job)
     waiting = functools.partial(progress.done, 0)
 
@@ -183,7 +183,7 @@ def repair_found(
 
     Raises as `mend`.
     """
-    (pair,) = (each for each in located(job).pairs if each.names == pair.names)
+    (pair,) = (each for each in (located(job) or job).pairs if each.names == pair.names)
     found, _ = read_again(job, pair, sorted(kinds))
     now = {finding.id: finding for finding in to_findings(differing(found))}
     results = dict.fromkeys(kinds.keys() - now.keys(), HEALED)

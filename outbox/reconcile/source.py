@@ -280,8 +280,10 @@ def connected(access: Access) -> Iterator[Connection]:
         yield connection
 
 
-def located(job: Job) -> Job:
-    """Return a job whose pairs have the names under which their groups keep the topics of this producer.
+def located(job: Job, *, unmet: bool = True) -> Job | None:
+    """Return a job whose pairs have the feeds that their groups have of this producer's topics.
+
+    Of a topic that no group has read from it, that is the next feed, of which there is nothing; not ``unmet``: None.
 
     Raises:
         SourceError: a database can't be asked.
@@ -293,6 +295,8 @@ def located(job: Job) -> Job:
     topics = dict.fromkeys(pair.topic for pair in job.pairs)
     with connected(job.consumer) as connection:
         known = execute(connection, *(NUMBERS(job.consumer.schema, topic) for topic in topics))
+    if not unmet and not all(any(each == source for _, each in rows) for rows in known):
+        return None
     feeds = {topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)}
     return replace(job, pairs=tuple(pair.from_feed(feeds[pair.topic]) for pair in job.pairs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,10 +24,12 @@ from outbox.database.identity import follow, meet, renew
 from outbox.delivery.confirm_pass import confirm_once
 from outbox.delivery.known_group import KnownGroup
 from outbox.embedded import ServerLike
-from outbox.errors import InvalidHandler, InvalidSettings
+from outbox.errors import ActRefused, InvalidHandler, InvalidRequest, InvalidSettings
 from outbox.operator.databases import Database, Databases
+from outbox.operator.model import MessageFilter, PageRequest
 from outbox.operator.operator import Operator
 from outbox.prune.prune_pass import prune_consumer_once
+from outbox.reconcile.duty.reconciliation import SOME_TIME, reconcilers
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Repair, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
@@ -94,11 +97,11 @@ class Two(Tables):
         for consumer, source in zip(consumers, self.sources, strict=True):
             consume_all(consumer, self.connection, source)
 
-    def operator(self) -> Operator:
-        """Return an operator of all three databases."""
+    def operator(self, *without: str) -> Operator:
+        """Return an operator of all three databases, but these."""
         engines = {"a": self.branches[0].engine, "b": self.branches[1].engine, "head": self.head}
         parts = frozenset({"producer", "consumer"})
-        named = [Database(name, engine, self.settings, parts) for name, engine in engines.items()]
+        named = [Database(name, each, self.settings, parts) for name, each in engines.items() if name not in without]
         return Operator(Databases(named))
 
     def is_blocked(self) -> bool:
@@ -185,6 +188,24 @@ def test_failures_are_retried_from_their_own_source(two: Two, options: dict[str,
             assert [body for body in ward.done if body[0] == name] == [f"{name}0", f"{name}1"]
 
 
+def test_a_retry_outside_of_transactions_leases_the_queue_of_its_feed(two: Two) -> None:
+    """Also in a worker that has none of the queues yet: what it reads on and writes there is of that source."""
+    ward = Ward("b0")
+    two.branches[1].send("b0", key="k")
+    two.consume(two.declare(ward, transactional=False, retry_delays=(3600.0,)))
+    ward.ill.clear()
+    two.branches[1].send("b1", key="k")
+    two.age_retries()
+    leases = two.value("SELECT count(*) FROM outbox.consumer_lease")
+    fresh = two_fresh(two, ward, transactional=False, retry_delays=(3600.0,))
+    fresh[1].retry_once(two.connection, two.sources[1])
+    assert ward.done[:1] == ["b0"]
+    assert two.value("SELECT count(*) FROM outbox.consumer_lease") > leases
+    of_its_queue = "WHERE queue = (SELECT queue FROM outbox.consumer_message LIMIT 1)"
+    for table, moved in (("consumer_lease", ""), ("consumer_message", ""), ("consumer_offset", "AND position > 0")):
+        assert two.rows(f"SELECT DISTINCT topic FROM outbox.{table} {of_its_queue} {moved}") == ["t@1"]
+
+
 def test_growth_of_one_source(two: Two) -> None:
     """A topic that gets more queues in one database has its keys in order there; the other one stays as it is."""
     consumers = two.declare()
@@ -210,8 +231,25 @@ def test_a_reset_moves_the_group_at_one_source(two: Two) -> None:
     two.consume(consumers)
     assert two.ledger() == ["a", "b", "b"]
     assert two.rows("SELECT DISTINCT topic FROM outbox.consumer_passage") == ["t@1"]
-    with pytest.raises(Exception, match="reads from several; name one of: a, b"):
+    with pytest.raises(InvalidRequest, match="reads from several; name one of: a, b"):
         operator.reset_group("g", "t", "first", by="ada", why="again")
+    operator.reset_group("g", "t@1", "first", by="ada", why="by its feed")
+    assert two.rows("SELECT DISTINCT topic FROM outbox.consumer_passage") == ["t@1"]
+    assert operator.pause_group("g", by="ada", why="calm", topic="t@1")
+
+
+def test_a_source_that_is_not_registered(two: Two) -> None:
+    """Its messages are nobody else's: lists say where it is, and acts on it are refused by that."""
+    consumers = two.declare()
+    (of_a,) = two.branches[0].send("a")
+    two.branches[1].send("b0", "b1", key="k")
+    consume_all(consumers[1], two.connection, two.sources[1])
+    operator = two.operator("b")
+    page = operator.messages(MessageFilter(group="g", status=("unconsumed",), topic="t", database="a"), PageRequest())
+    assert [row.id for row in page.items] == [of_a]
+    assert [each.partition(" at ")[0] for each in page.unreached] == ["t@1"]
+    with pytest.raises(InvalidRequest, match=r"group 'g' reads t@1 at .*, which is none of: a; register it"):
+        operator.reset_group("g", "t@1", "first", by="ada", why="again")
 
 
 def test_a_pause_and_a_rate_hold_for_all_sources(two: Two) -> None:
@@ -228,10 +266,10 @@ def test_a_pause_and_a_rate_hold_for_all_sources(two: Two) -> None:
     del consumers
 
 
-def two_fresh(two: Two) -> list[Consumer]:
+def two_fresh(two: Two, handler: Callable[..., Any] = record, **options: Any) -> list[Consumer]:
     """Return the group's consumers as another worker has them."""
     two.sink = Outbox(two.head, settings=two.settings)
-    return two.declare()
+    return two.declare(handler, **options)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -396,7 +434,9 @@ def test_a_copied_consumer_follows_the_new_id(two: Two) -> None:
         old, new = renew(connection, two.settings.schema)
     with two.head.begin() as connection:
         assert follow(connection, two.settings.schema, old, new)
-        assert not follow(connection, two.settings.schema, old, new)
+        assert not follow(connection, two.settings.schema, old, uuid4())
+        with pytest.raises(ActRefused, match=r"is another one here already, as t@1"):
+            follow(connection, two.settings.schema, two.branches[0].id, new)
     assert meet(two.connection, two.sources[1], two.settings.schema, "t").number == 1
     two.consume(two_fresh(two))
     assert two.ledger() == ["b"]
@@ -415,7 +455,7 @@ def test_a_database_that_consumes_its_own_messages_keeps_its_offsets(engine: Eng
         assert meet(connection, connection, settings.schema, "t")[:2] == (0, new)
 
 
-@pytest.mark.parametrize("names", [[], ["postgresql://h/a", "postgresql://h/a"]])
+@pytest.mark.parametrize("names", [[], ["postgresql://h/a", "postgresql+psycopg://me:secret@h/a"]])
 def test_sources_are_named_each_once(engine: Engine, names: list[str]) -> None:
     """None at all, or one twice, is refused where it is declared."""
     with pytest.raises(InvalidHandler, match="names a producer's database, or several, each once"):
@@ -524,3 +564,19 @@ def differing(two: Two, number: int, **options: Any) -> dict[UUID, str]:
     job = Job(producer, consumer, (Pair("t", "g"),), window=Window(grace=0.0), **options)
     (result,) = reconcile(job).pairs
     return {finding.id: finding.outcome.label for finding in to_findings(result.findings) if finding.outcome.differs}
+
+
+def test_a_reconciliation_waits_until_it_can_tell_two_sources_apart(two: Two) -> None:
+    """Which feed is whose isn't guessed: none runs before the groups have read from both, and then each by itself."""
+    binds = [each.engine for each in two.branches]
+    two.sink.consumer("t", group="g", source=binds[::-1])(record)
+    two.sink.reconciliation("night", every=3600.0)
+    found = reconcilers(two.sink, threading.Event())
+    assert [each.locate() for each in found] == [False, False]
+    assert [each.schedule(two.connection, two.connection).done for each in found] == [0, 0]
+    for branch, name in zip(two.branches, "ab", strict=True):
+        branch.send(name)
+    two_fresh(two)
+    assert [each.locate() for each in found] == [True, True]
+    assert [each.pairs for each in found] == [[("t@1", "g")], [("t", "g")]]
+    assert [str(pair) for each in found for pair in each.work_at(SOME_TIME).pairs] == ["t@1 → g", "t → g"]

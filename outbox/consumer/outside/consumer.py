@@ -28,7 +28,6 @@ from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed
 from outbox.consumer.progress import ConsumerProgress
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Row, is_lost, read_source
-from outbox.database.sql import GroupQueue
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings
@@ -357,7 +356,7 @@ class OutsideConsumer(Consumer):
             by_queue.setdefault(row[0], []).append(row)
         for number, its_rows in by_queue.items():
             if number not in self._leased:
-                of = GroupQueue(self._settings.schema, subscription.group, subscription.topic, number)
+                of = subscription.queue(self._settings.schema, number)
                 if not self._lease(connection, source, ConsumerProgress(of), reads=False):
                     continue
             queue = self._leased[number]

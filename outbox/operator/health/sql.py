@@ -274,7 +274,9 @@ TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 
 #: The topics of which there was a message. Rows: ``(name, a group that is known here reads it)``.
 SENT_TOPICS = Template(f"""{GROUP_QUEUES}
-SELECT t.name, t.name IN (SELECT topic FROM place)
+SELECT t.name, EXISTS (SELECT FROM place p
+                         LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = p.topic
+                        WHERE split_part(p.topic, '@', 1) = t.name AND (s.id IS NULL OR s.id = {{s}}.source_id()))
                OR EXISTS (SELECT FROM {{s}}.delivery_cursor d WHERE d.topic = t.name)
   FROM {{s}}.topic t WHERE EXISTS (SELECT FROM {{s}}.message m WHERE m.topic = t.name)
  ORDER BY 1 LIMIT %(limit)s

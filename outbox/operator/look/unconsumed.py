@@ -119,7 +119,7 @@ def unconsumed(databases: Databases, criteria: MessageFilter, page: PageRequest)
         found.total,
         found.complete,
         found.searched,
-        [*search.unreached, *found.unreached],
+        [*search.unreached, *search.unregistered, *found.unreached],
     )
 
 
@@ -131,6 +131,8 @@ class _Search:
         self.group = str(criteria.group)
         self.criteria = replace(criteria, group=None, status=())
         self.unreached: list[str] = list(databases.away)
+        #: Where the sources are that aren't registered.
+        self.unregistered: list[str] = []
         groups = read_each(databases.having("consumer"), self._state_of_group, self.unreached)
         queues = read_each(databases.having("producer"), _queues, self.unreached)
         known = {name: state for name, state in groups.items() if state.offsets}
@@ -146,6 +148,12 @@ class _Search:
             for name, state in known.items()
             for feed in state.offsets
         }
+        if self.unregistered and not any(self.sources.values()):
+            raise InvalidRequest(
+                f"group {self.group!r} reads {', '.join(self.unregistered)}, which isn't registered "
+                f"({', '.join(databases)})",
+                field="group",
+            )
         self.queue_parts = {
             part.name: part
             for name, state in known.items()
@@ -165,7 +173,7 @@ class _Search:
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
         for group, topic, queue, position in execute(connection, health_sql.OFFSETS(database.schema))[0]:
-            if group == self.group and self.criteria.topic in {None, topic_of(topic)}:
+            if group == self.group and self.criteria.topic in {None, topic, topic_of(topic)}:
                 offsets[topic][queue] = position
         return _GroupState(offsets, met_in(connection, database))
 
@@ -174,6 +182,9 @@ class _Search:
         topic = topic_of(feed)
         having = {name: each.identity for name, each in queues.items() if topic in each.topics}
         source = source_of(consumer, feed, met, having)
+        if source is None and feed in met and not any(each.id == met[feed].id for each in having.values()):
+            self.unregistered.append(f"{feed} at {met[feed].address or met[feed].id}")
+            return None
         if source is None and self.criteria.database in having:
             return self.criteria.database
         if source is None and having:

@@ -42,17 +42,21 @@ def followings(outbox: ServedOutbox, stopping: threading.Event) -> list[Followin
         InvalidSettings: one that can't be run: its libraries aren't installed, or the declaration doesn't fit.
     """
     return [
-        Following(declared, values, stopping)
+        Following(declared, values, stopping, beside=len(jobs) - 1)
         for declared in outbox.reconciliations.values()
         if declared.follows is not False
-        for values in values_of(declared, outbox)
+        for jobs in [values_of(declared, outbox)]
+        for values in jobs
     ]
 
 
 class Following:
-    """A reconciliation that follows the log, of groups that consume from one database; its calls are passes."""
+    """A reconciliation that follows the log, of groups that consume from one database; its calls are passes.
 
-    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event) -> None:
+    There are so many others ``beside`` it, which may have the same topics and groups.
+    """
+
+    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event, *, beside: int = 0) -> None:
         from outbox.reconcile.follow.follower import check_followed  # noqa: PLC0415 - an extra
 
         self.declared: Reconciliation = declared
@@ -61,6 +65,7 @@ class Following:
         self._followers: list[Follower] = []
         self._due_at = time.monotonic()
         self._feeds: dict[str, str] = {}
+        self._beside = beside
         job = self.work_at(SOME_TIME)
         try:
             check_followed(job)
@@ -70,16 +75,18 @@ class Following:
         self.schema: str = job.consumer.schema
         self.name: str = name_of(declared, job)
 
-    def locate(self) -> None:
-        """Learn under which names its groups keep their topics of this producer.
+    def locate(self) -> bool:
+        """Learn which feeds its groups have of this producer's topics; False until all have read from it.
 
         Raises:
             SourceError: a database can't be asked now.
         """
         from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
 
-        job = located(self.work_at(SOME_TIME))
-        self._feeds, self.pairs = {pair.topic: pair.feed for pair in job.pairs}, list(job.names)
+        if not self._feeds and (job := located(self.work_at(SOME_TIME), unmet=False)) is not None:
+            self._feeds = {pair.topic: pair.feed for pair in job.pairs}
+            self.pairs[:] = job.names
+        return bool(self._feeds)
 
     def wait(self) -> float:
         """Return after how many seconds to look again whether a pass is due."""
@@ -87,8 +94,12 @@ class Following:
 
     def __call__(self, connection: Connection, _: Connection) -> Counts:
         """Take the pass of each pair that is due, and that no other worker takes."""
+        if not self._feeds and self.locate() and any(topic != feed for topic, feed in self._feeds.items()):
+            self.end()
+            self._followers.clear()
         if not self._followers:
-            self.locate()
+            if self._beside and not self._feeds:  # whose log it is can't be told before
+                return Counts()
             with connection.begin():
                 ((now,),) = execute(connection, NOW)[0]
             self._followers = list(self._made(self.work_at(now)))

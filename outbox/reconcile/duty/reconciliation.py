@@ -170,12 +170,14 @@ class Reconciler(ABC, Generic[Work]):
         self._progress = _Logged(stopping)
         self._sent: UUID | None = None
 
-    def locate(self) -> None:
-        """Learn under which names its groups keep their topics, where that tells its runs from those of others."""
+    def locate(self) -> bool:
+        """Learn which feeds its groups have, which tells its runs from those of others; False if it isn't known yet."""
+        return True
 
     def schedule(self, connection: Connection, _: Connection) -> Counts:
         """Send the message of the next run, unless it is there."""
-        self.locate()
+        if not self.locate():
+            return Counts()
         with connection.begin():
             execute(connection, wait_at_most(_PATIENCE))
             return self._send_next(connection)
@@ -292,8 +294,8 @@ class JobReconciler(Reconciler["Job"]):
         pairs = tuple(pair.from_feed(self._feeds.get(pair.topic, pair.topic)) for pair in job.pairs)
         return replace(job, pairs=pairs)
 
-    def locate(self) -> None:
-        """Ask both databases, once.
+    def locate(self) -> bool:
+        """Ask both databases, until each group has read from this producer.
 
         Raises:
             SourceError: one can't be asked now, and others have the same pairs.
@@ -301,15 +303,18 @@ class JobReconciler(Reconciler["Job"]):
         from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
 
         if self._feeds:
-            return
+            return True
         try:
-            job = located(self.work_at(SOME_TIME))
+            job = located(self.work_at(SOME_TIME), unmet=False)
         except SourceError:  # the run tells of it
             if self._beside:
                 raise
-            return
+            job = None
+        if job is None:
+            return not self._beside
         self._feeds = {pair.topic: pair.feed for pair in job.pairs}
         self.pairs[:] = job.names
+        return True
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)

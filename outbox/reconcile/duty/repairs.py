@@ -54,10 +54,8 @@ class Repairs:
 
     def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         """Carry on with each repair that is ordered, as fast as it may be; those of pruned runs end."""
-        if not self._having:
-            for each in self._all:
-                each.locate()
-            self._having = {pair: each for each in reversed(self._all) for pair in each.pairs}
+        located = [each for each in self._all if each.locate()]
+        self._having = {pair: each for each in reversed(located) for pair in each.pairs}
         act_of = partial(self._act_of, connection)
         return carry_out(connection, self._schema, [REPAIR.name], act_of, stopping=stopping, leased=True)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.subscription import Subscription
-from outbox.message.model import Counts, Message, Park
+from outbox.message.model import Counts, Message, Park, Retry
 from outbox.reconcile.record.requests import TOPIC, RunRequest
 from outbox.text import topic_of
 
@@ -54,26 +54,28 @@ class Runs:
         self._consumer = OutsideConsumer(
             subscription, outbox.settings, stopping.is_set, context=CallContext(outbox.active), retries=True
         )
-        self._has_started = False
+        self._has_started = self._knows_all = False
         at_end(self._consumer.end)
 
     def __call__(self, connection: Connection, source: Connection) -> Counts:
         """Handle the messages that are there, one after the other."""
+        located = [each for each in self._all if each.locate()]
+        self._knows_all = len(located) == len(self._all)
+        # An operator may have ordered by the topic, before this worker knew the feed.
+        by_topic = {(topic_of(topic), group): each for each in located for topic, group in each.pairs[:1]}
+        self._reconcilers = by_topic | {each.pairs[0]: each for each in located}
         if not self._has_started:
-            for each in self._all:
-                each.locate()
-            # An operator may have ordered by the topic, before this worker knew the feed.
-            by_topic = {(topic_of(topic), group): each for each in self._all for topic, group in each.pairs[:1]}
-            self._reconcilers = by_topic | {each.pairs[0]: each for each in self._all}
             self._consumer.start(connection, source)
             self._has_started = True
         return self._consumer.consume_once(connection, source)
 
-    def handle(self, message: Message) -> Park | None:
+    def handle(self, message: Message) -> Park | Retry | None:
         """Run what a message asks for."""
         request = RunRequest.of(message.body)
         if (reconciler := self._reconcilers.get(request.pair)) is not None:
             reconciler.handle(message.id, request)
+        elif not self._knows_all:  # it may be of one whose group hasn't read from its source yet
+            return Retry(_AGAIN)
         elif request.by is not None:
             return Park(
                 f"reconciliation {request.schedule!r} doesn't compare {request.topic} with {request.group} any more"
