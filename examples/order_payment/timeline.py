@@ -10,8 +10,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from rich.table import Table
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 
+from outbox.database.sql import IS_CONFIRMED
 from outbox.database.tables import producer_tables
 
 from .accidents import INBOX
@@ -24,9 +25,18 @@ HALVES, DELIVERIES, COMPENSATIONS = (
 )
 
 #: The producer's delivery state of a message that no pass has asked about so far, and of one that was compensated.
-SENT, ROLLED_BACK = "sent", "rolled back"
-PRODUCER = (SENT, "unconsumed", "consumed", "failed", "parked", "resend_exhausted", ROLLED_BACK)
+SENT, CONSUMED, ROLLED_BACK = "sent", "consumed", "rolled back"
+PRODUCER = (SENT, "unconsumed", CONSUMED, "failed", "parked", "resend_exhausted", ROLLED_BACK)
 CONSUMER = ("consumed", "failed", "parked", "quarantined")
+
+#: The messages up to which the producer has asked, and that had no other fate.
+CONFIRMED = text(f"""
+SELECT m.half_id
+  FROM {_SCHEMA}.message m
+  JOIN (SELECT DISTINCT ON (topic, consumer_group) * FROM {_SCHEMA}.delivery_cursor
+         ORDER BY topic, consumer_group, number DESC) g ON g.topic = m.topic AND {IS_CONFIRMED}
+ WHERE NOT EXISTS (SELECT FROM {_SCHEMA}.delivery d WHERE d.half_id = m.half_id)
+""")
 
 _LOOK_SECONDS = 0.05
 
@@ -40,6 +50,8 @@ def known(accounts: Engine) -> dict[UUID, str]:
     of_topic = select(HALVES.c.id).where(HALVES.c.topic == TOPIC).order_by(HALVES.c.id)
     with accounts.connect() as connection:
         states: dict[UUID, str] = dict.fromkeys(connection.scalars(of_topic), SENT)
+        # What is consumed at once has no row: how far was asked tells it.
+        states.update(dict.fromkeys(connection.scalars(CONFIRMED), CONSUMED))
         newest = select(DELIVERIES.c.half_id, DELIVERIES.c.status).order_by(DELIVERIES.c.number)
         states.update((half_id, status) for half_id, status in connection.execute(newest) if status in PRODUCER)
         states.update(dict.fromkeys(connection.scalars(select(COMPENSATIONS.c.half_id)), ROLLED_BACK))
@@ -50,6 +62,7 @@ def seen(accounts: Engine) -> set[str]:
     """Return every state that a message has been in, as the producer knows."""
     with accounts.connect() as connection:
         told = set(connection.scalars(select(DELIVERIES.c.status).distinct()))
+        told |= {CONSUMED for _ in connection.scalars(CONFIRMED)}
         compensated = connection.scalar(select(func.count()).select_from(COMPENSATIONS))
     return {SENT, *(told & set(PRODUCER)), *([ROLLED_BACK] if compensated else [])}
 

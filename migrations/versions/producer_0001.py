@@ -386,8 +386,8 @@ UPGRADE = (
     END $$""",
     # Which database this is, for the consumers of its messages: dumps and replicas keep it, and no TRUNCATE forgets it.
     """CREATE FUNCTION {s}.renew_source_id() RETURNS uuid LANGUAGE plpgsql {pinned} BEGIN
-        EXECUTE format('CREATE OR REPLACE FUNCTION {s}.source_id() RETURNS uuid LANGUAGE sql STABLE AS %L',
-                       format('SELECT %L::pg_catalog.uuid', gen_random_uuid()));
+        EXECUTE format('CREATE OR REPLACE FUNCTION {s}.source_id() RETURNS uuid LANGUAGE sql STABLE SET search_path = '
+                       'pg_catalog, pg_temp AS %L', format('SELECT %L::uuid', gen_random_uuid()));
         RETURN {s}.source_id();
     END $$""",
     "SELECT {s}.renew_source_id()",

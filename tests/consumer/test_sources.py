@@ -26,10 +26,10 @@ from outbox.delivery.known_group import KnownGroup
 from outbox.embedded import ServerLike
 from outbox.errors import ActRefused, InvalidHandler, InvalidRequest, InvalidSettings
 from outbox.operator.databases import Database, Databases
-from outbox.operator.model import MessageFilter, PageRequest
+from outbox.operator.model import MessageFate, MessageFilter, PageRequest
 from outbox.operator.operator import Operator
 from outbox.prune.prune_pass import prune_consumer_once
-from outbox.reconcile.duty.reconciliation import SOME_TIME, reconcilers
+from outbox.reconcile.duty.reconciliation import SOME_TIME, JobReconciler, reconcilers
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Repair, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
@@ -245,7 +245,9 @@ def test_a_source_that_is_not_registered(two: Two) -> None:
     two.branches[1].send("b0", "b1", key="k")
     consume_all(consumers[1], two.connection, two.sources[1])
     operator = two.operator("b")
-    page = operator.messages(MessageFilter(group="g", status=("unconsumed",), topic="t", database="a"), PageRequest())
+    page = operator.messages(
+        MessageFilter(group="g", status=(MessageFate.UNCONSUMED,), topic="t", database="a"), PageRequest()
+    )
     assert [row.id for row in page.items] == [of_a]
     assert [each.partition(" at ")[0] for each in page.unreached] == ["t@1"]
     with pytest.raises(InvalidRequest, match=r"group 'g' reads t@1 at .*, which is none of: a; register it"):
@@ -579,4 +581,5 @@ def test_a_reconciliation_waits_until_it_can_tell_two_sources_apart(two: Two) ->
     two_fresh(two)
     assert [each.locate() for each in found] == [True, True]
     assert [each.pairs for each in found] == [[("t@1", "g")], [("t", "g")]]
-    assert [str(pair) for each in found for pair in each.work_at(SOME_TIME).pairs] == ["t@1 → g", "t → g"]
+    jobs = [each.work_at(SOME_TIME) for each in found if isinstance(each, JobReconciler)]
+    assert [str(pair) for job in jobs for pair in job.pairs] == ["t@1 → g", "t → g"]

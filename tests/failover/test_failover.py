@@ -120,6 +120,7 @@ def test_a_replica_is_promoted_twice_with_consumers_elsewhere(
     assert {record.outbox_event for record in caplog.records if hasattr(record, "outbox_event")} == {
         "log.epoch",
         "log.went_back",
+        "source.moved",
     }
     told = [id_ for record in caplog.records for id_ in getattr(record, "lost", [])]
     assert sorted(told) == sorted(map(str, bank.lost()))

@@ -15,6 +15,7 @@ from outbox.check import sql as check_sql
 from outbox.compensate import sql as compensate_sql
 from outbox.consumer import sql as consumer_sql
 from outbox.database import execute as execute_module
+from outbox.database import identity
 from outbox.database.dialect import UNPREPARED
 from outbox.database.duty import PARTS, Part, duties
 from outbox.database.execute import Statement, in_schema
@@ -35,7 +36,11 @@ _ITEM = {"group": "g", "groups": ["g"], "id": _ID, "bulk_jobs": [_ID]}
 SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, checks=0, id=0)],
     ("compensate", "consumer"): [compensate_sql.drop("outbox", **_ITEM)],
-    ("consume", "consumer"): [consumer_sql.forget("outbox", "g", _ID)],
+    ("consume", "consumer"): [
+        consumer_sql.forget("outbox", "g", _ID),
+        identity._NOTE("outbox", topic="new", id=_ID, address="there"),
+    ],
+    ("report", "consumer"): [identity.sources("outbox")],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
     ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],
     ("runs", "producer"): [RunRequest("all", "t", "g").send("outbox", _ID)],

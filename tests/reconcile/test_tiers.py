@@ -126,7 +126,7 @@ def test_scattered_differences_cost_less_than_reading_everything(town: Town) -> 
     result = town.reconcile(tier=Tier.DIGEST)
 
     assert kinds(result) == dict.fromkeys(odd, Outcome.MISSING)
-    assert result.plan.buckets > 300
+    assert result.plan.buckets > 200  # as many as there are pages to take a sample of
     assert result.plan.rows_read < 60_000 * 0.25
 
 
