@@ -243,7 +243,7 @@ def test_a_source_that_is_not_registered(two: Two) -> None:
     consumers = two.declare()
     (of_a,) = two.branches[0].send("a")
     two.branches[1].send("b0", "b1", key="k")
-    consume_all(consumers[1], two.connection, two.sources[1])
+    wait_until(lambda: [consume_all(consumers[1], two.connection, two.sources[1]), two.ledger()][1], "b is consumed")
     operator = two.operator("b")
     page = operator.messages(
         MessageFilter(group="g", status=(MessageFate.UNCONSUMED,), topic="t", database="a"), PageRequest()
