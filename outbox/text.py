@@ -423,12 +423,12 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 #: Between a topic and the number of its source, in a feed. No topic has it in its name.
-_OF_SOURCE = "@"
+OF_SOURCE = "@"
 
 
 def feed_of(topic: str, number: int) -> str:
     """Return the feed of a topic from the source of a number (`outbox.database.identity`)."""
-    return f"{topic}{_OF_SOURCE}{number}" if number else topic
+    return f"{topic}{OF_SOURCE}{number}" if number else topic
 
 
 def feed_among(numbers: Collection[tuple[int, UUID]], topic: str, source_id: UUID) -> str:
@@ -438,4 +438,4 @@ def feed_among(numbers: Collection[tuple[int, UUID]], topic: str, source_id: UUI
 
 def topic_of(feed: str) -> str:
     """Return the topic of a feed."""
-    return feed.partition(_OF_SOURCE)[0]
+    return feed.partition(OF_SOURCE)[0]

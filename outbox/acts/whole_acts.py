@@ -17,7 +17,7 @@ from uuid import UUID
 
 from outbox.acts.changes import LONGEST, MAX_ITEMS, Declaration
 from outbox.acts.messages import ACTS
-from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_GROUP, MAX_TOPIC
+from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import FLAGS, option, shape_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TargetPart(NamedTuple):
 #: The parts of targets.
 PARTS: Mapping[str, TargetPart] = {
     "group": TargetPart("The group, as `outbox group list` names it.", MAX_GROUP, GROUP_PATTERN, str),
-    "topic": TargetPart("The topic, or one of its feeds (orders@1).", MAX_TOPIC + 5, FEED_PATTERN, str),
+    "topic": TargetPart("The topic, or one of its feeds (orders@1).", MAX_FEED, FEED_PATTERN, str),
     "session": TargetPart("The session, as `outbox lock list` names it.", 64, r"^[0-9a-f]+\.[0-9a-f]+$", str),
     "fingerprint": TargetPart(
         "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str

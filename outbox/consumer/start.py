@@ -72,18 +72,11 @@ def met(connection: Connection, source: Connection, subscription: Subscription, 
 
     A source that is elsewhere than before is told: it was moved, or it is a copy of another one (`SourceMoved`).
     """
-    found = meet(connection, source, schema, subscription.topic)
-    if found.has_moved:
-        moved = SourceMoved(
-            group=subscription.group,
-            topic=subscription.topic,
-            number=found.number,
-            source=found.id,
-            address=str(found.address),
-            before=str(found.before),
-        )
-        emit(moved)
-    return replace(subscription, feed=feed_of(subscription.topic, found.number))
+    group, topic = subscription.group, subscription.topic
+    number, id_, address, before = meet(connection, source, schema, topic)
+    if before is not None:
+        emit(SourceMoved(group=group, topic=topic, number=number, source=id_, address=address, before=before))
+    return replace(subscription, feed=feed_of(topic, number))
 
 
 def start_group(connection: Connection, source: Connection, subscription: Subscription, schema: str) -> None:

@@ -157,17 +157,12 @@ _FOLLOW = Template("UPDATE {s}.message_source SET id = %(new)s WHERE id = %(old)
 
 
 class Source(NamedTuple):
-    """A producer's database, as a consumer's has met it: its number there, its id, where it is and where it was."""
+    """A producer's database, as a consumer's has met it. ``before`` is where it was, if that is elsewhere."""
 
     number: int
     id: UUID
-    address: str | None
+    address: str
     before: str | None
-
-    @property
-    def has_moved(self) -> bool:
-        """Was it met at another address than before?"""
-        return None not in {self.address, self.before} and self.address != self.before
 
 
 def meet(connection: Connection, source: Connection, schema: str, topic: str) -> Source:
@@ -183,20 +178,11 @@ def meet(connection: Connection, source: Connection, schema: str, topic: str) ->
             # Of two workers that meet new sources at once, each gets a number of its own.
             lock = take_lock(lock_key("sources", schema, topic))
             _, ((number,),) = execute(connection, lock, _NOTE(schema, topic=topic, id=id_, address=address))
-    return Source(number, id_, address, before)
-
-
-def feed_here(connection: Connection, source: Connection, schema: str, topic: str) -> str:
-    """Return the feed that a consumer's database has of the topic of a source; writes nothing.
-
-    Of a source that it hasn't met, it is one of which it has nothing.
-    """
-    ((id_, _),) = read_source(source, source_identity(schema))[0]
-    return feed_from(connection, schema, topic, id_)
+    return Source(number, id_, address or "", before if address and before != address else None)
 
 
 def feed_from(connection: Connection, schema: str, topic: str, source_id: UUID) -> str:
-    """Return the same by the id of the source."""
+    """Return the feed that a consumer's database has of a source's topic; of a source that it hasn't met, a new one."""
     (rows,) = read_source(connection, NUMBERS(schema, topic))
     return feed_among(rows, topic, source_id)
 

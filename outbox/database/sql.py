@@ -12,7 +12,7 @@ from uuid import UUID
 
 from outbox.database.execute import SYNCHRONOUSLY, Statement, Template, lock_key
 from outbox.message.model import NUMBERS, Status
-from outbox.text import sql_list
+from outbox.text import OF_SOURCE, sql_list
 
 # Statistics of a table that was empty a second ago would have the planner read all of it in a burst; or, by bitmap,
 # all that is left of a backlog for each of its batches, where an index scan in order stops at the limit.
@@ -74,6 +74,19 @@ LOG = f"concat_ws('.', {STORAGE}, '{{s}}.message'::regclass::oid)"
 def number(position: str) -> str:
     """Return the SQL expression of a position's number."""
     return f"({position} & {NUMBERS})"
+
+
+#: The feeds that a topic stands for, as an array: of all of its sources; or the one feed that it names.
+FEEDS = f"""ARRAY(SELECT %(topic)s::text
+            UNION ALL SELECT concat(topic, '{OF_SOURCE}', number) FROM {{s}}.message_source
+                       WHERE topic = %(topic)s AND number > 0)"""
+#: Joins the source ``s`` of the feed ``p.topic``; NULL where no group has met it.
+JOINED_SOURCE = f"LEFT JOIN {{s}}.message_source s ON concat(s.topic, '{OF_SOURCE}' || nullif(s.number, 0)) = p.topic"
+
+
+def topic_sql(feed: str) -> str:
+    """Return the SQL expression of a feed's topic."""
+    return f"split_part({feed}, '{OF_SOURCE}', 1)"
 
 
 #: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the

@@ -25,6 +25,8 @@ from outbox.errors import InvalidHandler, InvalidMessage, pip_install
 from outbox.text import named, why_invalid
 
 MAX_TOPIC = 127
+#: A topic with the number of its source.
+MAX_FEED = MAX_TOPIC + len("@9999")
 MAX_GROUP = 120
 MAX_KEY_BYTES = 255
 MAX_TAG_BYTES = 127

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outbox.acts.changes import Actor, Declaration, checked_actor, record_of
 from outbox.acts.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import GROUP_QUEUES
+from outbox.database.sql import GROUP_QUEUES, topic_sql
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidHandler, InvalidRequest, NotFound
 from outbox.message.limits import rate_of, rate_text
 from outbox.operator.databases import Database, Databases, OverDatabases, Query
@@ -65,7 +65,7 @@ SELECT g.consumer_group, g.topic,
        {GROUP_STATE},
        c.paused_at, c.paused_by, c.pause_reason, c.rate, c.opened_at, c.trial_at, c.opened_because,
        coalesce(c.openings, 0)
-  FROM (SELECT DISTINCT consumer_group, split_part(topic, '@', 1) AS topic FROM place) g
+  FROM (SELECT DISTINCT consumer_group, {topic_sql("topic")} AS topic FROM place) g
   LEFT JOIN {{s}}.group_control c ON c.consumer_group = g.consumer_group AND c.topic = g.topic
  ORDER BY 1, 2
 """)

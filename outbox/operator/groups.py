@@ -27,7 +27,7 @@ from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, un
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
 from outbox.consumer.start import StartPosition, start_positions
 from outbox.database.execute import Template, by_size, execute, lock_key
-from outbox.database.sql import GROUP_QUEUES, NOW, GroupQueue, take_lock
+from outbox.database.sql import FEEDS, GROUP_QUEUES, NOW, GroupQueue, take_lock, topic_sql
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.message.limits import STARTS, is_start, start_from_text
 from outbox.message.model import number_of
@@ -70,11 +70,9 @@ DELETE FROM {s}.delivery_cursor WHERE topic = %(topic)s AND consumer_group = %(g
 
 # One that was deleted halfway has inbox rows only.
 #: Tell whether the database knows a group of a topic. Rows: ``(known,)``.
-_KNOWS_GROUP = Template("""
-SELECT EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = %(group)s AND topic = %(topic)s)
-    OR EXISTS (SELECT FROM {s}.consumer_message WHERE consumer_group = %(group)s AND topic = %(topic)s)
-    OR EXISTS (SELECT FROM {s}.consumer_offset o JOIN {s}.message_source s ON o.topic = concat(s.topic, '@', s.number)
-                WHERE o.consumer_group = %(group)s AND s.topic = %(topic)s)
+_KNOWS_GROUP = Template(f"""
+SELECT EXISTS (SELECT FROM {{s}}.consumer_offset WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS}))
+    OR EXISTS (SELECT FROM {{s}}.consumer_message WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS}))
 """)
 
 #: Read how far a group is in each queue that it has an offset of. Rows: ``(queue, position)``.
@@ -86,14 +84,14 @@ SELECT p.queue, (SELECT max(position) FROM {{s}}.consumer_offset o
 """)
 
 #: Read how often operators moved each group, and when last. Rows: ``(group, topic, passages, when)``.
-_PASSAGES = Template("""
-SELECT consumer_group, split_part(topic, '@', 1), count(DISTINCT (topic, passage))::int, max(began_at)
-  FROM {s}.consumer_passage GROUP BY 1, 2
+_PASSAGES = Template(f"""
+SELECT consumer_group, {topic_sql("topic")}, count(DISTINCT (topic, passage))::int, max(began_at)
+  FROM {{s}}.consumer_passage GROUP BY 1, 2
 """)
 
 #: Read under which names a group keeps what it has read of a topic. Rows: ``(name,)``.
 _FEEDS = Template(f"""{GROUP_QUEUES}
-SELECT DISTINCT topic FROM place WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s
+SELECT DISTINCT topic FROM place WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS})
 """)
 
 # As in the consumer's `drop_starts`, a prune waits that was about to delete the row that is written. A worker that
@@ -131,14 +129,14 @@ SELECT passage FROM moved
 """)
 
 #: Count the messages of a topic in the inbox of a group. Rows: ``(status, messages)``.
-_CONTENTS = Template("""
-SELECT CASE WHEN discarded_at IS NULL THEN status ELSE 'discarded' END, count(*) FROM {s}.consumer_message
- WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s GROUP BY 1 ORDER BY 1
+_CONTENTS = Template(f"""
+SELECT CASE WHEN discarded_at IS NULL THEN status ELSE 'discarded' END, count(*) FROM {{s}}.consumer_message
+ WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS}) GROUP BY 1 ORDER BY 1
 """)
 
 #: Each deletes, in one table, the rows that make a group known, or that are kept about it as a whole.
 _FORGET_GROUP = tuple(
-    Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s")
+    Template(f"DELETE FROM {{s}}.{table} WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS})")
     for table in (
         "consumer_offset",
         "consumer_lease",
@@ -160,9 +158,7 @@ _DELETE_ROWS = tuple(
     Template(f"""
 DELETE FROM {{s}}.{table}
  WHERE (tableoid, ctid) IN (SELECT tableoid, ctid FROM {{s}}.{table}
-                             WHERE consumer_group = %(group)s AND split_part(topic, '@', 1) = %(topic)s
-                             LIMIT %(limit)s)
-RETURNING 1
+                             WHERE consumer_group = %(group)s AND topic = ANY ({FEEDS}) LIMIT %(limit)s) RETURNING 1
 """)
     for table in ("consumer_message", "reread_message")
 )
@@ -381,7 +377,7 @@ class Groups(HealthViews):
 
     def preview_delete(self, group: str, topic: str, *, database: str | None = None) -> GroupContents:
         """Return what would be deleted with a group; writes nothing. For errors see `delete_group`."""
-        return _contents(self._consumer_of(group, topic, database), group, topic)
+        return _contents(self._whole_group(group, topic, database), group, topic)
 
     def delete_group(self, group: str, topic: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
         """Delete a group of a topic that is gone, with its inbox; return a sentence about it.
@@ -392,10 +388,10 @@ class Groups(HealthViews):
         Raises:
             NotFound: no database that can be read knows the group and the topic.
             ActRefused: a worker consumes for it, or it is busy.
-            InvalidRequest: no reason, or several databases that it could be.
+            InvalidRequest: no reason, several databases that it could be, or a topic of one source (``orders@1``).
         """
         actor, pair = checked_actor(DELETE_GROUP, by, why), {"group": group, "topic": topic}
-        consumer = self._consumer_of(group, topic, database)
+        consumer = self._whole_group(group, topic, database)
         contents = _contents(consumer, group, topic)
         if contents.workers:
             raise ActRefused(
@@ -426,6 +422,14 @@ class Groups(HealthViews):
         return f"group {group!r} of topic {topic!r} is deleted, with {rows}; should it come back, it begins anew"
 
     # --- where a group is, and where it reads from -------------------------------------------------------------------
+
+    def _whole_group(self, group: str, topic: str, name: str | None) -> Database:
+        if (whole := topic_of(topic)) != topic:
+            error = (
+                f"{topic!r} is one source of group {group!r}, which is deleted with all of them: name topic {whole!r}"
+            )
+            raise InvalidRequest(error, field="topic")
+        return self._consumer_of(group, topic, name)
 
     def _consumer_of(self, group: str, topic: str, name: str | None) -> Database:
         having: list[str] = []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from outbox.acts.changes import Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_TOPIC, PAUSE_TOPIC, RESUME_TOPIC
 from outbox.database.execute import Statement, Template, execute
-from outbox.database.sql import GROUP_QUEUES, take_lock
+from outbox.database.sql import GROUP_QUEUES, JOINED_SOURCE, take_lock, topic_sql
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
 from outbox.message.content import check_any_topic
@@ -126,8 +126,8 @@ SELECT count(*) FROM halves"""),
 #: Read which groups there are of a topic from a source. Rows: ``(group,)``.
 _GROUPS_OF_TOPIC = Template(f"""{GROUP_QUEUES}
 SELECT DISTINCT p.consumer_group
-  FROM place p LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = p.topic
- WHERE split_part(p.topic, '@', 1) = %(topic)s AND (s.id IS NULL OR s.id = %(source)s)
+  FROM place p {JOINED_SOURCE}
+ WHERE {topic_sql("p.topic")} = %(topic)s AND (s.id IS NULL OR s.id = %(source)s)
  ORDER BY 1
 """)
 

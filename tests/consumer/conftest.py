@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Settings
-from tests.kit.bench import Bench, make_ledger
+from tests.kit.bench import Bench, Branch, Two, make_ledger
 
 Start = Callable[..., Bench]
 
@@ -29,3 +29,13 @@ def any_bench(request: pytest.FixtureRequest, new_engine: Callable[[], Engine], 
     make_ledger(consumer)
     with Bench(producer, consumer, settings) as bench:
         yield bench
+
+
+@pytest.fixture
+def two(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Two]:
+    """Two branches and a head office, each in a database of its own."""
+    head = new_engine()
+    make_ledger(head)
+    world = Two([Branch(new_engine(), settings) for _ in range(2)], head, settings)
+    yield world
+    world.close()

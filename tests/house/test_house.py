@@ -66,6 +66,22 @@ def test_importing_outbox_imports_nothing_heavy() -> None:
     }
 
 
+def test_what_is_tried_with_the_oldest_libraries_needs_few() -> None:
+    """`.ci/run` has hardly any other library there: a module of these tests that imports one would fail there alone."""
+    _, _, command = (ROOT / ".ci" / "run").read_text().partition('"$oldest" -m pytest')
+    folders = re.findall(r"tests/\w+", command)
+    absent = ("django", "duckdb", "flask", "hatchling", "numpy", "pandas", "pyarrow", "pyspark", "sqlmodel")
+    code = f"""if True:
+        import importlib, pathlib, sys
+        class Absent:
+            def find_spec(name, *_):
+                assert name.partition(".")[0] not in {absent}, name
+        sys.meta_path.insert(0, Absent)
+        for path in (path for each in {folders} for path in pathlib.Path(each).rglob("*.py")):
+            importlib.import_module(".".join(path.with_suffix("").parts))"""
+    assert run("-c", code).stderr == ""
+
+
 def test_importing_outbox_leaves_the_orm_to_its_users() -> None:
     """The ORM is imported by whoever passes a Session, not by `import outbox`."""
     code = "import sys; from outbox import Outbox; print('sqlalchemy.orm' in sys.modules)"

@@ -1,10 +1,10 @@
-"""The world of whatever is consumed: a producer, a consumer, handlers, and a ledger in the consumer's database."""
+"""The worlds of what is consumed: one producer or two, a consumer, handlers, and a ledger in its database."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -16,8 +16,12 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Settings
 from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.outside.consumer import consumer_of
+from outbox.database.identity import renew
 from outbox.message.model import Counts
-from tests.kit.passes import consume_all, declare, dispatch_all
+from outbox.operator.databases import Database, Databases
+from outbox.operator.operator import Operator
+from tests.kit.passes import consume_all, declare, dispatch_all, send_each
 from tests.kit.tables import Tables
 
 T = TypeVar("T")
@@ -193,3 +197,78 @@ class Bench(Tables):
         """Return status and attempts of each message in the inbox, in the order of their ids."""
         rows = self.inbox(group)
         return [(rows[id_].status, rows[id_].attempts) for id_ in sorted(rows)]
+
+
+class Branch:
+    """A producer's database of its own id, with its application."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.app = Outbox(engine, settings=settings)
+        with engine.begin() as connection:
+            _, self.id = renew(connection, settings.schema)
+
+    def send(self, *bodies: Any, **options: Any) -> list[UUID]:
+        """Send and dispatch messages of topic `t`."""
+        ids = send_each(self.app, "t", *bodies, **options)
+        dispatch_all(self.engine, self.settings)
+        return ids
+
+
+class Two(Tables):
+    """Two branches, and the head office, whose group `g` reads topic `t` from both."""
+
+    def __init__(self, branches: list[Branch], head: Engine, settings: Settings) -> None:
+        super().__init__(head)
+        self.branches, self.head, self.settings = branches, head, settings
+        self.sink = Outbox(head, settings=settings)
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to all three."""
+        self._open = ExitStack()
+        self.connection = self._open.enter_context(self.head.connect())
+        self.sources = [self._open.enter_context(each.engine.connect()) for each in self.branches]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._open.close()
+
+    def declare(self, handler: Callable[..., Any] = record, **options: Any) -> list[Consumer]:
+        """Return the consumers of the group, one for each branch, started."""
+        binds = [each.engine for each in self.branches]
+        self.sink.consumer("t", group="g", source=binds, **options)(handler)
+        consumers = [consumer_of(each, self.settings) for each in self.sink.subscriptions["t", "g"].of_sources()]
+        for consumer, source in zip(consumers, self.sources, strict=True):
+            consumer.start(self.connection, source)
+        return consumers
+
+    def declare_anew(self, handler: Callable[..., Any] = record, **options: Any) -> list[Consumer]:
+        """Return the group's consumers as another worker has them."""
+        self.sink = Outbox(self.head, settings=self.settings)
+        return self.declare(handler, **options)
+
+    def consume(self, consumers: list[Consumer]) -> None:
+        """Consume all there is, of one branch and then of the other."""
+        for consumer, source in zip(consumers, self.sources, strict=True):
+            consume_all(consumer, self.connection, source)
+
+    def operator(self, *without: str) -> Operator:
+        """Return an operator of all three databases, but these."""
+        engines = {"a": self.branches[0].engine, "b": self.branches[1].engine, "head": self.head}
+        parts = frozenset({"producer", "consumer"})
+        named = [Database(name, each, self.settings, parts) for name, each in engines.items() if name not in without]
+        return Operator(Databases(named))
+
+    def is_blocked(self) -> bool:
+        """Tell whether a session waits for a lock of another one."""
+        return bool(self.value("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+    def ledger(self) -> list[str]:
+        """Return the bodies that took effect, in order."""
+        return [str(body) for body in self.rows("SELECT body FROM ledger ORDER BY n")]
+
+
+def address(engine: Engine) -> str:
+    """Return the URL of a database."""
+    return engine.url.render_as_string(hide_password=False)

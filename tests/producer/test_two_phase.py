@@ -75,35 +75,26 @@ def test_two_phase_commit_fails_with_the_change(caller: Caller, engine: Engine) 
 
 
 @pytest.mark.parametrize("error", [Declined, Crash])
-def test_two_phase_raised_a_known_outcome(error: type[BaseException], caller: Caller, engine: Engine) -> None:
-    """One of `rollback_on`: the change is rolled back, the half too, and the exception reaches the caller as it was."""
+@pytest.mark.parametrize("known", [True, False])
+def test_two_phase_raises(error: type[BaseException], known: bool, caller: Caller, engine: Engine) -> None:
+    """The change is rolled back, and the exception reaches the caller as it was.
+
+    One of `rollback_on` rolls back the half, too. Any other says nothing about it: the half waits for its check.
+    """
     raised = error("no")
 
     def fail(*_: Any) -> None:
         raise raised
 
+    rollback_on = (error,) if known else (LookupError,)
     with pytest.raises(error) as caught:
-        caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=(error,)), fail)(1)
+        caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=rollback_on), fail)(1)
     assert caught.value is raised
-    half = the_half(engine)
-    assert (half.resolution, half.decided_by, half.waits) == ("rollback", "producer", False)
     assert (changes(engine), idle_in_transaction(engine)) == (set(), 0)
-
-
-@pytest.mark.parametrize("error", [Declined, Crash])
-def test_two_phase_raised_something_else(error: type[BaseException], caller: Caller, engine: Engine) -> None:
-    """Any other exception: unknown. The half waits for its check, the change is gone, the exception is the original."""
-    raised = error("no")
-
-    def fail(*_: Any) -> None:
-        raise raised
-
-    with pytest.raises(error) as caught:
-        caller.decorate(caller.outbox.two_phase(topic="t", rollback_on=(LookupError,)), fail)(1)
-    assert caught.value is raised
     half = the_half(engine)
-    assert (half.resolution, half.waits, half.fenced, changes(engine)) == (None, True, True, set())
-    assert fence_is_free(engine, half.id)
+    told = half.resolution, half.decided_by, half.waits
+    assert told == (("rollback", "producer", False) if known else (None, None, True))
+    assert known or (half.fenced and fence_is_free(engine, half.id))
 
 
 def test_two_phase_refuses_a_session(caller: Caller, engine: Engine) -> None:

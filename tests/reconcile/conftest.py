@@ -18,6 +18,7 @@ from outbox.reconcile.job import Pair, Spark
 from outbox.reconcile.record import settled
 from outbox.reconcile.spark.session import session
 from tests.conftest import SHARE_SPARK
+from tests.consumer.conftest import two  # noqa: F401 - a fixture
 from tests.kit.databases import clones
 from tests.reconcile import mariadb
 from tests.reconcile.books import Books

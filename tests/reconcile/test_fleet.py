@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,13 @@ from outbox.cli.output import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of
-from outbox.reconcile.fleet.report import fleet_as_json
+from outbox.reconcile.fleet.report import fleet_as_json, render_fleet
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
+from outbox.reconcile.fleet.totals import Double, TotalResult, TotalRow
 from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
 from outbox.reconcile.tables import InboxState
 from tests.cli.conftest import run_cli
+from tests.reconcile.test_report_html import Page
 from tests.reconcile.town import IN_SYNC, Town, fate, kinds, url_of
 
 MISSING = fate(status=InboxState.NONE)
@@ -444,3 +448,38 @@ def test_a_window_of_the_last_hours_ends_by_the_producers_clock(houses: Houses) 
     (window,) = {each.job.window for each in members_of(fleet, NoProgress()).members[:1]}
     assert isinstance(window, Window)
     assert window.since is not None
+
+
+def test_the_page_tells_the_whole(houses: Houses) -> None:
+    """Databases, differences, what came to no result, doubles and totals; each text stays text."""
+    (lost,) = houses.towns["shop-1", "bank-1"].plant([MISSING], topic="shop-1-orders", group="bank-1-books")
+    result = compare_fleet(houses.fleet())
+    result.unreachable["gone"] = "<script>alert(1)</script>\x1b[2J"
+    result.doubles.append(Double("shop-1", "fees", "fees", ("bank-1", "bank-2"), 3))
+    rows = [
+        TotalRow((f"k{number}",), "amount", {"bank-1": Decimal(number), "bank-2": Decimal(-7)}, Decimal(), Decimal())
+        for number in range(60)
+    ]
+    result.totals.append(TotalResult("money", ("currency",), tuple(rows)))
+    text = render_fleet(result)
+    page = Page(text)
+    assert [name for _, name in page.headings] == [
+        "1 member or database came to no result, or not to its end; of the others: 1 difference left; "
+        + result.totals[0].verdict,
+        *("No result", "Databases", "Taken in several databases", "money", "Findings"),
+    ]
+    assert "<script" not in text
+    assert "\x1b" not in text
+    for told in ("shop-1 → bank-1", "shop-2 → bank-2", "shop-1-orders → bank-1-books", "1 missing", str(lost), "fees"):
+        assert told in text
+    # What doesn't add up comes first: k7 does, and isn't among the forty.
+    assert "k8 amount" in text
+    assert "k7 amount" not in text
+    assert "20 more rows" in text
+    assert not re.search(r"(src|href)=\"(?!#|data:)", text)
+
+
+def test_a_fleet_in_sync_makes_a_quiet_page(houses: Houses) -> None:
+    """The verdict, and the databases."""
+    page = Page(render_fleet(compare_fleet(houses.fleet())))
+    assert page.headings == [(1, "in sync"), (2, "Databases")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.database.execute import Template
+from outbox.database.sql import FEEDS
 
 #: Read what holds a group of a topic back. Rows: ``(paused, rate, breaker is open, seconds until a trial)`` or none.
 control: Template = Template("""
@@ -37,28 +38,27 @@ SELECT EXISTS (SELECT FROM granted), greatest(extract(epoch FROM begins_at - now
 # A success is known by the rows that it writes anyway: the inbox row of the message at which a queue's offset was left,
 # or of one that had failed. So a success pays nothing for the breaker. What comes after it and isn't handled may hide
 # it here, but not from the thread that had it (`Gate.succeeded`).
-_SINCE = """
-    SELECT h.failed_at AS since FROM {s}.attempt_history h
+_SINCE = f"""
+    SELECT h.failed_at AS since FROM {{s}}.attempt_history h
      WHERE h.failed_at > greatest(clock_timestamp() - make_interval(secs => %(window)s),
-                                  (SELECT healthy_at FROM {s}.group_control
+                                  (SELECT healthy_at FROM {{s}}.group_control
                                     WHERE consumer_group = %(group)s AND topic = %(topic)s))
-       AND h.consumer_group = %(group)s AND split_part(h.topic, '@', 1) = %(topic)s AND h.status <> 'consumed'
+       AND h.consumer_group = %(group)s AND h.topic = ANY ({FEEDS}) AND h.status <> 'consumed'
      ORDER BY h.failed_at DESC OFFSET %(failures)s - 1 LIMIT 1"""
-_SUCCEEDED = """
+_SUCCEEDED = f"""
     SELECT FROM (
         SELECT o.message_id
           FROM unnest(%(queues)s::int[]) q
-         CROSS JOIN (SELECT concat(%(topic)s::text, '@' || nullif(number, 0)) AS feed FROM {s}.message_source
-                      WHERE topic = %(topic)s) s
-         CROSS JOIN LATERAL (SELECT message_id FROM {s}.consumer_offset o
-                              WHERE o.consumer_group = %(group)s AND o.topic = s.feed AND o.queue = q
+         CROSS JOIN unnest({FEEDS}) feed
+         CROSS JOIN LATERAL (SELECT message_id FROM {{s}}.consumer_offset o
+                              WHERE o.consumer_group = %(group)s AND o.topic = feed AND o.queue = q
                               ORDER BY position DESC, starts DESC LIMIT %(failures)s) o
          UNION ALL
-        (SELECT h.message_id FROM {s}.attempt_history h
+        (SELECT h.message_id FROM {{s}}.attempt_history h
           WHERE h.failed_at > clock_timestamp() - make_interval(secs => %(window)s)
-            AND h.consumer_group = %(group)s AND split_part(h.topic, '@', 1) = %(topic)s
+            AND h.consumer_group = %(group)s AND h.topic = ANY ({FEEDS})
           ORDER BY h.failed_at DESC LIMIT %(failures)s)) tried
-     CROSS JOIN LATERAL (SELECT status, changed_at FROM {s}.consumer_message c
+     CROSS JOIN LATERAL (SELECT status, changed_at FROM {{s}}.consumer_message c
                           WHERE c.consumer_group = %(group)s AND c.message_id = tried.message_id OFFSET 0) c
      WHERE c.status = 'consumed' AND c.changed_at > failing.since"""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, SENDS_LATELY, number
+from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, JOINED_SOURCE, SENDS_LATELY, number, topic_sql
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
 
@@ -275,8 +275,8 @@ TOPICS = Template("SELECT name, queues FROM {s}.topic ORDER BY name")
 #: The topics of which there was a message. Rows: ``(name, a group that is known here reads it)``.
 SENT_TOPICS = Template(f"""{GROUP_QUEUES}
 SELECT t.name, EXISTS (SELECT FROM place p
-                         LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = p.topic
-                        WHERE split_part(p.topic, '@', 1) = t.name AND (s.id IS NULL OR s.id = {{s}}.source_id()))
+                         {JOINED_SOURCE}
+                        WHERE {topic_sql("p.topic")} = t.name AND (s.id IS NULL OR s.id = {{s}}.source_id()))
                OR EXISTS (SELECT FROM {{s}}.delivery_cursor d WHERE d.topic = t.name)
   FROM {{s}}.topic t WHERE EXISTS (SELECT FROM {{s}}.message m WHERE m.topic = t.name)
  ORDER BY 1 LIMIT %(limit)s
@@ -294,13 +294,13 @@ SELECT p.consumer_group, p.topic, p.queue,
 """)
 
 #: How long (seconds) the first message after an offset has waited, of queues that have one: a part of `GroupStats`.
-WAITING = Query("""
+WAITING = Query(f"""
 -- group topic oldest_lag
 SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.visible_at))::float8
   FROM unnest(%(groups)s::text[], %(topics)s::text[], %(queues)s::int[], %(positions)s::bigint[])
        AS p (consumer_group, topic, queue, position)
- CROSS JOIN LATERAL (SELECT visible_at FROM {s}.message m
-                      WHERE m.topic = split_part(p.topic, '@', 1) AND m.queue = p.queue AND m.position > p.position
+ CROSS JOIN LATERAL (SELECT visible_at FROM {{s}}.message m
+                      WHERE m.topic = {topic_sql("p.topic")} AND m.queue = p.queue AND m.position > p.position
                       ORDER BY m.position LIMIT 1) n
  GROUP BY 1, 2
 """)
@@ -315,7 +315,7 @@ SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id,
  CROSS JOIN LATERAL (
        SELECT coalesce(bool_or(paused_at IS NOT NULL), false), coalesce(bool_or(opened_at IS NOT NULL), false)
          FROM {{s}}.group_control c
-        WHERE c.consumer_group = g.consumer_group AND c.topic = split_part(g.topic, '@', 1)) h (paused, breaker_open)
+        WHERE c.consumer_group = g.consumer_group AND c.topic = {topic_sql("g.topic")}) h (paused, breaker_open)
  CROSS JOIN LATERAL (
        SELECT count(*),
               extract(epoch FROM clock_timestamp() - min(due) FILTER (WHERE due <= statement_timestamp()))::float8,
@@ -380,16 +380,16 @@ UNREAD = Query(f"""
 SELECT consumer_group, topic, queues, behind, kept::float8, CASE WHEN queues = 0 THEN behind / kept END::float8,
        format('DELETE FROM {{s}}.consumer_offset WHERE consumer_group = %%L AND topic = %%L;', consumer_group, topic)
   FROM (
-SELECT g.consumer_group, g.topic,
+SELECT p.consumer_group, p.topic,
        count(*) FILTER (WHERE {number("n.position")} > {number("o.position")} + 1) AS queues,
        max(extract(epoch FROM clock_timestamp() - n.visible_at))::float8 AS behind
-  FROM (SELECT DISTINCT consumer_group, topic FROM place) g
-  JOIN {{s}}.topic t ON t.name = split_part(g.topic, '@', 1)
-  LEFT JOIN {{s}}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = g.topic
+  FROM (SELECT DISTINCT consumer_group, topic FROM place) p
+  JOIN {{s}}.topic t ON t.name = {topic_sql("p.topic")}
+  {JOINED_SOURCE}
  CROSS JOIN LATERAL generate_series(0, t.queues - 1) q (queue)
  CROSS JOIN LATERAL (
        SELECT coalesce(max(position), 0) FROM {{s}}.consumer_offset o
-        WHERE o.consumer_group = g.consumer_group AND o.topic = g.topic AND o.queue = q.queue) o (position)
+        WHERE o.consumer_group = p.consumer_group AND o.topic = p.topic AND o.queue = q.queue) o (position)
  CROSS JOIN LATERAL (
        SELECT position, visible_at FROM {{s}}.message m
         WHERE m.topic = t.name AND m.queue = q.queue AND m.position > o.position
@@ -400,7 +400,7 @@ SELECT g.consumer_group, g.topic,
        SELECT greatest(%(retention)s, CASE WHEN EXISTS (
                   SELECT FROM {{s}}.delivery_cursor c
                    WHERE c.consumer_group = of_group.consumer_group
-                     AND c.topic = split_part(of_group.topic, '@', 1))
+                     AND c.topic = {topic_sql("of_group.topic")})
               THEN %(undelivered_retention)s END)) r (kept)
  ORDER BY 1, 2
 """)

@@ -15,11 +15,11 @@ from uuid import UUID
 
 from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import ALONE, GROUP_QUEUES, OPEN, SETTLED
+from outbox.database.sql import ALONE, FEEDS, GROUP_QUEUES, OPEN, SETTLED
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
-from outbox.text import ADDRESS
+from outbox.text import ADDRESS, OF_SOURCE
 
 #: How many rows one search looks at; and where it looks into errors, which are long.
 WINDOW = 10_000
@@ -76,10 +76,6 @@ _NEXT_PAIR = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
 _NEXT_TOPIC = "c.consumer_group = p.consumer_group AND c.topic > p.topic"
 _ONE_GROUP = "place AS (SELECT %(group)s::text AS consumer_group, ''::text AS topic)"
 
-#: The feeds that a topic stands for, as an array: of all of its sources; or the one feed that it names.
-FEEDS = """ARRAY(SELECT %(topic)s::text
-            UNION ALL SELECT concat(topic, '@', number) FROM {s}.message_source
-                       WHERE topic = %(topic)s AND number > 0)"""
 _OF_TOPIC = f"place AS (SELECT %(group)s::text AS consumer_group, unnest({FEEDS}) AS topic)"
 
 #: The groups that have rows in the inbox.
@@ -304,7 +300,7 @@ WITH RECURSIVE kind AS (
 _NEXT = f"(c.consumer_group, c.topic, {_DEAD_KIND}) > (k.consumer_group, k.topic, k.kind)"
 _NEXT_OF_GROUP = f"c.consumer_group = k.consumer_group AND (c.topic, {_DEAD_KIND}) > (k.topic, k.kind)"
 # Behind a topic and its feeds in the index, and before all others but some with more of what isn't a letter.
-_UP_TO_FEEDS = "c.topic < %(topic)s || 'A'"
+_UP_TO_FEEDS = f"c.topic < %(topic)s || '{chr(ord(OF_SOURCE) + 1)}'"
 
 _DEAD_LIST = f"{_KINDS} SELECT consumer_group, topic, kind FROM chosen"
 

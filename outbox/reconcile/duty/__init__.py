@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.database.duty import BULK, COUNTED_CONSUMER, PARTS, Duty, Post, Task, whole
-from outbox.database.identity import feed_here
+from outbox.database.execute import read_source
+from outbox.database.identity import feed_from, source_identity
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once, prune_runs_once
 
@@ -43,7 +44,7 @@ def _prune(
     from outbox.reconcile.record.requests import TOPIC  # noqa: PLC0415 - what few workers do
     from outbox.reconcile.record.timetable import FLEET  # noqa: PLC0415 - what few workers do
 
-    feed = feed_here(connection, source, settings.schema, TOPIC)
+    feed = feed_from(connection, settings.schema, TOPIC, read_source(source, source_identity(settings.schema))[0][0][0])
     counts = prune_consumer_once(connection, source, settings, name, feed, stopping=stopping)
     return counts + prune_runs_once(connection, settings, *FLEET, stopping=stopping)
 

@@ -19,6 +19,7 @@ from uuid import UUID
 from sqlalchemy import make_url
 
 from outbox.database.execute import Statement, execute, statement
+from outbox.database.sql import JOINED_SOURCE, topic_sql
 from outbox.errors import InvalidSettings, OutboxError
 from outbox.reader import Reader
 from outbox.reconcile import sql
@@ -31,10 +32,9 @@ from outbox.reconcile.source import as_time, connected
 _TABLES = "SELECT to_regclass('{s}.topic') IS NOT NULL, to_regclass('{s}.consumer_offset') IS NOT NULL"
 _TOPICS = "SELECT name, {s}.source_id() FROM {s}.topic"
 # Of a topic that no consumer has met at its source, it isn't known which one that is.
-_GROUPS = """
-SELECT DISTINCT split_part(o.topic, '@', 1), o.consumer_group, s.id
-  FROM (SELECT DISTINCT topic, consumer_group FROM {s}.consumer_offset) o
-  LEFT JOIN {s}.message_source s ON concat(s.topic, '@' || nullif(s.number, 0)) = o.topic
+_GROUPS = f"""
+SELECT DISTINCT {topic_sql("p.topic")}, p.consumer_group, s.id
+  FROM (SELECT DISTINCT topic, consumer_group FROM {{s}}.consumer_offset) p {JOINED_SOURCE}
 """
 # A standby has the system identifier of its primary, and two addresses of a host may lead to one server.
 #: Which server this is, whatever it is called. Rows: ``(text,)``.
@@ -48,8 +48,7 @@ _RECORDING = 2
 class Known:
     """What a database knows: its topics, and the time, and its server.
 
-    And the topics, groups and sources of what it consumes; a source is None where it isn't known. ``source`` is what it
-    is itself.
+    And the topics, groups and sources of what it consumes, None where it isn't known; ``source`` is what it is itself.
     """
 
     topics: frozenset[str]
