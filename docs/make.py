@@ -363,6 +363,7 @@ def acts() -> Iterator[str]:
     wholes = {
         "To a group": "group",
         "To a topic": "topics",
+        "To a schedule": "cron",
         "To a lock": "lock",
         "To dead letters": "dead",
         "A copy with another body": "messages",

@@ -1,4 +1,4 @@
-"""What an application declares on its `Outbox`: topics, codecs, checkers, compensations, consumers, timetables."""
+"""What an application declares on its `Outbox`: topics, codecs, checkers, consumers, schedules, reconciliations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from outbox.consumer.subscription import Subscription, as_filter, as_header_filt
 from outbox.delivery.callback import declare_callback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
-from outbox.message.content import Codec, Codecs, check_group
+from outbox.message.content import Codec, Codecs, check_group, check_seconds
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
+from outbox.schedule.recurrence import Recurrence
+from outbox.schedule.schedule import CronSchedule, Missed
 from outbox.settings import Settings
 from outbox.telemetry.hooks import Middleware, Registry
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         HeaderFilter,
         OutsideHandlerDecorator,
         OutsideOptions,
+        ScheduleDecorator,
         TopicOptions,
     )
 
@@ -63,6 +66,7 @@ class Declarations:
         self.subscriptions: dict[tuple[str, str], Subscription] = functions.of(Subscription)
         self.checkers: dict[str, Checker] = functions.of(Checker)
         self.compensations: dict[str, Compensation] = functions.of(Compensation)
+        self.schedules: dict[str, CronSchedule] = functions.of(CronSchedule)
         self.delivery_callbacks: dict[tuple[str, CallbackKind], DeliveryCallback] = functions.of(DeliveryCallback)
 
     def _share_declarations(self, other: Declarations) -> None:
@@ -248,6 +252,39 @@ class Declarations:
             InvalidMessage: the topic isn't a name.
         """
         return self._register(ParkedCallback, topic, model, app=self.group)
+
+    def every(
+        self,
+        when: str | dt.timedelta | float,
+        *,
+        topic: str | Topic[Any],
+        name: str | None = None,
+        zone: str = "UTC",
+        missed: Missed = "one",
+        grace: dt.timedelta | float = 60.0,
+        timeout: dt.timedelta | float = 30.0,
+    ) -> ScheduleDecorator:
+        """Register the function that makes the message of ``topic`` for each time of a schedule.
+
+        ``function(at)`` or ``function(at, session)``, sync or async, returns the body, an `Outgoing`, or None to send
+        nothing. It is called by a worker at the time, in the transaction that sends the message: one for each time,
+        however many workers there are. ``at`` is the time, in ``zone``. The id of the message is made of ``name`` (the
+        function's, by default) and the time.
+
+        ``when`` is a text with the five fields of cron, by the clocks of ``zone``; or a timedelta or seconds, counted
+        from 1970 on. ``missed`` says what becomes of times that passed while no worker ran: ``one`` message for the
+        newest of them, ``all``, or ``skip`` what is older than ``grace``. A schedule begins with its first time after
+        a worker has met it; one whose ``when`` is changed begins anew. A call that takes longer than ``timeout`` has
+        failed, and is made again a minute later.
+
+        Raises:
+            InvalidHandler: there is a schedule of this name already, or the function can't be called so.
+            InvalidSettings: fields that can't be read, or that never come; no such time zone.
+            InvalidMessage: the topic or the name isn't one, or a duration isn't one.
+        """
+        options = {"recurrence": Recurrence.of(when, zone), "schedule": name or "", "missed": missed}
+        options |= {"grace": check_seconds("grace", grace), "timeout": timeout, "send": self._send_reply}
+        return self._register(CronSchedule, topic, None, **options)
 
     def _immunity_of(self, topic: str) -> float:
         checker = self.checkers.get(topic)

@@ -42,6 +42,7 @@ PARTS: Mapping[str, TargetPart] = {
         "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str
     ),
     "schedule": TargetPart("The reconciliation, as `outbox reconcile schedules` names it.", LONGEST, None, str),
+    "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
     "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
     "message_id": TargetPart("The message."),
     "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
@@ -274,6 +275,7 @@ class _Answer:
 
 # --- groups, topics, sessions, dead letters --------------------------------------------------------------------------
 
+_GROUP: Any = {"noun": "group", "target": "group {group}", "page": "groups", "permission": "group:control"}
 PAUSE_GROUP = WholeAct(
     name="pause_group",
     summary="Pause a group: its workers handle nothing until it is resumed",
@@ -284,16 +286,13 @@ PAUSE_GROUP = WholeAct(
     consequence="Workers begin no message of this group until it is resumed; what runs goes on to its end. Messages "
     "wait in their queues.",
     happened="Paused: workers begin nothing more of it within a second.",
-    permission="group:control",
     button="Pause",
-    noun="group",
     word="pause",
     path="/groups/{group}/pause",
-    target="group {group}",
     fields=_Control,
-    page="groups",
     example="mailer",
     offered=lambda row: row.paused_at is None,
+    **_GROUP,
 )
 RESUME_GROUP = WholeAct(
     name="resume_group",
@@ -302,17 +301,14 @@ RESUME_GROUP = WholeAct(
     why="the mail provider is back",
     consequence="Workers go on where the group stopped. If its breaker is open, one message is tried at once.",
     happened="Resumed: workers go on within a second.",
-    permission="group:control",
     button="Resume",
     needs_reason=False,
-    noun="group",
     word="resume",
     path="/groups/{group}/resume",
-    target="group {group}",
     fields=_Control,
-    page="groups",
     example="mailer --topic transfer",
     offered=lambda row: bool(row.paused_at or row.opened_at),
+    **_GROUP,
 )
 SET_RATE = WholeAct(
     name="set_rate",
@@ -322,19 +318,18 @@ SET_RATE = WholeAct(
     why="the provider allows 50 calls a second",
     consequence="All workers together begin no more messages of this group in a second than that.",
     happened="Written down: workers keep to it within a second.",
-    permission="group:control",
     button="Set the rate",
     needs_reason=False,
-    noun="group",
     word="rate",
     path="/groups/{group}/rate",
-    target="group {group}",
     fields=_Rate,
     positional=("rate",),
     current="control_of",
-    page="groups",
     example="mailer 50/s",
+    **_GROUP,
 )
+_GRAVE: Any = {"role": "admin", "grave": True}
+_OF_TOPIC: Any = {"noun": "group", "target": "group {group} of topic {topic}", "page": "groups", **_GRAVE}
 RESET_GROUP = WholeAct(
     name="reset_group",
     summary="Have a group read a topic again, from a time or a position on",
@@ -347,17 +342,13 @@ RESET_GROUP = WholeAct(
     "the handler sees to that.",
     happened="Reset: the group reads on from there.",
     permission="group:reset",
-    role="admin",
     button="Reset",
-    grave=True,
-    noun="group",
     word="reset",
     path="/groups/{group}/{topic:path}/reset",
-    target="group {group} of topic {topic}",
     fields=_Reset,
     preview="preview_reset",
-    page="groups",
     example="ledger --topic transfer --to 3d",
+    **_OF_TOPIC,
 )
 SKIP_GROUP = WholeAct(
     name="skip_group",
@@ -368,17 +359,13 @@ SKIP_GROUP = WholeAct(
     consequence="The group never handles these messages.",
     happened="Skipped: the group reads on from there.",
     permission="group:skip",
-    role="admin",
     button="Skip",
-    grave=True,
-    noun="group",
     word="skip",
     path="/groups/{group}/{topic:path}/skip",
-    target="group {group} of topic {topic}",
     fields=_Skip,
     preview="preview_skip",
-    page="groups",
     example="mailer --topic transfer",
+    **_OF_TOPIC,
 )
 DELETE_GROUP = WholeAct(
     name="delete_group",
@@ -390,18 +377,15 @@ DELETE_GROUP = WholeAct(
     "its producer still has.",
     happened="Deleted.",
     permission="group:delete",
-    role="admin",
     button="Delete",
-    grave=True,
-    noun="group",
     word="delete",
     path="/groups/{group}/{topic:path}/delete",
-    target="group {group} of topic {topic}",
     fields=_In,
     preview="preview_delete",
-    page="groups",
     example="statistics --topic transfer",
+    **_OF_TOPIC,
 )
+_TOPIC: Any = {"noun": "topics", "target": "topic {topic}", "page": "groups"}
 PAUSE_TOPIC = WholeAct(
     name="pause_topic",
     summary="Pause the dispatch of a topic: nothing more of it reaches any group until it is resumed",
@@ -413,14 +397,12 @@ PAUSE_TOPIC = WholeAct(
     happened="Paused: its new messages are held.",
     permission="topic:control",
     button="Pause",
-    noun="topics",
     word="pause",
     path="/topics/{topic:path}/pause",
-    target="topic {topic}",
     fields=_PauseTopic,
-    page="groups",
     example="orders",
     offered=lambda row: row is None,
+    **_TOPIC,
 )
 RESUME_TOPIC = WholeAct(
     name="resume_topic",
@@ -432,14 +414,12 @@ RESUME_TOPIC = WholeAct(
     permission="topic:control",
     button="Resume",
     needs_reason=False,
-    noun="topics",
     word="resume",
     path="/topics/{topic:path}/resume",
-    target="topic {topic}",
     fields=_In,
-    page="groups",
     example="orders",
     offered=lambda row: row is not None and row.resumed_at is None,
+    **_TOPIC,
 )
 DELETE_TOPIC = WholeAct(
     name="delete_topic",
@@ -454,15 +434,13 @@ DELETE_TOPIC = WholeAct(
     role="admin",
     button="Delete",
     grave=True,
-    noun="topics",
     word="delete",
     path="/topics/{topic:path}/delete",
-    target="topic {topic}",
     fields=_In,
     preview="preview_delete_topic",
     offered=lambda row: row is None,
-    page="groups",
     example="order-created",
+    **_TOPIC,
 )
 END = WholeAct(
     name="end",
@@ -508,6 +486,71 @@ NOTE = WholeAct(
     page="dead",
     asks=False,
     example='0f3a91c2d4e5b6a7 --owner payments --note "back at noon"',
+)
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+_CRON: Any = {"noun": "cron", "target": "schedule {cron}", "page": "cron", "fields": _In, "example": "report_due"}
+PAUSE_CRON = WholeAct(
+    name="pause_cron",
+    summary="Pause a schedule: no message of it is sent until it is resumed",
+    details="It holds over restarts, and for workers that start later. The times that pass meanwhile are left out.",
+    why="the report is being rebuilt",
+    consequence="No message of this schedule is sent until it is resumed. The times that pass meanwhile are left out.",
+    happened="Paused: no message of it is sent.",
+    permission="schedule:control",
+    button="Pause",
+    word="pause",
+    path="/cron/{cron}/pause",
+    offered=lambda row: row is not None and row.paused_at is None,
+    **_CRON,
+)
+RESUME_CRON = WholeAct(
+    name="resume_cron",
+    summary="Have a paused schedule go on with its next time",
+    details="The times that passed while it was paused are left out.",
+    why="the report is back",
+    consequence="It goes on with its next time.",
+    happened="Resumed: it goes on with its next time.",
+    permission="schedule:control",
+    button="Resume",
+    needs_reason=False,
+    word="resume",
+    path="/cron/{cron}/resume",
+    offered=lambda row: row is not None and row.paused_at is not None,
+    **_CRON,
+)
+RUN_CRON = WholeAct(
+    name="run_cron",
+    summary="Have a worker send a message of a schedule now",
+    details="Beside the messages of its times, which stay as they are; also while it is paused. A worker that declares "
+    "the schedule makes it with the time of the order.",
+    why="the night's report went to the wrong address",
+    consequence="A worker sends one more message of this schedule now. Its times stay as they are.",
+    happened="Ordered: a worker that declares it sends the message within seconds.",
+    permission="schedule:control",
+    button="Run",
+    needs_reason=False,
+    word="run",
+    path="/cron/{cron}/run",
+    status=202,
+    asks=False,
+    **_CRON,
+)
+DELETE_CRON = WholeAct(
+    name="delete_cron",
+    summary="Delete a schedule that no application declares any more",
+    details="It is in no list any more. A worker that still declares it makes it anew, and goes on with the next time.",
+    why="the report is gone since May",
+    consequence="The schedule is forgotten. A worker that still declares it makes it anew.",
+    happened="Deleted.",
+    permission="schedule:delete",
+    role="admin",
+    button="Delete",
+    grave=True,
+    word="delete",
+    path="/cron/{cron}/delete",
+    **_CRON,
 )
 
 # --- reconciliations, sagas, a copy with another body ----------------------------------------------------------------
@@ -623,7 +666,8 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
     each.name: each
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
-        *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, END, NOTE, RECONCILE, REPAIR, ANSWER, EDIT),
+        *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, PAUSE_CRON, RESUME_CRON, RUN_CRON, DELETE_CRON),
+        *(END, NOTE, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 

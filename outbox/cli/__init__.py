@@ -98,6 +98,7 @@ reconcile.app.add_typer(reconcilers.app)
 app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(nouns.sagas_app)
 app.add_typer(nouns.topics_app)
+app.add_typer(nouns.cron_app)
 app.command()(processes.demo)
 
 

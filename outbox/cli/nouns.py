@@ -40,6 +40,7 @@ from outbox.flow.views import FlowFilter, FlowRow, Sagas
 from outbox.message.topic import Topic
 from outbox.operator import model
 from outbox.operator.groups import GroupRow
+from outbox.operator.schedules import CronScheduleRow
 from outbox.operator.topics import TopicPause
 
 if TYPE_CHECKING:
@@ -139,6 +140,29 @@ def list_pauses(databases: DatabasesOptions, form: ListFormOption = ListForm.TAB
 
 
 add_acts(topics_app, "topics")
+
+
+cron_app: typer.Typer = typer.Typer(
+    name="cron",
+    help="Schedules: at each time one message, as an application declares by outbox.every.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_SCHEDULES = RowShape(CronScheduleRow, {}, lambda row: row.name)
+
+
+@command(cron_app, "list")
+def list_schedules(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the schedules, with the last time and the next one of each.
+
+    \b
+    Example:
+      outbox cron list
+    """
+    databases.show(lambda operator: operator.cron_schedules(databases.only), _SCHEDULES, form)
+
+
+add_acts(cron_app, "cron")
 
 
 # --- what an application declares ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ F = TypeVar("F")
 Part = Literal["producer", "consumer"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: What a worker may be kept to (`outbox run --roles`).
-Role = Literal["dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm"]
+Role = Literal["dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm", "schedule"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 #: The modules whose ``DUTIES`` are all that there are, in the order in which a worker plans them.
@@ -41,6 +41,7 @@ MODULES = (
     "outbox.flow.sql",
     "outbox.dispatch.dispatch_pass",
     "outbox.check.check_pass",
+    "outbox.schedule.schedule_pass",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
     "outbox.reconcile.duty",
@@ -78,12 +79,16 @@ class Rights:
     needs: tuple[Need, ...]
 
 
-#: To make messages of ops, to decide halves, to carry out items of bulk jobs: what several duties need.
+#: To make messages of ops, to send, to decide halves, to carry out items of bulk jobs: what several duties need.
 APPEND = """SELECT ON op_message
 SELECT(id topic key deliver_at queue) ON half_message
 SELECT INSERT ON message dispatch_cursor
 SELECT INSERT UPDATE ON topic
 INSERT ON audit"""
+SEND = """INSERT ON half_check op_message
+SELECT(id) INSERT ON half_message
+USAGE ON op_sequence
+SELECT(name queues) ON topic"""
 DECIDE = """SELECT(id) ON half_message
 SELECT UPDATE DELETE ON half_check
 SELECT INSERT ON op_message

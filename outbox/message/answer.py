@@ -85,6 +85,7 @@ HANDLER = CalledKind("handler", "an answer: return None, Retry(…), Park(…) o
 CHECKER = CalledKind("checker", "a Resolution", (Resolution,))
 COMPENSATION = CalledKind("compensation", records=True)
 CALLBACK = CalledKind("callback")
+SCHEDULED = CalledKind("schedule's function", records=True)
 FUNCTION = CalledKind("function")
 
 

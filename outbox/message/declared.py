@@ -163,6 +163,19 @@ class CallbackDecorator(Protocol[TakenT]):
     ) -> Callable[[TakenT, AsyncSession], Coroutine[Any, Any, R]]: ...
 
 
+class ScheduleDecorator(Protocol):
+    """Takes the function that makes the message of a time, alone or with a Session; an AsyncSession if it is async."""
+
+    @overload
+    def __call__(self, function: Callable[[dt.datetime], R], /) -> Callable[[dt.datetime], R]: ...
+    @overload
+    def __call__(self, function: Callable[[dt.datetime, Session], R], /) -> Callable[[dt.datetime, Session], R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[dt.datetime, AsyncSession], Coroutine[Any, Any, R]], /
+    ) -> Callable[[dt.datetime, AsyncSession], Coroutine[Any, Any, R]]: ...
+
+
 class Transactional(Protocol[P, R_co, S_contra]):
     """A service function without its session, which it is given: a new one, or by `within` the caller's."""
 

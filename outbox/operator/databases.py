@@ -305,7 +305,7 @@ DUTIES = (
         producer: viewer operator admin
         {COUNTED_PRODUCER}
         SELECT ON audit bulk_job bulk_item worker stats_sample check_history compensation delivery_cursor half_error
-        SELECT ON producer_process topic_pause
+        SELECT ON producer_process topic_pause cron_schedule
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
@@ -319,6 +319,7 @@ DUTIES = (
         producer: operator admin
         INSERT ON audit half_message op_message
         INSERT UPDATE ON bulk_job bulk_item topic_pause
+        UPDATE ON cron_schedule
         USAGE ON op_sequence
         consumer: operator admin
         INSERT ON audit
@@ -328,11 +329,11 @@ DUTIES = (
     ),
     Duty(
         "groups",
-        "Moves groups; deletes groups and topics.",
+        "Moves groups; deletes groups, topics and schedules.",
         """
         producer: admin
         DELETE ON message check_history delivery delivery_cursor half_error scheduled_message half_message topic_total
-        DELETE ON topic topic_pause
+        DELETE ON topic topic_pause cron_schedule
         INSERT ON audit
         SELECT DELETE ON topic_growth
         UPDATE DELETE ON op_message

@@ -51,7 +51,7 @@ from outbox.operator.look.lists import check_messages
 from outbox.operator.look.message import gather
 from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import BulkJob, Selector
-from outbox.operator.topics import Topics
+from outbox.operator.schedules import CronSchedules
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -68,7 +68,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Notes, Edits, ConversationViews, BulkJobs, Topics, LockViews, GroupControls):
+class Operator(Notes, Edits, ConversationViews, BulkJobs, CronSchedules, LockViews, GroupControls):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is the actor: a name, or an

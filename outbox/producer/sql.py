@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from uuid import UUID
 
-from outbox.database.duty import DECIDE, Duty
+from outbox.database.duty import DECIDE, SEND, Duty
 from outbox.database.execute import Statement, Template, in_schema
 from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
@@ -270,12 +270,9 @@ DUTIES = (
     Duty(
         "send",
         "Writes half messages and ops with the transactions of an application.",
-        """
+        f"""
         producer: producer
-        INSERT ON half_check op_message
-        SELECT(id) INSERT ON half_message
-        USAGE ON op_sequence
-        SELECT(name queues) ON topic
+        {SEND}
         SELECT(id) INSERT UPDATE(seen_at) ON producer_process
         """,
     ),

@@ -25,6 +25,7 @@ from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.tables import NAMES, ForeignTable, wrong_columns
+from outbox.schedule.recurrence import Recurrence
 from outbox.settings import Settings
 
 #: The first and the last of all ids.
@@ -669,11 +670,10 @@ class Reconciliation:
             raise self.refused(f"at = {self.at!r} must be a time of day, such as '03:00'")
         if self.every is not None and check_seconds("every", self.every) <= 0:
             raise self.refused(f"every = {self.every!r} must be greater than 0")
-        if self.cron is not None and not re.fullmatch(r"(\S+\s+){4}[^\s\d]+", self.cron.strip()):
-            raise self.refused(
-                f"cron = {self.cron!r} must have five fields, minute to weekday, such as '0 3 * * mon-fri'; weekdays "
-                "go by their names, since numbers begin with Sunday for some and with Monday for others"
-            )
+        try:
+            _ = self.recurrence
+        except InvalidSettings as error:
+            raise self.refused(str(error)) from None
 
     def refused(self, why: str) -> InvalidSettings:
         """Return the error that names this reconciliation."""
@@ -692,9 +692,9 @@ class Reconciliation:
         return check_seconds("follows", self.follows)
 
     @property
-    def fields(self) -> str | None:
-        """The fields of cron, if it isn't by an interval."""
-        if self.at is None:
-            return self.cron
-        hour, minute = self.at.split(":")
-        return f"{int(minute)} {int(hour)} * * *"
+    def recurrence(self) -> Recurrence | None:
+        """Its times, if it isn't by an interval."""
+        if self.at is not None:
+            hour, minute = self.at.split(":")
+            return Recurrence(f"{int(minute)} {int(hour)} * * *", self.timezone)
+        return None if self.cron is None else Recurrence(self.cron, self.timezone)

@@ -16,6 +16,7 @@ from outbox.testing.passes import bulk as bulk
 from outbox.testing.passes import check as check
 from outbox.testing.passes import confirm as confirm
 from outbox.testing.passes import drain as drain
+from outbox.testing.passes import schedules as schedules
 from outbox.testing.runners import arolling_back as arolling_back
 from outbox.testing.runners import on_loop as on_loop
 from outbox.testing.runners import rolling_back as rolling_back

@@ -95,6 +95,18 @@ def confirm(outbox: Outbox) -> Counts:
     return _carry_out(PassRunners("confirm"), outbox, "confirm", at_once=True)
 
 
+def schedules(outbox: Outbox) -> Counts:
+    """Send a message of each schedule that is declared, as if its time had come now; return how many.
+
+    Their own times stay as they are. `drain` hands the messages to their consumers. For an outbox on a sync engine with
+    plain functions.
+
+    Raises:
+        InvalidHandler: an async function or database: call it by `on_loop` for these; or the outbox is rolled back.
+    """
+    return _carry_out(PassRunners("schedules"), outbox, "schedule", at_once=True)
+
+
 # --- drain -----------------------------------------------------------------------------------------------
 
 
@@ -199,7 +211,7 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
 # --- other duties ------------------------------------------------------------------------------------------
 
 #: What the duties call.
-_CALLED = {"check": "checker", "compensate": "compensation"}
+_CALLED = {"check": "checker", "compensate": "compensation", "schedule": "function of a schedule"}
 
 
 def _carry_out(runners: PassRunners, outbox: Outbox, *names: str, at_once: bool = False) -> Counts:

@@ -260,8 +260,11 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         consumers = [_address(bind) for bind in compensation.consumers]
         options = {"consumers": consumers, **_options(compensation, "when", "after", "timeout")}
         add("compensation", compensation.topic, storable(compensation.name), **options)
+    for schedule in list(outbox.schedules.values()):
+        add("schedule", schedule.topic, schedule.schedule, times=str(schedule.recurrence), missed=schedule.missed)
     for declared in list(outbox.reconciliations.values()):
-        options = {"cron": declared.fields, "every": declared.seconds, "timezone": declared.timezone}
+        times = declared.recurrence
+        options = {"cron": times and times.fields, "every": declared.seconds, "timezone": declared.timezone}
         if declared.fleet is not None:
             options["fleet"] = storable(str(declared.fleet))
         if declared.follows is not False:

@@ -38,6 +38,7 @@ VALUES = {
     "group": GROUP,
     "topic": "nothing",
     "schedule": "nothing",
+    "cron": "nothing",
     "command": ID,
     "act": "pause",
     "session": "6564f1a2.1267",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from outbox import Breaker, Message, Outbox, Retry
+from outbox.testing import schedules
 from tests.doctor.support import codes, dispatch_all, examine, mend_by_command, sql, the
 from tests.doctor.test_messages import consume, send, till
 
@@ -53,6 +54,23 @@ def test_a_paused_topic(engine: Engine, outbox: Outbox) -> None:
     assert codes(report) == ["topic.paused"]
     assert mend_by_command(engine, the(report, "topic.paused").mend, YES).code == 0
     assert codes(examine(engine)) == []
+
+
+def test_schedules(engine: Engine, outbox: Outbox) -> None:
+    """One that is paused is a note; one of which no worker sends the messages is a problem."""
+    outbox.every(3600.0, topic="orders", name="hourly")(lambda at: None)
+    schedules(outbox)
+    outbox.operator.pause_cron("hourly", by="ann", why="calm")
+    report = examine(engine)
+    assert codes(report) == ["schedule.paused"]
+    assert mend_by_command(engine, the(report, "schedule.paused").mend, YES).code == 0
+    schedules(outbox)
+    assert codes(examine(engine)) == []
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox.cron_schedule SET next_at = clock_timestamp() - interval '1 hour'"))
+    report = examine(engine)
+    assert codes(report) == ["schedule.overdue"]
+    assert "has been due for 1h00m" in the(report, "schedule.overdue").sentence
 
 
 def test_names_that_do_not_meet(engine: Engine, outbox: Outbox, till: list[Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.orm import Session
 
-from outbox import INJECTED, Breaker, Message, Outbox, Resolution, Settings
+from outbox import INJECTED, Breaker, Message, Outbox, Outgoing, Resolution, Settings
 from outbox.acts.changes import Actor, Target
 from outbox.check.asker import Asker
 from outbox.check.check_pass import check_once
@@ -50,7 +50,9 @@ from outbox.reconcile.record.timetable import last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
-from outbox.testing import make_due
+from outbox.schedule.schedule_pass import Scheduler
+from outbox.testing import make_due, schedules
+from outbox.testing.runners import PassRunners
 from outbox.worker.report import Facts, leave, report_once
 from tests.kit import Tables, consume_all
 
@@ -243,6 +245,22 @@ def release(town: Town) -> None:
         owner.resume_topic("t", by="ada")
         assert release_due_once(connection, town.settings).done == 1
     assert owner.topic_pauses() == []
+
+
+def schedule(town: Town) -> None:
+    """Declare a schedule, send the message of a time and of an order, and leave out what was missed."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    app.every(3600.0, topic="t", name="hourly", missed="skip")(lambda at: Outgoing("x", dedupe=str(at), queue=0))
+    app.every("0 3 * * *", topic="t", name="daily", missed="skip")(lambda at: Outgoing("x", id=uuid4()))
+    with ExitStack() as stack:
+        runners = PassRunners("schedule")
+        scheduler = Scheduler(town.settings, app.schedules, runners.new(app, "none"))
+        stack.callback(scheduler.end)
+        connection = stack.enter_context(town.at["producer"].connect())
+        scheduler.order(connection)
+        assert scheduler.once(connection, connection, lambda: False).done == 2
+        town.producer.run("UPDATE outbox.cron_schedule SET last_at = last_at - interval '2 days'")
+        assert scheduler.once(connection, connection, lambda: False).done == 0
 
 
 def check(town: Town) -> None:
@@ -539,6 +557,7 @@ def look(town: Town) -> None:
     operator.handlers()
     operator.controls()
     operator.topic_pauses()
+    operator.cron_schedules()
     sagas = Sagas(operator.databases)
     sagas.flow(_command(town)[0])
     sagas.flows(FlowFilter(), page)
@@ -573,6 +592,10 @@ def order(part: Part) -> Callable[[Town], None]:
             for _ in range(2):
                 operator.pause_topic("paused", by="ada", why="why", create=True)
                 operator.resume_topic("paused", by="ada")
+            declared(town)
+            operator.pause_cron("hourly", by="ada", why="why")
+            operator.resume_cron("hourly", by="ada")
+            operator.run_cron("hourly", by="ada")
 
     return act
 
@@ -590,7 +613,16 @@ def groups(town: Town) -> None:
     town.producer.run("UPDATE outbox.message SET visible_at = visible_at - interval '99 days'")
     town.producer.run("DELETE FROM outbox.half_check; DELETE FROM outbox.scheduled_message")
     operator.delete_topic("t", by="ada", why="why")
+    declared(town)
+    operator.delete_cron("hourly", by="ada", why="why")
     assert not town.consumer.rows("SELECT FROM outbox.consumer_message")
+
+
+def declared(town: Town) -> None:
+    """Have a worker have declared a schedule."""
+    owned = Outbox(town.owned["producer"], settings=town.settings)
+    owned.every(3600.0, topic="t", name="hourly")(lambda at: None)
+    schedules(owned)
 
 
 def _command(town: Town) -> tuple[UUID, UUID]:
@@ -614,6 +646,7 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("dispatch", "producer"): dispatch,
     ("release", "producer"): release,
     ("check", "producer"): check,
+    ("schedule", "producer"): schedule,
     ("prune", "producer"): prune,
     ("confirm", "producer"): confirm,
     ("confirm", "consumer"): confirm,

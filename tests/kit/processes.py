@@ -27,6 +27,7 @@ FORKED = (
     "tests.consumer.workers",
     "tests.delivery.killed",
     "tests.reconcile.repair_process",
+    "tests.schedule.ticking",
     "tests.examples.paused_teller",
     # Not the bank that this one runs: with it comes an engine, on the database that the environment names then.
     "examples.bank_transfer.message",

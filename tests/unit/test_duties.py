@@ -57,6 +57,7 @@ def test_each_is_planned_by_a_worker() -> None:
     outbox.on_parked("t")(lambda letter, session: None)
     outbox.known_group("t", group="g")
     outbox.reconciliation(every=3600)
+    outbox.every(60.0, topic="t", name="minutely")(lambda at: None)
     plan = Plan(outbox, check_roles(None), Clock(), producing=True, stopping=threading.Event())
     planned = {running.name for running in plan.duties}
     try:

@@ -388,8 +388,6 @@ def test_refused_without_the_libraries(bench: Bench, monkeypatch: pytest.MonkeyP
         ({"every": 60, "job": {"pair": [{"topic": "paid", "group": "nobody"}]}}, "paid:nobody is no subscription"),
         ({"every": 60, "job": {"workers": 0}}, "workers = 0"),
         ({"every": 60, "config": "/nowhere.toml"}, "can't be read"),
-        ({"at": "03:00", "timezone": "Mars/Olympus"}, "Mars/Olympus"),
-        ({"cron": "61 3 * * *"}, "'61 3 * * *'"),
     ],
 )
 def test_refused_when_the_worker_starts(bench: Bench, options: dict[str, Any], hint: str) -> None:
@@ -406,6 +404,8 @@ def test_refused_when_the_worker_starts(bench: Bench, options: dict[str, Any], h
         {},
         {"at": "03:00", "every": 60},
         {"at": "3 o'clock"},
+        {"at": "03:00", "timezone": "Mars/Olympus"},
+        {"cron": "61 3 * * *"},
         {"at": "24:00"},
         {"cron": "0 3 * *"},
         {"cron": "0 3 * * 1"},

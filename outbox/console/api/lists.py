@@ -167,6 +167,7 @@ KEYS: Mapping[str, Callable[[Any], tuple[object, ...]]] = {
     "workers": lambda row: (not row.alive, row.name, row.id),
     "producers": lambda row: (row.producer_group, not row.active, row.name, row.id),
     "locks": lambda row: (row.lock, row.session, row.database),
+    "cron_schedules": lambda row: (row.name, row.database),
     "topic_pauses": lambda row: (row.topic, row.database),
     "groups": lambda row: (row.group, row.topic, row.database),
     "schedules": lambda row: (row.name, row.database, row.pairs[:1]),
@@ -237,6 +238,7 @@ for _call in ("handlers", "workers", "producers", "locks", "system"):
     _add_call(_call, "state")
 _add_call("groups", "groups")
 _add_call("topic_pauses", "topics", "/topics/paused")
+_add_call("cron_schedules", "cron", "/cron")
 for _call in ("messages", "halves", "scheduled"):
     _add_call(_call, "messages")
 _add_call("inbox", "inbox")

@@ -287,6 +287,13 @@ def handlers(view: View) -> Response:
     return view.page("handlers.html", found.status, list=found, most=MOST_ROWS, **shown)
 
 
+@router.get("/cron")
+def cron(view: View) -> Response:
+    """Show the schedules of applications."""
+    found = listing_of(view, "cron_schedules", *of_each(view.operator, Operator.cron_schedules))
+    return view.page("cron.html", found.status, list=found)
+
+
 @router.get("/locks")
 def locks(view: View) -> Response:
     """Show the holders of the locks of dispatch and of groups' queues."""

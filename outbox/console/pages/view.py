@@ -39,6 +39,7 @@ NAVIGATION = (
     ("dead", "Dead letters", "stop", "d"),
     ("halves", "Halves & checks", "half", "h"),
     ("scheduled", "Scheduled", "clock", "s"),
+    ("cron", "Schedules", "clock", "e"),
     ("inbox", "Inbox", "inbox", "i"),
     ("groups", "Groups", "person", "u"),
     ("bulk-jobs", "Bulk jobs", "list", "p"),
@@ -148,7 +149,7 @@ _MEANINGS = {
     "check": ("commit", "committed", "consumed"),
     "clock": ("set_rate",),
     "half": ("written",),
-    "hourglass": ("pause_group", "pause_topic"),
+    "hourglass": ("pause_group", "pause_topic", "pause_cron"),
     "inbox": ("received",),
     "person": ("act", "note"),
     "question": ("check", "checked"),
@@ -158,7 +159,7 @@ _MEANINGS = {
     "shield": ("quarantined",),
     "stop": ("park", "half_parked", "parked"),
     "undo": ("recall", "recalled", "compensate", "compensated", "restore", "rolled_back"),
-    "x": ("rollback", "reset_group", "skip_group", "delete_group", "delete_topic", "end"),
+    "x": ("rollback", "reset_group", "skip_group", "delete_group", "delete_topic", "delete_cron", "end"),
 }
 ICONS = {name: icon for icon, names in _MEANINGS.items() for name in names}
 

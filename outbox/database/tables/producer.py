@@ -213,6 +213,19 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("pause_reason", Text, nullable=False),
             Column("resumed_at", TIME),
         ],
+        # All times of a schedule up to ``last_at`` are done.
+        "cron_schedule": [
+            Column("name", NAME, primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("recurrence", Text, nullable=False),
+            Column("missed", Text, nullable=False),
+            Column("last_at", TIME, nullable=False),
+            Column("next_at", TIME),
+            Column("paused_at", TIME),
+            Column("paused_by", Text),
+            Column("pause_reason", Text),
+            Column("ordered_at", TIME),
+        ],
         # To how many queues a topic grew, and the last position of each queue that it had before.
         "topic_growth": [
             Column("topic", NAME, primary_key=True),

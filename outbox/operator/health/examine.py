@@ -212,6 +212,7 @@ INSPECTIONS = (
     Inspection("confirmed groups", inspections.confirming, "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),
     Inspection("paused topics", inspections.paused_topics, "producer"),
+    Inspection("schedules", inspections.schedules, "producer"),
     Inspection("topics and groups", inspections.topics_and_groups, "producer consumer"),
     Inspection("prune", judging(sql.UNPRUNED, "prune.behind", limit=1000), "producer"),
     Inspection("segments", inspections.all_segments, "producer"),

@@ -196,6 +196,8 @@ def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Subject]
 #: Groups that an operator has paused, and those that their breaker has stopped; topics that an operator has paused.
 stopped_groups: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.STOPPED, "group.paused", "breaker.open")
 paused_topics: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.PAUSED_TOPICS, "topic.paused")
+#: Schedules that are paused, and those that no worker sends the messages of.
+schedules: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.SCHEDULES, "schedule.paused", "schedule.overdue")
 
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:

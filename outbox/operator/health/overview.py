@@ -154,6 +154,7 @@ class DatabaseHealth(Subject):
             yield from inspections.checks(self)
             yield from inspections.confirming(self)
             yield from inspections.paused_topics(self)
+            yield from inspections.schedules(self)
             yield from self.judge(["saga.overdue"], map(dataclasses.asdict, self.numbers.sagas))
         yield from inspections.bulk_jobs(self)
         yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))

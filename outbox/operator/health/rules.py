@@ -371,6 +371,22 @@ RULES: Mapping[str, Rule] = {
         details="topic age=paused by why",
         page="groups",
     ),
+    "schedule.paused": Rule(
+        "Schedule {schedule!r} of topic {topic!r} has been paused for {age:duration} by {by}: {why}",
+        "when that is over: outbox cron resume {schedule:quoted} {at}",
+        Severity.NOTE,
+        value="paused",
+        details="schedule topic age=paused by why",
+        page="cron",
+    ),
+    "schedule.overdue": Rule(
+        "Schedule {schedule!r} of topic {topic!r} has been due for {age:duration}: no worker has sent its message.",
+        "run a worker that declares it: " + _WORKER + " --roles schedule\nif one runs, its log says why it fails"
+        "\nif no application declares it any more: outbox cron delete {schedule:quoted} {at}",
+        value="overdue",
+        details="schedule topic age=overdue",
+        page="cron",
+    ),
     "group.unconsumed": Rule(
         "Group {group!r} is {lag:message|messages} behind in topic {topic!r}: no living worker consumes for it.",
         _WORKER + " --roles consume,retry",

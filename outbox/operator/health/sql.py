@@ -368,6 +368,14 @@ SELECT topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_
   FROM {s}.topic_pause WHERE resumed_at IS NULL ORDER BY 1
 """)
 
+#: Schedules that are paused, and those of which no worker has sent the message that is due: since when (s) either.
+SCHEDULES = Query("""
+-- schedule topic paused by why overdue
+SELECT name, topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason,
+       CASE WHEN paused_at IS NULL THEN extract(epoch FROM clock_timestamp() - next_at)::float8 END
+  FROM {s}.cron_schedule WHERE paused_at IS NOT NULL OR next_at < clock_timestamp() - interval '2 min' ORDER BY 1
+""")
+
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues
 #: messages were pruned before they were read, the age of the oldest in s, which share of the retention that is where
 #: nothing was pruned, and SQL that forgets the group.

@@ -6,8 +6,6 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from apscheduler.triggers.cron import CronTrigger
-
 from outbox.database.execute import execute, statement
 from outbox.database.sql import plan_by_index
 
@@ -26,7 +24,6 @@ LOST_AFTER = 300.0
 HEARD_OF = "coalesce((r.plan ->> 'alive_at')::timestamptz, r.started_at)"
 #: What the run of a whole fleet has for topic and group: no topic or group can be called so.
 FLEET = ("*", "*")
-_MOMENT = dt.timedelta(microseconds=1)
 
 # The runs of the newest job of the schedule, found pair by pair at the end of an index.
 _LAST_SCHEDULED = f"""
@@ -72,20 +69,12 @@ class Timetable:
     """Computes when a reconciliation is due again.
 
     One that has never run is due at once, and one that was missed, however often, once. The hosts' clocks may differ,
-    so APScheduler's `CronTrigger` only says which moment follows the last run.
-
-    Raises:
-        InvalidSettings: no such time zone, or fields of cron that can't be read.
+    so only the moment that follows the last run counts.
     """
 
     def __init__(self, declared: Reconciliation) -> None:
         self._seconds = declared.seconds
-        self._trigger = None
-        if declared.fields is not None:
-            try:
-                self._trigger = CronTrigger.from_crontab(declared.fields, timezone=declared.timezone)
-            except (ValueError, KeyError, OSError) as error:
-                raise declared.refused(f"{declared.fields!r} in time zone {declared.timezone!r}: {error}") from None
+        self._times = declared.recurrence
 
     def due_in(self, last: LastRun) -> float:
         """Return in how many seconds it is due; 0 or less if it is."""
@@ -98,9 +87,8 @@ class Timetable:
         if last.running or last.ended is None:
             return last.heard_of + dt.timedelta(seconds=LOST_AFTER)
         due = last.began + dt.timedelta(seconds=self._seconds or 0.0)
-        if self._trigger is not None:
-            following = self._trigger.get_next_fire_time(None, last.began + _MOMENT)
-            due = following or dt.datetime.max.replace(tzinfo=dt.UTC)
+        if self._times is not None:
+            due = self._times.after(last.began) or dt.datetime.max.replace(tzinfo=dt.UTC)
         if last.failed:
             due = min(due, last.ended + dt.timedelta(seconds=RETRY_AFTER))
         return due

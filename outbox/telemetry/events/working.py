@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import uuid
 from collections.abc import Mapping
@@ -280,6 +281,34 @@ class ReconciliationFailed(_Reconciled):
 @event("reconcile.report_failed", "worker", logging.ERROR, "%(duty)s: %(sentence)s")
 class ReconciliationReportFailed(_Reconciled):
     """The application's function that gets the result has failed."""
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+@event(
+    "schedule.missed", "worker", logging.WARNING, "schedule %(schedule)s has missed times since %(since)s: %(policy)s"
+)
+class ScheduleMissed(TelemetryEvent):
+    """No worker came to times of a schedule while they were due; ``policy`` says what became of them."""
+
+    schedule: str
+    topic: str
+    since: dt.datetime
+    policy: str
+
+
+@event("schedule.failed", "worker", logging.ERROR, "schedule %(schedule)s: no message of %(at)s was sent: %(reason)s")
+class ScheduleFailed(TelemetryEvent):
+    """The function of a schedule has failed, or its message couldn't be sent; it is tried again after a minute."""
+
+    schedule: str
+    topic: str
+    at: dt.datetime
+    reason: str
+
+
+# --- reconciliations without an end ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Schedules: at each time of a recurrence one message, over all workers."""
