@@ -275,15 +275,19 @@ class Declarations:
         from 1970 on. ``missed`` says what becomes of times that passed while no worker ran: ``one`` message for the
         newest of them, ``all``, or ``skip`` what is older than ``grace``. A schedule begins with its first time after
         a worker has met it; one whose ``when`` is changed begins anew. A call that takes longer than ``timeout`` has
-        failed, and is made again a minute later.
+        failed; the worker calls again a minute later.
 
         Raises:
             InvalidHandler: there is a schedule of this name already, or the function can't be called so.
-            InvalidSettings: fields that can't be read, or that never come; no such time zone.
+            InvalidSettings: fields that can't be read, or that never come; no such time zone; an interval under 10 ms.
             InvalidMessage: the topic or the name isn't one, or a duration isn't one.
         """
         options = {"recurrence": Recurrence.of(when, zone), "schedule": name or "", "missed": missed}
-        options |= {"grace": check_seconds("grace", grace), "timeout": timeout, "send": self._send_reply}
+        options |= {
+            "grace": check_seconds("grace", grace),
+            "timeout": check_seconds("timeout", timeout),
+            "send": self._send_reply,
+        }
         return self._register(CronSchedule, topic, None, **options)
 
     def _immunity_of(self, topic: str) -> float:

@@ -100,8 +100,9 @@ UPGRADE = (
     """CREATE TABLE {s}.topic_pause (topic {name} CONSTRAINT pk_topic_pause PRIMARY KEY,
         paused_at {now}, paused_by TEXT NOT NULL, pause_reason TEXT NOT NULL, resumed_at TIMESTAMPTZ)""",
     """CREATE TABLE {s}.cron_schedule (name {name} CONSTRAINT pk_cron_schedule PRIMARY KEY,
-        topic {name} NOT NULL, recurrence TEXT NOT NULL, missed TEXT NOT NULL, last_at TIMESTAMPTZ NOT NULL,
-        next_at TIMESTAMPTZ, paused_at TIMESTAMPTZ, paused_by TEXT, pause_reason TEXT, ordered_at TIMESTAMPTZ)""",
+        topic {name} NOT NULL, recurrence TEXT NOT NULL, missed TEXT NOT NULL,
+        declared_at TIMESTAMPTZ NOT NULL, last_at TIMESTAMPTZ NOT NULL, next_at TIMESTAMPTZ, paused_at TIMESTAMPTZ,
+        paused_by TEXT, pause_reason TEXT, ordered_at TIMESTAMPTZ)""",
     """CREATE TABLE {s}.topic_growth (topic {name}, queues INTEGER, ends BIGINT[] NOT NULL, grown_at {now},
         CONSTRAINT pk_topic_growth PRIMARY KEY (topic, queues))""",
     """CREATE TABLE {s}.compensation (

@@ -489,7 +489,7 @@ _OPTIONS = frozenset(SendOptions.__annotations__)
 # Those that `_chain_headers` makes headers of.
 _TYING = frozenset({"cause", "conversation", "correlation", "reply_to", "refusal"})
 
-#: What the application's code is called with now: a message, a list of them, or an orphan.
+#: What the application's code is called with now: a message, a list of them, an orphan, or the time of a schedule.
 HANDLED: ContextVar[Any] = ContextVar("outbox_handled", default=None)
 
 
@@ -558,8 +558,7 @@ def _handled_message() -> Message | Orphan | None:
     handled = HANDLED.get()
     if isinstance(handled, list):
         handled = handled[0] if len(handled) == 1 else None
-    message: Message | Orphan | None = handled
-    return message
+    return handled if isinstance(handled, Message | Orphan) else None
 
 
 @dataclass(frozen=True, slots=True, init=False)

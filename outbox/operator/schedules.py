@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from outbox.acts.changes import Declaration, checked_actor, record_of
+from outbox.acts.changes import Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_CRON, PAUSE_CRON, RESUME_CRON, RUN_CRON
 from outbox.database.execute import Statement, Template, execute
 from outbox.errors import ActRefused, NotFound
 from outbox.operator.databases import Query
+from outbox.operator.groups import busy
+from outbox.operator.health.sql import OVERDUE
 from outbox.operator.topics import Topics
 
 if TYPE_CHECKING:
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 class CronScheduleRow:
     """A schedule: the times at which a message of its topic is sent, of which all up to ``last_at`` are done.
 
-    ``next_at`` is the next one, as the worker knew that sent the last message; None if there is none. ``overdue`` is
-    for how long (seconds) it has been due, None while it isn't. ``ordered_at``: an operator has ordered a run.
+    ``next_at`` is the next one, as the worker knew that sent the last message; None until a worker has found it.
+    ``overdue``: for how long (seconds) a time has been due, or the run that an operator ordered at ``ordered_at``; None
+    if neither is.
     """
 
-    columns: ClassVar[str] = "schedule=name topic recurrence missed last=last_at next=next_at paused=paused_at"
+    columns: ClassVar[str] = "schedule=name topic recurrence last=last_at next=next_at overdue> paused=paused_at"
     database: str
     name: str
     topic: str
@@ -43,13 +47,11 @@ class CronScheduleRow:
     ordered_at: dt.datetime | None
 
 
-_SCHEDULES = Query("""
+_SCHEDULES = Query(f"""
 -- name topic recurrence missed last_at next_at overdue paused_at paused_by pause_reason ordered_at
-SELECT name, topic, recurrence, missed, last_at, next_at,
-       CASE WHEN paused_at IS NULL AND next_at < clock_timestamp()
-            THEN extract(epoch FROM clock_timestamp() - next_at)::float8 END,
-       paused_at, paused_by, pause_reason, ordered_at
-  FROM {s}.cron_schedule ORDER BY name
+SELECT s.name, s.topic, s.recurrence, s.missed, s.last_at, s.next_at, CASE WHEN {OVERDUE} > 0 THEN {OVERDUE} END,
+       s.paused_at, s.paused_by, s.pause_reason, s.ordered_at
+  FROM {{s}}.cron_schedule s ORDER BY s.name
 """)
 _IS_KNOWN = Template("SELECT 1 FROM {s}.cron_schedule WHERE name = %(name)s")
 _PAUSE = Template("""
@@ -129,7 +131,7 @@ class CronSchedules(Topics):
     ) -> None:
         found = self._sole_producer(database)
         statements: list[Statement] = [_IS_KNOWN(found.schema, name=cron), change(found.schema, name=cron, **values)]
-        with found.acting() as connection:
+        with unless_locked(partial(busy, f"schedule {cron!r}")), found.acting() as connection:
             known, changed = execute(connection, *statements)
             if not known:
                 raise NotFound(

@@ -7,6 +7,7 @@ now. So the hosts' clocks don't matter, and one that jumps does what a worker do
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 from outbox.calling.function import CalledFunction
 from outbox.errors import InvalidHandler
 from outbox.message.answer import SCHEDULED, CalledKind
-from outbox.message.content import check_group
+from outbox.message.content import GROUP_PATTERN, MAX_GROUP
 from outbox.schedule.recurrence import Recurrence
 
 #: What becomes of the times that passed while no worker came to them: all are made up for; or one, by the newest of
@@ -63,9 +64,12 @@ class CronSchedule(CalledFunction):
 
     def check(self) -> None:
         """Raise InvalidHandler if an option can't work."""
-        if not self.schedule:
-            object.__setattr__(self, "schedule", getattr(self.function, "__name__", ""))
-        check_group(self.schedule)
+        name = self.schedule or getattr(self.function, "__name__", "")
+        if not re.fullmatch(GROUP_PATTERN, name, re.ASCII) or len(name) > MAX_GROUP:
+            raise InvalidHandler(
+                f"{self.what}: a schedule needs a name of letters, digits, _ and -, {MAX_GROUP} at most; give name='…'"
+            )
+        object.__setattr__(self, "schedule", name)
         if self.missed not in get_args(Missed):
             raise InvalidHandler(f"{self.what}: missed = {self.missed!r} must be one of {', '.join(get_args(Missed))}")
 
@@ -85,10 +89,11 @@ class CronSchedule(CalledFunction):
         return {"topic": self.topic, "recurrence": str(self.recurrence), "missed": self.missed}
 
     def due(self, last: dt.datetime, now: dt.datetime) -> Due:
-        """Return what is to be done, where all times up to ``last`` are done."""
+        """Return what is to be done, in UTC, where all times up to ``last`` are done."""
         if self.missed == "all":
             times = list(islice(self.recurrence.between(last, now), MOST_MISSED + 1))
             return Due(times[:MOST_MISSED], times[:MOST_MISSED][-1] if times else None, None, len(times) > MOST_MISSED)
+        last, now = last.astimezone(dt.UTC), now.astimezone(dt.UTC)
         if (newest := self.recurrence.newest(last, now)) is None:
             return Due([])
         first = self.recurrence.after(last)

@@ -1,11 +1,12 @@
 """Send the messages of schedules at their times: each once, over all workers.
 
 A worker takes a time by moving the schedule's row from the time before, in the transaction that sends the message: of
-several workers one moves it, and where one dies, neither is there. The id of the message is made of the schedule and
-the time: also a database that was put back to before sends no second message for what its consumers have had.
+several workers one moves it, and where one dies, neither is there. The id of the message is made of the database, the
+schedule, its topic and the time: so a database that was put back to before sends no second message of a time that its
+consumers have had.
 
-What fails is told, and tried again after `RETRY_AFTER` by this worker; the schedule's later times wait for it, or are
-missed, as its policy says. Others go on.
+A failure is told, and the same worker tries the schedule again after `RETRY_AFTER`, for the newest time by then; others
+go on. The functions of one worker are called one after the other.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.calling.engine import CallRunners, RecordedCall
+from outbox.calling.engine import CallRunners, FunctionTimedOut, RecordedCall
 from outbox.database.duty import SEND, Duty, Post, Task
-from outbox.database.execute import execute, kind_of
+from outbox.database.execute import execute, is_lost
 from outbox.database.session import begin
-from outbox.errors import ErrorKind
 from outbox.message.ids import derived_id
 from outbox.message.model import Counts, Outgoing
 from outbox.schedule import sql
 from outbox.schedule.schedule import CronSchedule
-from outbox.telemetry.events import ScheduleFailed, ScheduleMissed
+from outbox.telemetry.events import ScheduleFailed, ScheduleMissed, ScheduleSuperseded
 from outbox.telemetry.hooks import emit
 from outbox.text import summary_of
 
@@ -49,9 +50,10 @@ _EARLY, _SHORTEST = 0.85, 0.005
 _NO_TIME = UUID(int=0)
 
 
-def scheduled_id(schedule: str, at: dt.datetime) -> UUID:
-    """Return the id of the message of a schedule and a time."""
-    return derived_id(_NO_TIME, "schedule", schedule, at.astimezone(dt.UTC).isoformat())
+def scheduled_id(source: UUID, schedule: CronSchedule, at: dt.datetime) -> UUID:
+    """Return the id of the message of a schedule and a time, in the database of this id."""
+    coordinates = "schedule", source, schedule.topic, schedule.schedule, at.astimezone(dt.UTC).isoformat()
+    return derived_id(_NO_TIME, *coordinates)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +62,9 @@ class ScheduledCall(RecordedCall[dt.datetime]):
 
     function: CronSchedule
     schema: str
+    source: UUID
     at: dt.datetime
-    last: dt.datetime | None
+    last: dt.datetime | None = None
 
     def begin(self, connection: Connection) -> dt.datetime | None:
         """Take the time, so that no other worker sends its message; None where another has."""
@@ -80,7 +83,7 @@ class ScheduledCall(RecordedCall[dt.datetime]):
         made = answer if isinstance(answer, Outgoing) else Outgoing(answer)
         options: dict[str, Any] = {**made.options}
         if options.keys().isdisjoint({"id", "dedupe"}):
-            options |= {"id": scheduled_id(self.function.schedule, argument), "on_duplicate": "ignore"}
+            options |= {"id": scheduled_id(self.source, self.function, argument), "on_duplicate": "ignore"}
         self.function.send(connection, self.function.topic, Outgoing(made.body, **options))
 
 
@@ -92,7 +95,10 @@ class Scheduler:
         self._schedules = schedules
         self._runners = CallRunners(new_runner)
         self._failed_until: dict[str, float] = {}
+        self._superseded: set[str] = set()
+        self._since: dt.datetime | None = None
         self._due_at = -math.inf
+        self._lost: BaseException | None = None
 
     def every(self) -> float:
         """Return after how many seconds a pass is due: a bit before a schedule is, and again then."""
@@ -110,73 +116,93 @@ class Scheduler:
         schema = self._settings.schema
         with begin(connection):
             (rows,) = execute(connection, sql.schedules(schema, names=list(schedules)))
-        for now, name, *known in rows:
+        for source, now, name, *known in rows:
             if stopping():
                 return counts
+            self._since = self._since or now
             if self._failed_until.get(name, 0.0) > time.monotonic():
                 continue
-            schedule = schedules[name]
-            if tuple(known[:3]) != tuple(schedule.declared.values()):
-                self._declare(connection, schedule, now)
-                wait = 0.0
-                continue
-            step, due_in = self._send_due(connection, schedule, now, tuple(known))
+            try:
+                step, due_in = self._step(connection, schedules[name], source, now, known)
+            except Exception as error:
+                if error is self._lost or is_lost(connection):
+                    raise
+                step, due_in = self._failed(schedules[name], now, error), RETRY_AFTER
             wait, counts = min(wait, due_in), counts + step
         self._due_at = time.monotonic() + wait
         return counts
+
+    def _step(
+        self, connection: Connection, schedule: CronSchedule, source: UUID, now: dt.datetime, known: list[Any]
+    ) -> tuple[Counts, float]:
+        """Declare a schedule or send what is due of it; return what came of it, and in how many seconds it is due."""
+        declared, (declared_at, *row), name = tuple(known[:3]), known[3:], schedule.schedule
+        if declared == tuple(schedule.declared.values()):
+            return self._send_due(connection, schedule, source, now, tuple(row))
+        if declared_at is None or declared_at <= self._since:
+            self._declare(connection, schedule, now, self._since or now)
+            return Counts(), schedule.due_in(now, now)
+        if name not in self._superseded:
+            self._superseded.add(name)
+            emit(ScheduleSuperseded(schedule=name, topic=schedule.topic, declared=", ".join(declared)))
+        return Counts(), math.inf
 
     def order(self, connection: Connection) -> None:
         """Have a message of each schedule sent by the next pass."""
         schema, names = self._settings.schema, list(self._schedules)
         with begin(connection):
             (rows,) = execute(connection, sql.schedules(schema, names=names))
-        for now, name, *_ in rows:
-            self._declare(connection, self._schedules[name], now)
+        for _, now, name, *_ in rows:
+            self._declare(connection, self._schedules[name], now, now)
         with begin(connection):
             execute(connection, sql.order(schema, names=names))
 
-    def _declare(self, connection: Connection, schedule: CronSchedule, now: dt.datetime) -> None:
-        values = {"name": schedule.schedule, **schedule.declared, "now": now, "next": schedule.recurrence.after(now)}
+    def _declare(self, connection: Connection, schedule: CronSchedule, now: dt.datetime, since: dt.datetime) -> None:
+        following = schedule.recurrence.after(now)
+        values = {"name": schedule.schedule, **schedule.declared, "since": since, "now": now, "next": following}
         with begin(connection):
             execute(connection, sql.declare(self._settings.schema, **values))
 
     def _send_due(
-        self, connection: Connection, schedule: CronSchedule, now: dt.datetime, known: Row
+        self, connection: Connection, schedule: CronSchedule, source: UUID, now: dt.datetime, row: Row
     ) -> tuple[Counts, float]:
-        """Send what is due of a schedule; return what came of it, and after how many seconds it is due again."""
-        *_, last, is_paused, ordered_at = known
-        schema = self._settings.schema
-        calls = [ScheduledCall(schedule, schema, ordered_at, None)] if ordered_at is not None else []
-        if is_paused:
-            return self._make(calls), math.inf
+        last, is_paused, ordered_at = row
+        call, counts = partial(ScheduledCall, schedule, self._settings.schema, source), Counts()
+        if ordered_at is not None:
+            counts += self._make([call(ordered_at)])
+        if is_paused or counts.failed:
+            return counts, math.inf
         due, name = schedule.due(last, now), schedule.schedule
-        for before, at in pairwise([last, *due.times]):
-            calls.append(ScheduledCall(schedule, schema, at, before))
-        counts, left_out = self._make(calls), False
+        sent = self._make([call(at, before) for before, at in pairwise([last, *due.times])])
+        took = bool(sent.done)
         if due.done is not None and not due.times:
             values = {"name": name, "at": due.done, "last": last, "next": schedule.recurrence.after(due.done)}
             with begin(connection):
-                left_out = bool(execute(connection, sql.advance(schema, **values))[0])
-        if due.missed is not None and (left_out or counts.done):
+                took = bool(execute(connection, sql.advance(self._settings.schema, **values))[0])
+        if took and due.missed is not None and (now - due.missed).total_seconds() > schedule.grace:
             emit(ScheduleMissed(schedule=name, topic=schedule.topic, since=due.missed, policy=schedule.missed))
-        return counts, 0.0 if due.more else schedule.due_in(due.done or last, now)
+        return counts + sent, 0.0 if due.more else schedule.due_in(due.done or last, now)
 
-    def _make(self, calls: list[ScheduledCall]) -> Counts:
+    def _make(self, calls: Iterable[ScheduledCall]) -> Counts:
         counts = Counts()
         for each in calls:
             error = self._runners.make(each)
-            if error is not None and kind_of(error) is ErrorKind.UNAVAILABLE:
-                raise error  # it isn't the schedule's: the pass is made again as soon as the database is back
+            if error is not None and each.error is None and not isinstance(error, FunctionTimedOut):
+                self._lost = error  # the database went away, or couldn't be reached: the pass has failed
+                raise error
             if error is not None:
-                name, topic = each.function.schedule, each.function.topic
-                self._failed_until[name] = time.monotonic() + RETRY_AFTER
-                reason = summary_of(error).partition("\n")[0]
-                emit(ScheduleFailed(schedule=name, topic=topic, at=each.at, reason=reason, error=error))
-                return counts + Counts(taken=1, failed=1)
+                return counts + self._failed(each.function, each.at, error)
             if not each.done:
                 break  # another worker has it
             counts += Counts(taken=1, done=1)
         return counts
+
+    def _failed(self, schedule: CronSchedule, at: dt.datetime, error: BaseException) -> Counts:
+        # A time that is left out when it is older than the grace is tried again before that.
+        self._failed_until[schedule.schedule] = time.monotonic() + min(RETRY_AFTER, max(schedule.grace / 2, 1.0))
+        reason = summary_of(error).partition("\n")[0]
+        emit(ScheduleFailed(schedule=schedule.schedule, topic=schedule.topic, at=at, reason=reason, error=error))
+        return Counts(taken=1, failed=1)
 
 
 def _tasks(at: Post) -> Iterator[Task]:

@@ -96,10 +96,10 @@ def confirm(outbox: Outbox) -> Counts:
 
 
 def schedules(outbox: Outbox) -> Counts:
-    """Send a message of each schedule that is declared, as if its time had come now; return how many.
+    """Send a message of each schedule that is declared, as if its time had come now; return how many were sent.
 
-    Their own times stay as they are. `drain` hands the messages to their consumers. For an outbox on a sync engine with
-    plain functions.
+    Those of its own times that are due by now are sent too. `drain` hands the messages to their consumers. For an
+    outbox on a sync engine with plain functions.
 
     Raises:
         InvalidHandler: an async function or database: call it by `on_loop` for these; or the outbox is rolled back.

@@ -14,18 +14,19 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from outbox import INJECTED, Outbox, Outgoing, Settings
 from outbox.database.execute import execute
+from outbox.database.identity import renew
 from outbox.errors import ActRefused, InvalidHandler, NotFound
 from outbox.message.model import Counts
 from outbox.schedule import sql
 from outbox.schedule.schedule import MOST_MISSED, CronSchedule, Due
 from outbox.schedule.schedule_pass import Scheduler, scheduled_id
-from outbox.telemetry.events import ScheduleFailed, ScheduleMissed
+from outbox.telemetry.events import ScheduleFailed, ScheduleMissed, ScheduleSuperseded
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.testing import drain, on_loop, schedules
 from outbox.worker import Worker
@@ -144,7 +145,8 @@ def test_a_message_of_each_time(clockwork: Clockwork) -> None:
     assert worker().done == 1
     assert worker() == Counts()
     ((body, half_id),) = [(each, id_) for each, id_ in zip(clockwork.sent(), ids_of(clockwork), strict=True)]
-    assert half_id == scheduled_id("hourly", dt.datetime.fromisoformat(body["at"]))
+    source, schedule = clockwork.value("SELECT outbox.source_id()"), clockwork.app.schedules["hourly"]
+    assert half_id == scheduled_id(source, schedule, dt.datetime.fromisoformat(body["at"]))
     assert dt.datetime.fromisoformat(body["at"]).minute == 0
 
 
@@ -176,7 +178,7 @@ def test_what_was_read_before(clockwork: Clockwork, missed: Any, meanwhile: str,
     if meanwhile == "an order that is taken":
         operator.run_cron("hourly", by="ada")
     scheduler, connection = clockwork.scheduler()
-    ((now, _, *known),) = execute(connection, sql.schedules(clockwork.settings.schema, names=["hourly"]))[0]
+    ((source, now, _, *known),) = execute(connection, sql.schedules(clockwork.settings.schema, names=["hourly"]))[0]
     if meanwhile in {"another pass", "an order that is taken"}:
         worker()
     else:
@@ -185,7 +187,7 @@ def test_what_was_read_before(clockwork: Clockwork, missed: Any, meanwhile: str,
         operator.resume_cron("hourly", by="ada")
     before = len(clockwork.sent()), len(heard)
     connection.rollback()
-    assert scheduler._send_due(connection, schedule, now, tuple(known))[0] == Counts()
+    assert scheduler._send_due(connection, schedule, source, now, tuple(known[4:]))[0] == Counts()
     assert (len(clockwork.sent()), len(heard)) == before
 
 
@@ -199,6 +201,25 @@ def test_a_time_is_made_up_for_once_after_a_restore(clockwork: Clockwork, heard:
         assert worker().done == 1
     assert len(clockwork.sent()) == 1
     assert not [each for each in heard if isinstance(each, ScheduleFailed)]
+
+
+def test_two_schedules_of_one_name(clockwork: Clockwork, new_engine: Callable[[], Engine], settings: Settings) -> None:
+    """In two databases, or of two topics, the same time is two messages: a consumer of both takes both."""
+    other = Clockwork(new_engine(), settings)
+    with other.engine.begin() as connection:
+        renew(connection, settings.schema)
+    for each in (clockwork, other):
+        each.declare(NIGHTLY)
+        each.pass_by(50)
+        each.worker()
+    clockwork.app = Outbox(clockwork.engine, settings=settings)
+    clockwork.app.every(NIGHTLY, topic="u", name="hourly")(lambda at: "other")
+    clockwork.worker()
+    clockwork.pass_by(50)
+    clockwork.worker()
+    other.close()
+    ids = ids_of(clockwork) + ids_of(other)
+    assert len(ids) == len(set(ids)) == 3
 
 
 def test_a_clock_that_jumps(clockwork: Clockwork, heard: list[TelemetryEvent]) -> None:
@@ -229,7 +250,7 @@ def test_what_was_missed_is_left_out(clockwork: Clockwork, heard: list[Telemetry
     [
         (lambda at: None, []),
         (lambda at, session: session.execute(text("SELECT 7")).scalar() == 7 and "7", ["7"]),
-        (lambda at: Outgoing("x", key="k", id=scheduled_id("other", at)), ["x"]),
+        (lambda at: Outgoing("x", key="k", id="business"), ["x"]),
         (lambda at: Outgoing("y", dedupe="z"), ["y"]),
     ],
 )
@@ -284,6 +305,52 @@ def test_a_connection_that_was_lost(clockwork: Clockwork, heard: list[TelemetryE
     assert not [each for each in heard if isinstance(each, ScheduleFailed)]
 
 
+@pytest.mark.parametrize("first", ["aaa", "zzz"])
+def test_a_schedule_that_is_ill_keeps_none_from_its_times(
+    clockwork: Clockwork, first: str, heard: list[TelemetryEvent]
+) -> None:
+    """Also one whose function can't reach another database, or whose times can't be told."""
+
+    def reaches(at: dt.datetime) -> None:
+        create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none").connect()
+
+    clockwork.declare(function=reaches, name=first)
+    clockwork.declare(name="mmm")
+    clockwork.declare(name="nnn")
+    worker = clockwork.worker()
+    object.__setattr__(clockwork.app.schedules["nnn"], "missed", "one")
+    object.__setattr__(clockwork.app.schedules["nnn"], "recurrence", None)
+    for name in (first, "mmm"):
+        clockwork.pass_by(1, name)
+    assert worker().done == 1
+    assert {each.schedule for each in heard if isinstance(each, ScheduleFailed)} == {first, "nnn"}
+
+
+def test_a_function_that_sends(clockwork: Clockwork) -> None:
+    """Its own messages go out with that of the time; none of them is caused by a message."""
+
+    def sends(at: dt.datetime, session: Session) -> str:
+        clockwork.app.send(session, "u", {"own": 1})
+        return "made"
+
+    clockwork.declare(function=sends)
+    clockwork.pass_by(1)
+    clockwork.worker()
+    assert sorted(map(str, clockwork.sent())) == ["made", "{'own': 1}"]
+
+
+def test_what_an_order_is_told_of(clockwork: Clockwork, heard: list[TelemetryEvent]) -> None:
+    """A run that an operator orders makes nothing of the times that were missed."""
+    clockwork.declare(NIGHTLY)
+    worker = clockwork.worker()
+    clockwork.pass_by(50)
+    clockwork.run("UPDATE outbox.cron_schedule SET last_at = last_at + interval '1 s'")
+    clockwork.app.operator.run_cron("hourly", by="ada")
+    assert worker().done == 2
+    assert worker() == Counts()
+    assert len([each for each in heard if isinstance(each, ScheduleMissed)]) == 1
+
+
 def test_a_declaration_that_changes(clockwork: Clockwork) -> None:
     """One with other times begins anew: what has passed by them is no time of it. Another topic changes no time."""
     clockwork.declare()
@@ -299,6 +366,52 @@ def test_a_declaration_that_changes(clockwork: Clockwork) -> None:
     assert len(clockwork.sent()) in {2, 3}
 
 
+@pytest.mark.parametrize("changed", [{"when": dt.timedelta(days=5)}, {"missed": "all"}])
+def test_two_releases_at_once(clockwork: Clockwork, changed: dict[str, Any], heard: list[TelemetryEvent]) -> None:
+    """The declaration of the worker that began last counts; the other one leaves it alone, and both rest meanwhile."""
+    ten: dict[str, Any] = {"when": dt.timedelta(days=10)}
+    clockwork.declare(**ten)
+    old, connection = clockwork.scheduler()
+    old.once(connection, connection, lambda: False)
+    clockwork.app = Outbox(clockwork.engine, settings=clockwork.settings)
+    schedule = clockwork.declare(**{**ten, **changed})
+    new, _ = clockwork.scheduler()
+    for _ in range(3):
+        clockwork.pass_by(240)
+        assert old.once(connection, connection, lambda: False) == Counts()
+        assert new.once(connection, connection, lambda: False).done >= 1
+        assert min(old.every(), new.every()) > 0.1
+    # Also one that has read the row before the other one's declaration.
+    old._declare(connection, old._schedules["hourly"], NOON, NOON)
+    assert [each.schedule for each in heard if isinstance(each, ScheduleSuperseded)] == ["hourly"]
+    assert clockwork.rows("SELECT recurrence || missed FROM outbox.cron_schedule") == [
+        f"{schedule.recurrence}{schedule.missed}"
+    ]
+
+
+def test_a_function_that_takes_long(clockwork: Clockwork, released: threading.Event) -> None:
+    """Other workers don't wait for it, and an operator is told that it runs."""
+    running = threading.Event()
+
+    def slow(at: dt.datetime) -> str:
+        running.set()
+        released.wait()
+        return "late"
+
+    clockwork.declare(function=slow)
+    first, second = clockwork.worker(), clockwork.worker()
+    clockwork.pass_by(1)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(first)
+        assert running.wait(60)
+        assert second() == Counts()
+        with pytest.raises(ActRefused, match="schedule 'hourly' is busy"):
+            clockwork.app.operator.pause_cron("hourly", by="ada", why="calm")
+        released.set()
+        assert made.result().done == 1
+    assert clockwork.sent() == ["late"]
+
+
 def test_what_can_not_be_declared(engine: Engine) -> None:
     """A name that is taken, a policy that isn't one, a function that can't be called."""
     app = Outbox(engine)
@@ -312,6 +425,7 @@ def test_what_can_not_be_declared(engine: Engine) -> None:
         ({"name": "b", "missed": "some"}, nightly, "must be one of one, all, skip"),
         ({"name": "c"}, lambda: None, "must take"),
         ({"name": "d", "timeout": 0.0}, nightly, "timeout = 0.0 must be greater than 0"),
+        ({}, lambda at: None, "a schedule needs a name of letters"),
     ):
         with pytest.raises(InvalidHandler, match=why):
             app.every(NIGHTLY, topic="t", **options)(function)  # type: ignore[arg-type]  # what is refused

@@ -219,6 +219,7 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("topic", NAME, nullable=False),
             Column("recurrence", Text, nullable=False),
             Column("missed", Text, nullable=False),
+            Column("declared_at", TIME, nullable=False),
             Column("last_at", TIME, nullable=False),
             Column("next_at", TIME),
             Column("paused_at", TIME),

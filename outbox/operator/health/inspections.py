@@ -197,7 +197,9 @@ def judging(query: Query, *codes: str, limit: int = LIMIT) -> Callable[[Subject]
 stopped_groups: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.STOPPED, "group.paused", "breaker.open")
 paused_topics: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.PAUSED_TOPICS, "topic.paused")
 #: Schedules that are paused, and those that no worker sends the messages of.
-schedules: Callable[[Subject], Iterator[Diagnosis]] = judging(sql.SCHEDULES, "schedule.paused", "schedule.overdue")
+schedules: Callable[[Subject], Iterator[Diagnosis]] = judging(
+    sql.SCHEDULES, "schedule.paused", "schedule.overdue", "schedule.ahead"
+)
 
 
 def undispatched(examination: Examination) -> Iterator[Diagnosis]:

@@ -387,6 +387,14 @@ RULES: Mapping[str, Rule] = {
         details="schedule topic age=overdue",
         page="cron",
     ),
+    "schedule.ahead": Rule(
+        "Schedule {schedule!r} of topic {topic!r} is done up to {age:duration} from now, so that nothing is sent until "
+        "then: the clock of the database was ahead.",
+        "to have it begin anew with its next time: outbox cron delete {schedule:quoted} {at}",
+        value="ahead",
+        details="schedule topic age=ahead",
+        page="cron",
+    ),
     "group.unconsumed": Rule(
         "Group {group!r} is {lag:message|messages} behind in topic {topic!r}: no living worker consumes for it.",
         _WORKER + " --roles consume,retry",

@@ -368,12 +368,20 @@ SELECT topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_
   FROM {s}.topic_pause WHERE resumed_at IS NULL ORDER BY 1
 """)
 
-#: Schedules that are paused, and those of which no worker has sent the message that is due: since when (s) either.
-SCHEDULES = Query("""
--- schedule topic paused by why overdue
-SELECT name, topic, extract(epoch FROM clock_timestamp() - paused_at)::float8, paused_by, pause_reason,
-       CASE WHEN paused_at IS NULL THEN extract(epoch FROM clock_timestamp() - next_at)::float8 END
-  FROM {s}.cron_schedule WHERE paused_at IS NOT NULL OR next_at < clock_timestamp() - interval '2 min' ORDER BY 1
+#: For how long (s) something of a schedule ``s`` is due that no worker has sent: a time, or what an operator ordered.
+OVERDUE = """extract(epoch FROM clock_timestamp() - least(
+           s.ordered_at, CASE WHEN s.paused_at IS NULL THEN coalesce(s.next_at, s.last_at) END))::float8"""
+#: Schedules that are paused, those of which something is due and not sent, and those that are done up to a time far
+#: ahead: for how long (s) each.
+SCHEDULES = Query(f"""
+-- schedule topic paused by why overdue ahead
+SELECT * FROM (
+SELECT s.name, s.topic, extract(epoch FROM clock_timestamp() - s.paused_at)::float8, s.paused_by, s.pause_reason,
+       CASE WHEN {OVERDUE} > 120 THEN {OVERDUE} END AS overdue,
+       CASE WHEN s.last_at > clock_timestamp() + interval '2 min'
+            THEN extract(epoch FROM s.last_at - clock_timestamp())::float8 END AS ahead
+  FROM {{s}}.cron_schedule s) f (name, topic, paused, by, why, overdue, ahead)
+ WHERE coalesce(paused, overdue, ahead) IS NOT NULL ORDER BY 1
 """)
 
 #: How far each group that has something to read is behind, as far as its topic is in this database: in how many queues

@@ -298,6 +298,20 @@ class ScheduleMissed(TelemetryEvent):
     policy: str
 
 
+@event(
+    "schedule.superseded",
+    "worker",
+    logging.WARNING,
+    "schedule %(schedule)s is declared otherwise by a worker that began later (%(declared)s): this one leaves it alone",
+)
+class ScheduleSuperseded(TelemetryEvent):
+    """A release is rolled out, or two applications have schedules of one name: the newest declaration counts."""
+
+    schedule: str
+    topic: str
+    declared: str
+
+
 @event("schedule.failed", "worker", logging.ERROR, "schedule %(schedule)s: no message of %(at)s was sent: %(reason)s")
 class ScheduleFailed(TelemetryEvent):
     """The function of a schedule has failed, or its message couldn't be sent; it is tried again after a minute."""
