@@ -182,7 +182,7 @@ def test_a_group_that_falls_behind(engine: Engine, new_engine: NewEngine, apart:
             sample(engine, at, {}, {"paid": {"mail": group}})
     (problem,) = overview_of(**engines).findings
     assert (problem.severity, problem.page) == ("note", "messages")
-    assert problem.sentence.endswith("and falls further behind: 4 in the last minutes.")
+    assert problem.sentence.endswith(": 4 more than some minutes ago.")
 
 
 def test_reconciliations(engine: Engine) -> None:

@@ -380,16 +380,14 @@ RULES: Mapping[str, Rule] = {
         page="cron",
     ),
     "schedule.overdue": Rule(
-        "Schedule {schedule!r} of topic {topic!r} has been due for {age:duration}: no worker has sent its message.",
-        "run a worker that declares it: " + _WORKER + " --roles schedule\nif one runs, its log says why it fails"
-        "\nif no application declares it any more: outbox cron delete {schedule:quoted} {at}",
+        "Schedule {schedule!r} of topic {topic!r} has been due for {age:duration}: no worker sends; see its log.",
+        _WORKER + " --roles schedule\nif no application declares it: outbox cron delete {schedule:quoted} {at}",
         value="overdue",
         details="schedule topic age=overdue",
         page="cron",
     ),
     "schedule.ahead": Rule(
-        "Schedule {schedule!r} of topic {topic!r} is done up to {age:duration} from now, so that nothing is sent until "
-        "then: the clock of the database was ahead.",
+        "Schedule {schedule!r} sends nothing for {age:duration}: the database's clock was ahead when it sent last.",
         "to have it begin anew with its next time: outbox cron delete {schedule:quoted} {at}",
         value="ahead",
         details="schedule topic age=ahead",
@@ -401,8 +399,7 @@ RULES: Mapping[str, Rule] = {
         page="messages?group&topic&status=unconsumed",
     ),
     "group.lag": Rule(
-        "Group {group!r} is {lag:message|messages} behind in topic {topic!r}, and falls further behind: {grown:,} in "
-        "the last minutes.",
+        "Group {group!r} is {lag:message|messages} behind in topic {topic!r}: {grown:,} more than some minutes ago.",
         "give the group more workers, threads or a bigger batch",
         Severity.NOTE,
         page="messages?group&topic&status=unconsumed",
@@ -641,9 +638,8 @@ def address(url: URL) -> str:
 class Subject:
     """A database that is judged: its name, its address, and the settings with which it is used.
 
-    ``app`` is the application's name in commands. ``checkers`` by topic are None where the application isn't
-    known. ``parts`` are those whose tables can be read. ``served``: workers should be there; the doctor is asked before
-    the first deployment as well.
+    ``app`` is the application's name in commands, ``checkers`` by topic are None where it isn't known. ``parts`` can be
+    read. ``served``: workers should be there; the doctor is asked before the first deployment as well.
     """
 
     name: str
