@@ -208,6 +208,8 @@ class Databases:
         try:
             with ExitStack() as stack:
                 pooled = [stack.enter_context(closing(engine.raw_connection())) for _ in range(pool.checkedin())]
+                for each in pooled:
+                    each.info.clear()  # as which Outbox's it was known, among others
                 return self._are_as_new([each.driver_connection for each in pooled])
         except (psycopg.Error, DBAPIError):  # such as of one that was cut
             return False

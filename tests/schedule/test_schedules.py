@@ -143,14 +143,12 @@ def test_a_message_of_each_time(clockwork: Clockwork) -> None:
     """It begins with the first time after a worker has met it; then each time comes once, with the id of its time."""
     clockwork.declare()
     worker = clockwork.worker()
-    assert worker() == Counts()
     clockwork.pass_by(1)
     assert worker().done == 1
     assert worker() == Counts()
     ((body, half_id),) = zip(clockwork.sent(), clockwork.ids(), strict=True)
     source, schedule = clockwork.value("SELECT outbox.source_id()"), clockwork.app.schedules["hourly"]
     assert half_id == scheduled_id(source, schedule, dt.datetime.fromisoformat(body["at"]))
-    assert dt.datetime.fromisoformat(body["at"]).minute == 0
 
 
 def test_many_workers_at_once(clockwork: Clockwork) -> None:
