@@ -268,8 +268,8 @@ class Declarations:
 
         ``function(at)`` or ``function(at, session)``, sync or async, returns the body, an `Outgoing`, or None to send
         nothing. It is called by a worker at the time, in the transaction that sends the message: one for each time,
-        however many workers there are. ``at`` is the time, in ``zone``. The id of the message is made of ``name`` (the
-        function's, by default) and the time.
+        however many workers there are. ``at`` is the time, in ``zone``. The id of the message is made of the database,
+        the topic, ``name`` (the function's, by default) and the time.
 
         ``when`` is a text with the five fields of cron, by the clocks of ``zone``; or a timedelta or seconds, counted
         from 1970 on. ``missed`` says what becomes of times that passed while no worker ran: ``one`` message for the
@@ -278,9 +278,9 @@ class Declarations:
         failed; the worker calls again a minute later.
 
         Raises:
-            InvalidHandler: there is a schedule of this name already, or the function can't be called so.
+            InvalidHandler: there is a schedule of this name, the name isn't one, or the function can't be called so.
             InvalidSettings: fields that can't be read, or that never come; no such time zone; an interval under 10 ms.
-            InvalidMessage: the topic or the name isn't one, or a duration isn't one.
+            InvalidMessage: the topic isn't a name, or a duration isn't one.
         """
         options = {"recurrence": Recurrence.of(when, zone), "schedule": name or "", "missed": missed}
         options |= {

@@ -72,7 +72,7 @@ class Recurrence:
         try:
             never = self.after(dt.datetime.now(dt.UTC)) is None
         except (ValueError, KeyError, OSError, TypeError) as error:
-            raise InvalidSettings(f"{self} in time zone {self.zone!r}: {error}") from None
+            raise InvalidSettings(f"{fields or str(self)!r} in time zone {self.zone!r}: {error}") from None
         if never:
             raise InvalidSettings(f"{fields!r} never comes; mend the day or the month")
 

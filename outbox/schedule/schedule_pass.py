@@ -52,8 +52,8 @@ _NO_TIME = UUID(int=0)
 
 def scheduled_id(source: UUID, schedule: CronSchedule, at: dt.datetime) -> UUID:
     """Return the id of the message of a schedule and a time, in the database of this id."""
-    coordinates = "schedule", source, schedule.topic, schedule.schedule, at.astimezone(dt.UTC).isoformat()
-    return derived_id(_NO_TIME, *coordinates)
+    moment = at.astimezone(dt.UTC).isoformat()
+    return derived_id(_NO_TIME, "schedule", source, schedule.topic, schedule.schedule, moment)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +112,7 @@ class Scheduler:
     def once(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
         """Send the messages of all times that are due; declare schedules that are new."""
         counts, wait = Counts(), math.inf
-        schedules = dict(self._schedules)
-        schema = self._settings.schema
+        schedules, schema = dict(self._schedules), self._settings.schema
         with begin(connection):
             (rows,) = execute(connection, sql.schedules(schema, names=list(schedules)))
         for source, now, name, *known in rows:
@@ -159,9 +158,9 @@ class Scheduler:
 
     def _declare(self, connection: Connection, schedule: CronSchedule, now: dt.datetime, since: dt.datetime) -> None:
         following = schedule.recurrence.after(now)
-        values = {"name": schedule.schedule, **schedule.declared, "since": since, "now": now, "next": following}
+        values = {"name": schedule.schedule, "since": since, "now": now, "next": following}
         with begin(connection):
-            execute(connection, sql.declare(self._settings.schema, **values))
+            execute(connection, sql.declare(self._settings.schema, **values, **schedule.declared))
 
     def _send_due(
         self, connection: Connection, schedule: CronSchedule, source: UUID, now: dt.datetime, row: Row
@@ -173,15 +172,16 @@ class Scheduler:
         if is_paused or counts.failed:
             return counts, math.inf
         due, name = schedule.due(last, now), schedule.schedule
-        sent = self._make([call(at, before) for before, at in pairwise([last, *due.times])])
-        took = bool(sent.done)
+        took = (sent := self._make([call(at, before) for before, at in pairwise([last, *due.times])])).done > 0
         if due.done is not None and not due.times:
             values = {"name": name, "at": due.done, "last": last, "next": schedule.recurrence.after(due.done)}
             with begin(connection):
                 took = bool(execute(connection, sql.advance(self._settings.schema, **values))[0])
         if took and due.missed is not None and (now - due.missed).total_seconds() > schedule.grace:
             emit(ScheduleMissed(schedule=name, topic=schedule.topic, since=due.missed, policy=schedule.missed))
-        return counts + sent, 0.0 if due.more else schedule.due_in(due.done or last, now)
+        if due.more:  # where another worker is at it, this one would find the same again and again
+            return counts + sent, 0.0 if took else LONGEST_WAIT
+        return counts + sent, schedule.due_in(due.done or last, now)
 
     def _make(self, calls: Iterable[ScheduledCall]) -> Counts:
         counts = Counts()

@@ -380,7 +380,7 @@ RULES: Mapping[str, Rule] = {
         page="cron",
     ),
     "schedule.overdue": Rule(
-        "Schedule {schedule!r} of topic {topic!r} has been due for {age:duration}: no worker sends; see its log.",
+        "Schedule {schedule!r} of topic {topic!r} has been due for {age:duration}: no worker has sent its message.",
         _WORKER + " --roles schedule\nif no application declares it: outbox cron delete {schedule:quoted} {at}",
         value="overdue",
         details="schedule topic age=overdue",
