@@ -18,6 +18,7 @@ from outbox.message.model import Park as Park
 from outbox.message.model import Resolution as Resolution
 from outbox.message.model import Retry as Retry
 from outbox.message.model import Skip as Skip
+from outbox.message.model import Unavailable as Unavailable
 from outbox.message.topic import Topic as Topic
 from outbox.producer.decorators import INJECTED as INJECTED
 from outbox.producer.decorators import CallOutcome as CallOutcome

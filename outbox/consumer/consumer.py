@@ -334,8 +334,9 @@ class QueueConsumer:
         return State.WORKED, Counts(taken=len(batch.passed), done=len(entries))
 
     def _record(self, connection: Connection, failed: AttemptFailed) -> tuple[State, Counts]:
-        """Write down a failed attempt, in a transaction of its own."""
+        """Write down a failed attempt, in a transaction of its own; or stop the group, where that was no attempt."""
         entry, of = failed.entry, self.progress.of
+        is_attempt = not failed.failure.unavailable or self._gate.is_alone(entry.id)
         with begin(connection):
             locked, offsets = execute(connection, *self._first_statements([])[:2])
             offset = offsets[0] if offsets else sql.NO_OFFSET
@@ -343,12 +344,18 @@ class QueueConsumer:
                 # Another worker went on from here; what this message came to is now its affair.
                 self._ahead.clear()
                 return State.LOCKED, Counts()
-            # Messages that wait had no part in the failure, and are passed with it.
-            waiting = [each for each in self._batch.wait if offset[0] < each.position < entry.position]
-            at_commit(connection, *key_order.wait(of, waiting, self.progress.passage, self._batch.again))
-            row, after = self._write_failure(connection, entry, failed.attempts, failed.failure, 1)
-            if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
-                self._gate.close(connection)
+            if is_attempt:
+                # Messages that wait had no part in the failure, and are passed with it.
+                waiting = [each for each in self._batch.wait if offset[0] < each.position < entry.position]
+                at_commit(connection, *key_order.wait(of, waiting, self.progress.passage, self._batch.again))
+                row, after = self._write_failure(connection, entry, failed.attempts, failed.failure, 1)
+                if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
+                    self._gate.close(connection)
+            else:
+                at_commit(connection, self.progress.drop_starts())
+        if not is_attempt:
+            self._gate.unavailable(connection, failed.failure)
+            return State.BLOCKED, Counts()
         self._tell_failure(row, after, failed.__cause__)
         if row.status != Status.CONSUMED:
             self._gate.failed(connection, failed.failure.reason)

@@ -115,6 +115,11 @@ def retry_next(
             meter.done += 1
             return counts
     except AttemptFailed as failed:
+        if failed.failure.unavailable and not gate.is_alone(message_id):
+            with begin(connection):
+                execute(connection, sql.due_again(schema, group=group, ids=[message_id]))
+            gate.unavailable(connection, failed.failure)
+            return Counts()
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
             at_commit(connection, *record_failure(subscription, queue_of_group, failed.entry, row, passage))

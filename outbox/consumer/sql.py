@@ -511,6 +511,12 @@ SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s
    FOR UPDATE SKIP LOCKED
 """)
 
+#: Make failed messages due again, whose last start was no attempt.
+due_again: Template = Template("""
+UPDATE {s}.consumer_message SET starts = 0, next_attempt_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND status = 'failed'
+""")
+
 #: What a retry changes in a failed or parked inbox row ``m``: it is due now, a parked one with all its attempts. One
 #: that was parked because of an earlier message of its key waits for its turn.
 RETRY = """status = CASE WHEN m.follows THEN 'waiting' ELSE 'failed' END,

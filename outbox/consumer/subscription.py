@@ -34,7 +34,7 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.answer import HANDLER, CalledKind, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_any_topic, check_group, check_topic
 from outbox.message.limits import STARTS, Breaker, is_start, rate_of
-from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, read_headers
+from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, Unavailable, read_headers
 from outbox.telemetry.events import MessageExpired, MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, TelemetryEvent, middlewares_here, observed, observers
 from outbox.text import (
@@ -92,7 +92,8 @@ class Subscription(CalledFunction):
     ``transactional=False``: the handler gets the message alone, and runs outside of any transaction, for effects that
     no rollback undoes. Then ``concurrency`` handlers run at once in each worker, whatever the number of queues, and one
     that takes longer than ``timeout`` seconds has failed. Messages of one key wait for each other, unless
-    ``ordered=False`` says that they need not. ``source`` is
+    ``ordered=False`` says that they need not. With ``takes_batch`` it gets up to ``batch`` messages of a queue, and
+    returns an answer for each; what fails as a whole is tried one by one, at no attempt's cost. ``source`` is
     the producer's database, or several of them; None: the same as the consumer's. Consumers read from one each
     (`Subscription.of_sources`), and ``feed`` is the name under which what they keep of the topic has its source
     (`outbox.database.identity`). Of an internal topic, ``about`` is the topic that its
@@ -143,7 +144,7 @@ class Subscription(CalledFunction):
 
     def possible(self) -> tuple[tuple[str, ...], ...]:
         """Return what its handler must be callable with."""
-        return self.forms if self.transactional else (("message",),)
+        return self.forms if self.transactional else (("messages" if self.takes_batch else "message",),)
 
     def check_topic(self) -> None:
         """Raise InvalidMessage if its topic isn't a name; one of an internal topic comes by a callback."""
@@ -222,10 +223,10 @@ class Subscription(CalledFunction):
                 f"{what}: concurrency = {self.concurrency} and timeout = {self.timeout} are for transactional=False; a "
                 "group that handles in transactions has one for each of its threads and queues: raise threads="
             )
-        if not self.transactional and (self.batch > 1 or self.takes_batch or self.threads > 1 or self.pipeline):
+        if not self.transactional and ((self.batch > 1 and not self.takes_batch) or self.threads > 1 or self.pipeline):
             raise InvalidHandler(
-                f"{what}: with transactional=False each message is handled by itself: give concurrency= rather than "
-                "batch=, takes_batch=, pipeline= or threads="
+                f"{what}: with transactional=False each message is handled by itself, unless takes_batch=True: give "
+                "concurrency= rather than batch=, pipeline= or threads="
             )
 
     @property
@@ -378,13 +379,15 @@ class HandlerFailure:
     """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
 
     ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
-    the error if nothing better is known.
+    the error if nothing better is known. ``unavailable``: no message would fare better, so it is no attempt;
+    then ``delay`` is that before the first trial.
     """
 
     error: str
     status: Status = Status.FAILED
     delay: float | None = None
     kind: str | None = None
+    unavailable: bool = False
 
     @property
     def reason(self) -> str:
@@ -458,8 +461,8 @@ def failure_of(answer: Any) -> HandlerFailure | None:
     if refusal := HANDLER.refusal(answer):
         return HandlerFailure(refusal)
     try:
-        if isinstance(answer, Retry):
-            return _retry(answer.after, answer.reason)
+        if isinstance(answer, Retry | Unavailable):
+            return _again(answer)
         return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
     except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
         mend = "; have its __init__ call that of its base"
@@ -467,13 +470,30 @@ def failure_of(answer: Any) -> HandlerFailure | None:
         return HandlerFailure(text + mend)
 
 
-def _retry(after: Any, reason: Any) -> HandlerFailure:
+def failures_of(answer: Any, size: int | None) -> tuple[Sequence[HandlerFailure | None], bool]:
+    """Return what the return value of a handler says of each message, and whether it is said of all as a whole.
+
+    ``size`` is the number of messages of a handler that takes a list: it returns None, or an answer for each.
+    """
+    if size is None or answer is None:
+        return [failure_of(answer)] * (size or 1), False
+    if isinstance(answer, list | tuple) and len(answer) == size:
+        return [failure_of(each) for each in answer], False
+    if isinstance(answer, list | tuple):
+        wrong = f"the handler returned {len(answer)} answers for {size} messages; return one for each, in their order"
+        return [HandlerFailure(wrong)] * size, True
+    return [failure_of(answer)] * size, not isinstance(answer, Unavailable)
+
+
+def _again(answer: Retry | Unavailable) -> HandlerFailure:
+    after, absent = answer.after, isinstance(answer, Unavailable)
     seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
     if seconds is None:
-        return HandlerFailure(storable(reason))
+        return HandlerFailure(storable(answer.reason), unavailable=absent)
     if not isinstance(seconds, int | float) or math.isnan(seconds):
-        return HandlerFailure(f"the handler returned Retry(after={after!r}); give a timedelta or seconds, or None")
-    return HandlerFailure(storable(reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY))
+        name = class_name(answer)
+        return HandlerFailure(f"the handler returned {name}(after={after!r}); give a timedelta or seconds, or None")
+    return HandlerFailure(storable(answer.reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY), unavailable=absent)
 
 
 def failure_from(error: BaseException, entries: Sequence[Entry]) -> HandlerFailure:

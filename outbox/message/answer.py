@@ -17,12 +17,12 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from outbox.errors import InvalidHandler
-from outbox.message.model import Park, Resolution, Retry, Skip
+from outbox.message.model import Park, Resolution, Retry, Skip, Unavailable
 from outbox.text import class_name, shown
 
 T = TypeVar("T")
 _NO_TYPE = type(None)
-_ANSWERS = (Retry, Park, Skip)
+_ANSWERS = (Retry, Park, Skip, Unavailable)
 #: The texts about work that never ran, and about other things returned by mistake.
 _NEVER_RAN = (
     ((Generator, AsyncGenerator), "a generator, which never ran: let it do its work without 'yield'"),
@@ -81,7 +81,9 @@ class CalledKind:
         return f"the {self.what} returned {why}"
 
 
-HANDLER = CalledKind("handler", "an answer: return None, Retry(…), Park(…) or Skip(…)", (_NO_TYPE, *_ANSWERS))
+HANDLER = CalledKind(
+    "handler", "an answer: return None, Retry(…), Park(…), Skip(…) or Unavailable(…)", (_NO_TYPE, *_ANSWERS)
+)
 CHECKER = CalledKind("checker", "a Resolution", (Resolution,))
 COMPENSATION = CalledKind("compensation", records=True)
 CALLBACK = CalledKind("callback")

@@ -615,8 +615,21 @@ class Skip:
     reason: str = "skipped by the handler"
 
 
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Handler's answer: undo what I did; what I need isn't there, and no message would fare better.
+
+    Costs no attempt. The group stops as with an open `Breaker`, whether it declares one or not: from time to time one
+    message is tried, first ``after`` (timedelta or seconds; None: a second), until one is handled. A message that is
+    answered so again and again while others are handled has failed by itself: then it costs an attempt.
+    """
+
+    reason: str
+    after: dt.timedelta | float | None = None
+
+
 #: What a handler may answer; None is success.
-HandlerAnswer = Retry | Park | Skip | None
+HandlerAnswer = Retry | Park | Skip | Unavailable | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def test_an_end_that_is_not_said(bench: Bench, monkeypatch: pytest.MonkeyPatch, 
 
     consumer = bench.declare(handle_later if is_async else lambda message: None, transactional=False)
     bench.send("a")
-    monkeypatch.setattr(calls, "failure_of", broken)
+    monkeypatch.setattr(calls, "failures_of", broken)
     monkeypatch.setattr(calls, "failure_from", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     bench.consume(consumer)

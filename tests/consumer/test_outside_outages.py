@@ -133,7 +133,7 @@ def test_a_task_that_has_not_begun_ends_with_its_lease() -> None:
     calls = Calls(subscription, HandlerMeter(), CallContext(loop=loop))
     call = Call(0, Entry(1, ID, Message(ID, "t", 0, 1, None, None, "application/json", b"1", BORN, BORN)), 1)
     try:
-        calls.start(call)
+        calls.start([call])
         calls.expire([call], 0)
         free.set()
         assert calls.wait(60) == [call]

@@ -13,16 +13,21 @@ a trial is due, one thread takes it by a commit, so that a thread which dies ove
 ``trial_after``. The transaction that handles the trial's message also holds a lock, so that no second trial runs beside
 one which takes longer than that; and it closes the breaker, so that the success and what follows from it are one. A
 handler outside of transactions has no such lock: the next trial is due after its time limit at the earliest.
+
+A handler that answers `Unavailable` opens it at once, also where none is declared. Which message is tried must not be
+left to chance then: one that fails by itself, and is always the first in its queue, would keep the group for ever. So a
+thread counts for each message how often it was answered so while others were handled: `Gate.is_alone`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox.consumer.control import sql
+from outbox.consumer.control.sql import FIRST_TRIAL_AFTER
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import begin
@@ -31,9 +36,12 @@ from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from sqlalchemy import Connection
 
-    from outbox.consumer.subscription import Subscription
+    from outbox.consumer.subscription import HandlerFailure, Subscription
+    from outbox.database.execute import Row
     from outbox.message.model import Counts
     from outbox.settings import Settings
 
@@ -42,6 +50,12 @@ READ_EVERY = 0.5
 #: The time (seconds) that one grant is for, and that a group may make up after a delay.
 _GRANT_SECONDS = 0.25
 _CREDIT_SECONDS = 0.1
+#: The longest time (seconds) that a handler can put off the next trial.
+LONGEST_TRIAL_WAIT = 3600.0
+#: A message to which something wasn't available so often, while others were handled, has failed by itself.
+ALONE = 10
+# So many messages at most are known to a thread by that.
+_MOST_UNAVAILABLE = 10_000
 
 _NEVER = float("inf")
 
@@ -74,6 +88,8 @@ class Gate:
         self._granted = self._used = 0
         self._needs = 1
         self._succeeded_at = -_NEVER
+        # How often each message was alone with that something wasn't available to it, and when last.
+        self._unavailable: dict[UUID, tuple[int, float]] = {}
 
     @property
     def limited(self) -> bool:
@@ -84,6 +100,21 @@ class Gate:
     def on_trial(self) -> bool:
         """Is the message that was admitted a trial?"""
         return self._open
+
+    def unavailable_for(self, message_id: UUID) -> int:
+        """Return how often something wasn't available to a message while others were handled."""
+        return self._unavailable.get(message_id, (0, 0.0))[0]
+
+    def is_alone(self, message_id: UUID) -> bool:
+        """Take notice that something wasn't available to a message; tell whether it is known to fail by itself."""
+        count, last = self._unavailable.pop(message_id, (0, -_NEVER))
+        count += self._succeeded_at > last
+        if count > ALONE:
+            return True
+        self._unavailable[message_id] = count, self._clock()
+        if len(self._unavailable) > _MOST_UNAVAILABLE:
+            del self._unavailable[next(iter(self._unavailable))]
+        return False
 
     @property
     def wait(self) -> float:
@@ -157,9 +188,23 @@ class Gate:
         }
         with begin(connection):
             _, opened = execute(connection, COMMIT_SYNCHRONOUSLY, sql.trip(self._schema, **values, **limits))
+        self._tell_opened(opened, breaker.failures, because)
+
+    def unavailable(self, connection: Connection, failure: HandlerFailure) -> None:
+        """Open the breaker since something isn't available; where it is open, put off the next trial."""
+        group, topic = self._pair
+        values = {"group": group, "topic": topic, "because": failure.reason}
+        after = min(failure.delay or 0.0, LONGEST_TRIAL_WAIT)
+        with begin(connection):
+            open_now, put_off = sql.open_now(self._schema, **values), sql.put_off(self._schema, **values, after=after)
+            _, opened, _ = execute(connection, COMMIT_SYNCHRONOUSLY, open_now, put_off)
+        self._tell_opened(opened, 0, failure.reason)
+
+    def _tell_opened(self, opened: Sequence[Row], failures: int, because: str) -> None:
         self._read_at = -_NEVER
         if opened:
-            emit(BreakerOpened(group=group, topic=topic, failures=breaker.failures, reason=because))
+            group, topic = self._pair
+            emit(BreakerOpened(group=group, topic=topic, failures=failures, reason=because))
 
     def begins_trial(self, connection: Connection) -> bool:
         """Take the lock that no two trials hold, in the transaction that is to handle the message of this one.
@@ -193,32 +238,19 @@ class Gate:
         self._read_at = now + READ_EVERY
         (rows,) = read_source(connection, sql.control(self._schema, *self._pair))
         self._paused, rate, is_open, trial_in = rows[0] if rows else (False, None, False, None)
-        if is_open and self._subscription.breaker is None:
-            self._close_undeclared(connection)
-            is_open = False
         self._open = is_open
         self._trial_at = now + trial_in if self._open else -_NEVER
         rate = self._subscription.rate if rate is None else rate
         if rate != self._rate:
             self._rate, self._grant_at = rate, -_NEVER
 
-    def _close_undeclared(self, connection: Connection) -> None:
-        """Close a breaker that this release doesn't declare any more: no thread would try it."""
-        group, topic = self._pair
-        with begin(connection):
-            (closed,) = execute(connection, sql.close(self._schema, group, topic))
-        if closed:
-            emit(BreakerClosed(group=group, topic=topic))
-
     def _has_trial(self, connection: Connection) -> bool:
         """Tell whether this thread has the trial, which it takes if it is due."""
         now, breaker = self._clock(), self._subscription.breaker
         if now < self._trial_until:
             return True
-        if breaker is None:
-            return False
         group, topic = self._pair
-        _, trial_after = breaker.seconds
+        trial_after = FIRST_TRIAL_AFTER if breaker is None else breaker.seconds[1]
         if not self._subscription.transactional:  # no lock keeps a rival away as long as it runs
             trial_after = max(trial_after, self._subscription.timeout_seconds)
         with begin(connection):

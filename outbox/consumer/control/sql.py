@@ -5,6 +5,9 @@ from __future__ import annotations
 from outbox.database.execute import Template
 from outbox.database.sql import FEEDS
 
+#: How long (seconds) after something turned out not to be available the first message is tried, and later ones at most.
+FIRST_TRIAL_AFTER, LAST_TRIAL_AFTER = 1.0, 60.0
+
 #: Read what holds a group of a topic back. Rows: ``(paused, rate, breaker is open, seconds until a trial)`` or none.
 control: Template = Template("""
 SELECT paused_at IS NOT NULL, rate, opened_at IS NOT NULL,
@@ -79,6 +82,35 @@ ON CONFLICT (consumer_group, topic) DO UPDATE
        openings = g.openings + 1
  WHERE g.opened_at IS NULL AND (g.healthy_at IS NULL OR g.healthy_at <= excluded.healthy_at)
 RETURNING openings
+""",
+    lossy=("because",),
+)
+
+#: Open the breaker, unless it is. Rows: ``(times opened,)`` where this call opened it.
+open_now: Template = Template(
+    """
+INSERT INTO {s}.group_control AS g (consumer_group, topic, opened_at, trial_at, opened_because, openings)
+VALUES (%(group)s, %(topic)s, clock_timestamp(), clock_timestamp(), %(because)s, 1)
+ON CONFLICT (consumer_group, topic) DO UPDATE
+   SET opened_at = excluded.opened_at, trial_at = excluded.trial_at, opened_because = excluded.opened_because,
+       openings = g.openings + 1
+ WHERE g.opened_at IS NULL
+RETURNING openings
+""",
+    lossy=("because",),
+)
+
+# The longer it is open, the rarer the trials: not to hurry what is ill, and not to find out too late that it is well.
+#: Put off the next trial: from a second on to a minute, a quarter of the time since the breaker opened; not less than
+#: ``after`` seconds.
+put_off: Template = Template(
+    f"""
+UPDATE {{s}}.group_control
+   SET opened_because = %(because)s,
+       trial_at = clock_timestamp() + greatest(make_interval(secs => %(after)s), least(
+           greatest((clock_timestamp() - opened_at) / 4, make_interval(secs => {FIRST_TRIAL_AFTER})),
+           make_interval(secs => {LAST_TRIAL_AFTER})))
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND opened_at IS NOT NULL
 """,
     lossy=("because",),
 )

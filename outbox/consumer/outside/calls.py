@@ -1,8 +1,9 @@
 """Calls of a handler outside of transactions, many at a time: plain functions in threads, async ones as tasks.
 
-Nothing here knows of a database. The pass of a consumer starts calls, and waits for those that have ended; so what it
-does about them it does in its own thread. A call that takes too long is given up: a task is cancelled, a thread can't
-be. Until it really ends it hangs, and keeps its part of the ``concurrency``.
+Nothing here knows of a database. The pass of a consumer starts runs of the handler, each with one message or with a
+list of them, and waits for those that have ended; so what it does about them it does in its own thread. A run that
+takes too long is given up: a task is cancelled, a thread can't be. Until it really ends it hangs, and keeps its part of
+the ``concurrency``.
 
 While there is no connection to the database, no pass waits. So tasks are given an expiry then, which their loop keeps.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from outbox.consumer.subscription import (
     Subscription,
     count_call,
     failure_from,
-    failure_of,
+    failures_of,
 )
 from outbox.database.engines import start_loop
 from outbox.message.model import HANDLED, Message
@@ -42,7 +43,7 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The frame of each call: ``active`` is entered; async handlers run on ``loop``, with copies of ``variables``.
+    """The frame of each run: ``active`` is entered; async handlers run on ``loop``, with copies of ``variables``.
 
     Without a loop they run on one of their own.
     """
@@ -52,18 +53,18 @@ class CallContext:
     variables: Context | None = None
 
     def copy(self) -> Context:
-        """Return the context variables of a call."""
+        """Return the context variables of a run."""
         return (self.variables or copy_context()).copy()
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of the handler with one message of a queue, and what came of it: ``failure`` None is success.
+    """A message of a queue with which the handler is called, and what came of it: ``failure`` None is success.
 
     ``retries``: a failed message that the queue has left behind. ``too_old``: the message had expired, so that the
-    handler wasn't called. ``deadline`` is a time of the clock that only goes forward. ``seconds`` is how long it took.
-    ``is_trial``: it decides whether the group's breaker is closed. ``expires_at`` is a time of the loop that its task
-    runs on.
+    handler wasn't called. ``undone``: it failed together with others, so that it isn't known which of them is at fault.
+    ``has_expired``: it was cancelled since the worker might have lost the queue, which is no attempt. ``is_trial``: it
+    decides whether the group's breaker is closed. ``run`` is there while it runs.
     """
 
     queue: int
@@ -72,13 +73,11 @@ class Call:
     retries: bool = False
     failure: HandlerFailure | None = _UNSAID
     error: BaseException | None = None
-    deadline: float = 0.0
-    seconds: float = 0.0
     too_old: bool = False
+    undone: bool = False
+    has_expired: bool = False
     is_trial: bool = False
-    expires_at: float | None = None
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-    limit: asyncio.Timeout | None = field(default=None, repr=False)
+    run: Run | None = field(default=None, repr=False)
 
     @property
     def message(self) -> Message:
@@ -86,36 +85,55 @@ class Call:
         assert self.entry.message is not None  # noqa: S101 - what a filter leaves out isn't called
         return self.entry.message
 
-    @property
-    def has_expired(self) -> bool:
-        """Tell whether it was cancelled since the worker might have lost the queue: that is no attempt."""
-        return self.failure is not None and self.limit is not None and self.limit.expired()
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of the handler, with one message, or with several of one queue.
+
+    ``began`` and ``deadline`` are times of the clock that only goes forward, ``seconds`` is how long it took.
+    ``expires_at`` is a time of the loop that its task runs on.
+    """
+
+    calls: Sequence[Call]
+    argument: Message | list[Message]
+    began: float = field(default_factory=time.monotonic)
+    deadline: float = 0.0
+    seconds: float = 0.0
+    expires_at: float | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    limit: asyncio.Timeout | None = field(default=None, repr=False)
 
     def take(self, answer: Any, error: BaseException | None) -> None:
         """Take what the handler has returned or raised."""
-        self.seconds = time.monotonic() - (self.entry.began or time.monotonic())
+        self.seconds = time.monotonic() - self.began
+        failures: Sequence[HandlerFailure | None] = ()
+        undone = error is not None
         if error is None:
             try:
-                self.failure = failure_of(answer)
+                failures, undone = failures_of(answer, len(self.calls) if isinstance(self.argument, list) else None)
             except BaseException as raised:  # the answer's own code
-                error = raised
+                error, undone = raised, True
         if error is not None:
-            self.error, self.failure = error, failure_from(error, [self.entry])
-        self.failure = self.failure and self.failure.about(self.entry)
+            failures = [failure_from(error, [call.entry for call in self.calls])] * len(self.calls)
+        for call, failure in zip(self.calls, failures, strict=True):
+            call.error, call.failure = error, failure and failure.about(call.entry)
+            call.has_expired = failure is not None and self.limit is not None and self.limit.expired()
+            call.undone = undone and len(self.calls) > 1 and not call.has_expired
 
 
 class Calls:
-    """The calls of one handler that run. Used by one thread, but for `wake`."""
+    """The runs of one handler. Used by one thread, but for `wake`."""
 
     def __init__(self, subscription: Subscription, meter: HandlerMeter, context: CallContext | None = None) -> None:
         self._meter = meter
         self._timeout = subscription.timeout_seconds
         self._concurrency = subscription.concurrency
-        self._ended: SimpleQueue[Call | None] = SimpleQueue()
+        self._takes_batch = subscription.takes_batch
+        self._ended: SimpleQueue[Run | None] = SimpleQueue()
         kind = _TaskStarter if subscription.is_async else _ThreadStarter
         self._starter: _ThreadStarter = kind(subscription, context or CallContext(), self._ended.put)
-        self._running: set[Call] = set()
-        self._hanging: set[Call] = set()
+        self._running: set[Run] = set()
+        self._hanging: set[Run] = set()
 
     @property
     def free(self) -> int:
@@ -127,50 +145,54 @@ class Calls:
         """How many run on that were given up."""
         return len(self._hanging)
 
-    def start(self, call: Call) -> None:
-        """Call the handler."""
-        call.message.attempt = call.attempt
-        call.entry.began = time.monotonic()
-        call.deadline = call.entry.began + self._timeout
-        self._running.add(call)
+    def start(self, calls: Sequence[Call]) -> None:
+        """Run the handler with the messages of these calls, which are of one queue."""
+        messages = [call.message for call in calls]
+        run = Run(calls, messages if self._takes_batch else messages[0])
+        run.deadline = run.began + self._timeout
+        for call, message in zip(calls, messages, strict=True):
+            call.run, call.entry.began, message.attempt = run, run.began, call.attempt
+        self._running.add(run)
         self._count_in_flight()
         try:
-            self._starter.start(call)
+            self._starter.start(run)
         except RuntimeError as error:  # no thread could be started, or the application has closed its loop
-            call.take(None, error)
-            self._ended.put(call)
+            run.take(None, error)
+            self._ended.put(run)
 
     def wait(self, timeout: float) -> list[Call]:
         """Wait until one has ended, at most so many seconds; return those that have, or have taken too long."""
         if self._running:
-            timeout = min(timeout, min(call.deadline for call in self._running) - time.monotonic())
+            timeout = min(timeout, min(run.deadline for run in self._running) - time.monotonic())
         ended: list[Call] = []
         with suppress(Empty):
-            call = self._ended.get(timeout=timeout) if timeout > 0 else self._ended.get_nowait()
+            run = self._ended.get(timeout=timeout) if timeout > 0 else self._ended.get_nowait()
             while True:
-                if call in self._running:
-                    self._running.remove(call)
-                    count_call(self._meter, call.seconds)
-                    ended.append(call)
-                elif call is not None:
-                    self._hanging.discard(call)
-                call = self._ended.get_nowait()
+                if run in self._running:
+                    self._running.remove(run)
+                    count_call(self._meter, run.seconds)
+                    ended += run.calls
+                elif run is not None:
+                    self._hanging.discard(run)
+                for call in run.calls if run is not None else ():
+                    call.run = None  # no circle is left
+                run = self._ended.get_nowait()
         ended += self._overdue()
         self._count_in_flight()
         return ended
 
     def expire(self, calls: Iterable[Call], seconds: float | None) -> None:
         """Have tasks end after so many seconds, whether the worker waits for them or not; None: that is called off."""
-        for call in calls:
-            self._starter.expire(call, seconds)
+        for run in {call.run for call in calls if call.run}:
+            self._starter.expire(run, seconds)
 
     def give_up(self, calls: Iterable[Call]) -> None:
-        """Cancel calls; their results are of no interest any more."""
-        for call in calls:
-            if call in self._running:
-                self._running.remove(call)
-                self._hanging.add(call)
-                self._starter.cancel(call)
+        """Cancel the runs of calls; their results are of no interest any more."""
+        for run in {call.run for call in calls if call.run}:
+            if run in self._running:
+                self._running.remove(run)
+                self._hanging.add(run)
+                self._starter.cancel(run)
 
     def wake(self) -> None:
         """End a `wait`; from any thread."""
@@ -182,22 +204,27 @@ class Calls:
         self._starter.end()
 
     def _count_in_flight(self) -> None:
-        self._meter.in_flight = len(self._running) + len(self._hanging)
+        self._meter.in_flight = sum(len(run.calls) for run in (*self._running, *self._hanging))
 
     def _overdue(self) -> list[Call]:
         now = time.monotonic()
-        overdue = [call for call in self._running if call.deadline <= now]
-        self.give_up(overdue)
-        for call in overdue:
-            count_call(self._meter, now - call.deadline + self._timeout)
+        overdue = [run for run in self._running if run.deadline <= now]
+        self.give_up(call for run in overdue for call in run.calls)
+        for run in overdue:
+            count_call(self._meter, now - run.began)
         text = f"the handler took longer than {self._timeout:g} s, and was given up"
         failure = HandlerFailure(text, kind="the handler timed out")
-        # Another object: the call itself may yet end, and say something else.
-        return [Call(call.queue, call.entry, call.attempt, call.retries, failure) for call in overdue]
+        # Other objects: the run itself may yet end, and say something else.
+        return [
+            Call(call.queue, call.entry, call.attempt, call.retries, failure, undone=len(run.calls) > 1)
+            for run in overdue
+            for call in run.calls
+        ]
 
 
-def _handling(subscription: Subscription, call: Call) -> Handling:
-    return Handling(subscription.group, subscription.topic, call.queue, [call.message])
+def _handling(subscription: Subscription, run: Run) -> Handling:
+    messages = [call.message for call in run.calls]
+    return Handling(subscription.group, subscription.topic, run.calls[0].queue, messages)
 
 
 class _ThreadStarter:
@@ -206,38 +233,38 @@ class _ThreadStarter:
     A thread ends by itself, and can't be ended from outside.
     """
 
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Run], None]) -> None:
         self._subscription = subscription
         self._context = context
         self._ended = ended
 
-    def start(self, call: Call) -> None:
-        """Start a call; it is handed over when it has ended."""
-        arguments = self._context.copy().run, self._call, call
+    def start(self, run: Run) -> None:
+        """Start a run; it is handed over when it has ended."""
+        arguments = self._context.copy().run, self._run_handler, run
         threading.Thread(target=arguments[0], args=arguments[1:], name="outbox-handler", daemon=True).start()
 
-    def _call(self, call: Call) -> None:
+    def _run_handler(self, run: Run) -> None:
         answer, raised = None, None
         try:
-            HANDLED.set(call.message)
+            HANDLED.set(run.argument)
             with self._context.active():
                 if observers.hooks or middlewares_here.get():
-                    activity = _handling(self._subscription, call)
-                    answer = observed(activity, self._subscription.function, call.message)
+                    activity = _handling(self._subscription, run)
+                    answer = observed(activity, self._subscription.function, run.argument)
                 else:
-                    answer = self._subscription.function(call.message)
+                    answer = self._subscription.function(run.argument)
         except BaseException as error:  # also SystemExit: it ends an attempt, and not the worker
             raised = error
         try:
-            call.take(answer, raised)
+            run.take(answer, raised)
         finally:
-            self._ended(call)
+            self._ended(run)
 
-    def cancel(self, call: Call) -> None:
-        """Have a call end, as far as that can be done."""
+    def cancel(self, run: Run) -> None:
+        """Have a run end, as far as that can be done."""
 
-    def expire(self, call: Call, seconds: float | None) -> None:
-        """Have a call end by itself after so many seconds, as far as that can be done; None: no more."""
+    def expire(self, run: Run, seconds: float | None) -> None:
+        """Have a run end by itself after so many seconds, as far as that can be done; None: no more."""
 
     def end(self) -> None:
         """Start nothing more."""
@@ -246,7 +273,7 @@ class _ThreadStarter:
 class _TaskStarter(_ThreadStarter):
     """Calls an async function, each time as a task of the application's event loop, or of one of its own."""
 
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Call], None]) -> None:
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Run], None]) -> None:
         super().__init__(subscription, context, ended)
         self._own: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -259,62 +286,62 @@ class _TaskStarter(_ThreadStarter):
             self._own = start_loop("outbox-handler-loop")
         return self._own[0]
 
-    def start(self, call: Call) -> None:
+    def start(self, run: Run) -> None:
         loop, variables = self._loop, self._context.copy()
-        loop.call_soon_threadsafe(self._begin, loop, call, variables)
+        loop.call_soon_threadsafe(self._begin, loop, run, variables)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, call: Call, variables: Context) -> None:
-        call.task = loop.create_task(self._run(call), context=variables)
-        self._tasks.add(call.task)
-        call.task.add_done_callback(lambda task: self._done(call, task))
+    def _begin(self, loop: asyncio.AbstractEventLoop, run: Run, variables: Context) -> None:
+        run.task = loop.create_task(self._run(run), context=variables)
+        self._tasks.add(run.task)
+        run.task.add_done_callback(lambda task: self._done(run, task))
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, run: Run) -> None:
         answer, raised = None, None
         try:
-            HANDLED.set(call.message)
+            HANDLED.set(run.argument)
             with self._context.active():
-                async with asyncio.timeout_at(call.expires_at) as call.limit:
-                    answer = await self._answer(call)
+                async with asyncio.timeout_at(run.expires_at) as run.limit:
+                    answer = await self._answer(run)
         except BaseException as error:  # SystemExit would end the loop
             raised = error
-        call.take(answer, raised)
+        run.take(answer, raised)
 
-    async def _answer(self, call: Call) -> Any:
+    async def _answer(self, run: Run) -> Any:
         handler = self._subscription.function
         if not (observers.hooks or middlewares_here.get()):
-            return await handler(call.message)
+            return await handler(run.argument)
         # Observers are no coroutines.
-        activity = _handling(self._subscription, call)
-        return await greenlet_spawn(observed, activity, lambda message: await_only(handler(message)), call.message)
+        activity = _handling(self._subscription, run)
+        return await greenlet_spawn(observed, activity, lambda argument: await_only(handler(argument)), run.argument)
 
-    def _done(self, call: Call, task: asyncio.Task[None]) -> None:
+    def _done(self, run: Run, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         try:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is not None:  # it was cancelled before it began, or its outcome wasn't taken
-                call.take(None, error)
+                run.take(None, error)
         finally:
-            self._ended(call)
+            self._ended(run)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, run: Run) -> None:
         with suppress(RuntimeError):  # the application has closed its loop
-            self._loop.call_soon_threadsafe(self._cancel, call)
+            self._loop.call_soon_threadsafe(self._cancel, run)
 
     @staticmethod
-    def _cancel(call: Call) -> None:
-        if call.task is not None:
-            call.task.cancel()
+    def _cancel(run: Run) -> None:
+        if run.task is not None:
+            run.task.cancel()
 
-    def expire(self, call: Call, seconds: float | None) -> None:
+    def expire(self, run: Run, seconds: float | None) -> None:
         with suppress(RuntimeError):  # the application has closed its loop
-            self._loop.call_soon_threadsafe(self._expire, call, seconds)
+            self._loop.call_soon_threadsafe(self._expire, run, seconds)
 
-    def _expire(self, call: Call, seconds: float | None) -> None:
+    def _expire(self, run: Run, seconds: float | None) -> None:
         # The task may not have begun yet.
-        call.expires_at = None if seconds is None else self._loop.time() + seconds
-        if call.limit is not None:
+        run.expires_at = None if seconds is None else self._loop.time() + seconds
+        if run.limit is not None:
             with suppress(RuntimeError):  # it has ended meanwhile
-                call.limit.reschedule(call.expires_at)
+                run.limit.reschedule(run.expires_at)
 
     def end(self) -> None:
         if self._context.loop is not None:

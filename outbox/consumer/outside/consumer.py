@@ -15,7 +15,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from outbox.database.execute import Row, is_lost, read_source
 from outbox.errors import MessagesPruned
 from outbox.message.model import Counts
 from outbox.settings import Settings
-from outbox.telemetry.events import HandlerHangs, LeaseLost
+from outbox.telemetry.events import BatchUndone, HandlerHangs, LeaseLost
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
@@ -178,9 +178,17 @@ class OutsideConsumer(Consumer):
 
     def _collect(self, timeout: float) -> None:
         """Wait for calls to end, at most so many seconds, and hand them to their queues."""
+        undone: dict[int, list[Call]] = {}
         for call in self._calls.wait(timeout):
             if (queue := self._leased.get(call.queue)) is not None:
                 queue.ended(call)
+                if call.undone:
+                    undone.setdefault(call.queue, []).append(call)
+        group, topic = self.subscription.group, self.subscription.feed
+        for number, calls in undone.items():
+            reason = calls[0].failure.reason if calls[0].failure else ""
+            size, error = len(calls), calls[0].error
+            emit(BatchUndone(group=group, topic=topic, queue=number, size=size, reason=reason, error=error))
         self._tell_hanging()
 
     def _resume(self, connection: Connection) -> None:
@@ -302,19 +310,23 @@ class OutsideConsumer(Consumer):
 
     def _begin_read(self, connection: Connection) -> None:
         """Begin the messages that were read and may be begun."""
-        for queue in self._leased.values():
+        queues = list(self._leased.values())
+        if self.gate.on_trial:  # what stands first in one of them may be what fails
+            random.shuffle(queues)
+        for queue in queues:
             # What workers share is asked for only where there is a message.
-            while (
-                self._calls.free > 0 and self._trial is None and queue.has_call and self.gate.admitted(connection) != 0
-            ):
-                if (call := queue.next_call()) is not None:
-                    self._start(call)
+            while self._calls.free > 0 and self._trial is None and queue.has_call:
+                if (most := self.gate.admitted(connection)) == 0:
+                    break
+                batch = self.subscription.batch
+                if calls := queue.next_calls(batch if most is None else min(most, batch)):
+                    self._start(calls)
 
-    def _start(self, call: Call) -> None:
-        self.gate.began(1)
+    def _start(self, calls: Sequence[Call]) -> None:
+        self.gate.began(len(calls))
         if self.gate.on_trial:
-            call.is_trial, self._trial = True, call
-        self._calls.start(call)
+            calls[0].is_trial, self._trial = True, calls[0]
+        self._calls.start(calls)
 
     def _has_more(self, progress: ConsumerProgress) -> bool:
         """Tell whether there is more to read in a queue that this worker may have."""
@@ -362,4 +374,4 @@ class OutsideConsumer(Consumer):
             queue = self._leased[number]
             with self._unless_lost(queue):
                 for call in queue.start_due(connection, source, its_rows):
-                    self._start(call)
+                    self._start([call])

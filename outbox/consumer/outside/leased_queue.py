@@ -22,7 +22,7 @@ from bisect import insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -39,6 +39,7 @@ from outbox.consumer.progress import Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
     Entry,
+    HandlerFailure,
     Subscription,
     count_attempt,
     counts_of,
@@ -97,7 +98,7 @@ class _Slot:
     """A message after the offset; ``settled``: it needs nothing more. ``skipped``: its handler isn't called.
 
     ``waits``: that it waits for an earlier message of its key is yet to be written. ``again``: an earlier passage had
-    it. ``expires`` is a time of the clock that only goes forward.
+    it. ``alone``: it failed together with others. ``expires`` is a time of the clock that only goes forward.
     """
 
     entry: Entry
@@ -107,6 +108,7 @@ class _Slot:
     skipped: bool = False
     waits: bool = False
     again: bool = False
+    alone: bool = False
 
     def skip(self, *, waits: bool = False) -> None:
         """Go past it without a call."""
@@ -143,6 +145,9 @@ class LeasedQueue:
         self._ahead: list[_Slot] = []
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
+        # Of messages for which something wasn't available: the retries, and what was said last.
+        self._unavailable_retries: list[UUID] = []
+        self._unavailable: HandlerFailure | None = None
         #: Did the last write make a message due that had waited for another one of its key?
         self.released: bool = False
 
@@ -164,7 +169,7 @@ class LeasedQueue:
     @property
     def has_news(self) -> bool:
         """Is there anything to write: the result of a call, or that the offset has moved?"""
-        return bool(self._results) or any(True for _ in self._prefix())
+        return bool(self._results) or self._unavailable is not None or any(True for _ in self._prefix())
 
     @property
     def is_idle(self) -> bool:
@@ -264,7 +269,7 @@ class LeasedQueue:
     def _entries_after(self, connection: Connection, source: Connection) -> list[Entry] | None:
         """Read what follows what was read; None if the log went back behind it."""
         # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
-        limit = min(self._settings.read_ahead, 2 * self._subscription.concurrency)
+        limit = min(self._settings.read_ahead, 2 * self._subscription.concurrency * self._subscription.batch)
         statement = self._read.next_messages(self._subscription, self._settings, limit)
         _, rows = read_log(connection, source, plan_by_index(), statement)
         return self._read.read(rows, self._subscription)
@@ -318,32 +323,53 @@ class LeasedQueue:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def next_call(self) -> Call | None:
-        """Return the message to be handled next, if one may be now; its call is in flight from then on.
+    def next_calls(self, most: int) -> list[Call]:
+        """Return up to so many messages to be handled next together; their calls are in flight from then on.
 
         Messages of one key wait for each other, unless the group is declared with ``ordered=False``; a group that is
         ordered, and one that looks for what has killed a worker, handles one message of the queue at a time. What has
-        expired is passed over, which is its result.
+        expired is passed over, which is its result. A trial is made with a message that wasn't tried in vain already.
         """
-        while (slot := self._next()) is not None:
-            self._ahead.remove(slot)
+        if self._gate.on_trial:
+            slots = sorted(self._possible(), key=lambda slot: self._gate.unavailable_for(slot.entry.id))[:1]
+        else:
+            slots = []
+            for slot in islice(self._possible(), most):
+                if slot.alone and slots:
+                    break
+                slots.append(slot)
+                if slot.alone:
+                    break
+        calls: list[Call] = []
+        for slot in slots:
             call = self._call(slot)
             if slot.expires > time.monotonic():
                 self._in_flight[call.entry.id] = call
-                return call
-            self._expire(call)
-        return None
+                calls.append(call)
+            else:
+                self._expire(call)
+        if taken := {slot.entry.position for slot in slots}:
+            self._ahead = [slot for slot in self._ahead if slot.entry.position not in taken]
+        return calls
 
     @property
     def has_call(self) -> bool:
         """May a message be handled now?"""
-        return self._next() is not None
+        return next(self._possible(), None) is not None
 
-    def _next(self) -> _Slot | None:
-        alone = self._subscription.blocks_queue or self._progress.position < self.lease.suspect_until
-        if alone and (self._in_flight or self._results):
-            return None
-        return next((slot for slot in self._ahead if not self._is_busy(slot.entry)), None)
+    def _possible(self) -> Iterator[_Slot]:
+        """Yield the messages that may be handled now, together: the first of each key of which none runs."""
+        if self._subscription.blocks_queue or self._progress.position < self.lease.suspect_until:
+            yield from () if self._in_flight or self._results else self._ahead[:1]
+            return
+        overlap = self._subscription.keys_overlap
+        busy = set() if overlap else {call.message.key for call in self._in_flight.values()}
+        for slot in self._ahead:
+            if (key := slot.entry.key) is None or overlap:
+                yield slot
+            elif key not in busy:
+                busy.add(key)
+                yield slot
 
     def _is_busy(self, entry: Entry) -> bool:
         if entry.key is None or self._subscription.keys_overlap:
@@ -409,14 +435,22 @@ class LeasedQueue:
     def ended(self, call: Call) -> None:
         """Take note that a call has ended; what came of it is written by `write_results`.
 
-        One that has expired is begun again, as the same attempt; a retry, when it is due again.
+        One that has expired is begun again, as the same attempt; a retry, when it is due again. So is one that was
+        undone with others, from then on alone, and one for which something isn't available.
         """
         if self._in_flight.pop(call.entry.id, None) is None:
             return
-        if not call.has_expired:
+        failure, counts = call.failure, not (call.has_expired or call.undone)
+        if counts and failure is not None and failure.unavailable and not self._gate.is_alone(call.entry.id):
+            self._unavailable, counts = failure, False
+            if call.retries:
+                self._unavailable_retries.append(call.entry.id)
+        if counts:
             self._results.append(call)
         elif not call.retries:
-            insort(self._ahead, self._slots[call.entry.position], key=lambda slot: slot.entry.position)
+            slot = self._slots[call.entry.position]
+            slot.alone |= call.undone
+            insort(self._ahead, slot, key=lambda slot: slot.entry.position)
 
     # --- what came of them ----------------------------------------------------------------------------------
 
@@ -425,6 +459,7 @@ class LeasedQueue:
 
         If that fails, nothing is forgotten: to write it once more does no harm.
         """
+        self._open_breaker(connection)
         updates = [(call, self._update_of(call)) for call in self._results]
         self._hold_back({update.key for _, update in updates if update.holds})
         blocked = self._mark(updates)
@@ -467,6 +502,18 @@ class LeasedQueue:
             # The breaker opens if there were failures alone, and one too many.
             self._gate.failed(connection, failures[-1].reason)
         return self._tell(updates) + Counts(taken=sum(slot.skipped for slot in passed))
+
+    def _open_breaker(self, connection: Connection) -> None:
+        """Stop the group where something wasn't available to its messages, whose retries are due as before."""
+        if (failure := self._unavailable) is None:
+            return
+        if self._unavailable_retries:
+            again = sql.due_again(self._of.schema, group=self._of.group, ids=self._unavailable_retries)
+            with begin(connection):
+                self._lock(connection)
+                execute(connection, again)
+        self._gate.unavailable(connection, failure)
+        self._unavailable_retries, self._unavailable = [], None
 
     def _hold_back(self, keys: Collection[str | None]) -> None:
         """Have the entries read of these keys wait: messages of them have failed."""

@@ -253,8 +253,8 @@ class BatchUndone(TelemetryEvent):
     "breaker.opened",
     "consumer",
     logging.ERROR,
-    "group %(group)r handles nothing more of topic %(topic)r for the moment: %(failures)d attempts failed and none"
-    " succeeded; the last one: %(reason)s",
+    "group %(group)r handles nothing more of topic %(topic)r for the moment: %(reason)s"
+    " (%(failures)d attempts failed, and none succeeded)",
 )
 class BreakerOpened(TelemetryEvent):
     """Everything has failed lately, so the group stops, over all workers; told by the one that found it out."""
