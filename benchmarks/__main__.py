@@ -32,6 +32,7 @@ _LONG = (
     "reconcile_cost",
     "reconcile_follow",
     "dispatch_backlog",
+    "relay",
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.

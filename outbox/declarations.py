@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from outbox.calling.callback import Callback, ParkedCallback
@@ -18,6 +18,7 @@ from outbox.message.content import Codec, Codecs, check_group, check_seconds
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
+from outbox.relay.relay import RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
 from outbox.settings import Settings
@@ -38,11 +39,14 @@ if TYPE_CHECKING:
         ConsumerOptions,
         HandlerDecorator,
         HeaderFilter,
+        OutsideBatchDecorator,
         OutsideHandlerDecorator,
         OutsideOptions,
+        RelayOptions,
         ScheduleDecorator,
         TopicOptions,
     )
+    from outbox.relay.publisher import Publisher
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -57,6 +61,7 @@ class Declarations:
         self.reconciliations: dict[str, Reconciliation] = {}
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
+        self.relays: list[RelayRule] = []
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
         self.middlewares: Registry[Middleware] = Registry()
         self._declare_in(CalledFunctions())
@@ -73,7 +78,7 @@ class Declarations:
         """Take the declarations of another: those on either, now or later, count for both."""
         self._declare_in(other.functions)
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
-        self.reconciliations, self.middlewares = other.reconciliations, other.middlewares
+        self.reconciliations, self.middlewares, self.relays = other.reconciliations, other.middlewares, other.relays
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -375,6 +380,25 @@ class Declarations:
 
     @overload
     def consumer(
+        self,
+        topic: Topic[T],
+        *,
+        takes_batch: Literal[True],
+        transactional: Literal[False],
+        **options: Unpack[OutsideOptions],
+    ) -> OutsideBatchDecorator[T]: ...
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        *,
+        model: Any = None,
+        takes_batch: Literal[True],
+        transactional: Literal[False],
+        **options: Unpack[OutsideOptions],
+    ) -> OutsideBatchDecorator[Any]: ...
+    @overload
+    def consumer(
         self, topic: Topic[T], *, transactional: Literal[False], **options: Unpack[OutsideOptions]
     ) -> OutsideHandlerDecorator[T]: ...
     @overload
@@ -417,12 +441,13 @@ class Declarations:
 
         With ``transactional=False`` it is ``handler(message)``, for effects outside of this database: it is called at
         least once, ``concurrency`` of them at once in each worker, and a call that takes longer than ``timeout``
-        (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls.
+        (seconds; 30 by default) has failed. ``message.id`` is the idempotency key for whatever it calls. With
+        ``takes_batch`` it is ``handler(messages)``, and returns None or a list with an answer for each.
 
         Otherwise the session is in the transaction that also writes the inbox row and the offset, so the effect on this
         database is exactly once. Returning None is success; raising is a failure, and so is returning `Retry`, `Park`,
-        `Skip`, which undo what the handler did, or anything else, which is no answer. The options are those of
-        `Subscription`; ``rate`` also as "100/s", "30/min" or "5/h".
+        `Skip`, `Unavailable`, which undo what the handler did, or anything else, which is no answer. The options are
+        those of `Subscription`; ``rate`` also as "100/s", "30/min" or "5/h".
 
         Raises:
             InvalidHandler: the group has a handler for this topic already, an option that can't work, or a parameter
@@ -430,6 +455,39 @@ class Declarations:
             InvalidMessage: the topic or the group isn't a name.
         """
         return self._register(Subscription, topic, model, send_reply=self._send_reply, **options)
+
+    def relay(
+        self, topics: str | Topic[Any] | Sequence[str | Topic[Any]], *, to: Publisher, **options: Unpack[RelayOptions]
+    ) -> None:
+        """Have workers publish the messages of topics, of this database, ``to`` a broker or an endpoint.
+
+        A topic's name may have ``*``: then also topics that come later are relayed. It is a group like any other
+        (``group``; by default ``relay-`` and the publisher's name), whose offset moves when the destination has
+        confirmed. ``ordered="key"`` (by default): a message of a key is published when the one before is; one that the
+        destination refuses for itself is parked, and its key goes on, or (``on_exhausted="park"``) waits. Where the
+        destination isn't there, nothing is lost and no attempt is used up: the group's breaker opens. Up to ``batch``
+        messages are published in one call, ``concurrency`` calls run at once. The other options are those of
+        `consumer`.
+
+        Raises:
+            InvalidHandler: the group has one of these topics already, or an option can't work.
+            InvalidMessage: a topic or the group isn't a name.
+        """
+        several = [topics] if isinstance(topics, str | Topic) else topics
+        rule = RelayRule.of([self._name_of(topic) for topic in several], to, **options)
+        for topic in rule.named:
+            self.relayed(rule, topic)
+        if rule.patterns:
+            self.relays.append(rule)
+
+    def relayed(self, rule: RelayRule, topic: str) -> Subscription:
+        """Return what the group of a relay consumes of a topic, which is declared if it isn't yet."""
+        key = topic, rule.group
+        if rule.patterns and key in self.subscriptions:
+            return self.subscriptions[key]
+        options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
+        self._register(Subscription, topic, None, **options)(rule.publisher.publish)
+        return self.subscriptions[key]
 
     def reconciliation(
         self,

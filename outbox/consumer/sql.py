@@ -511,6 +511,9 @@ SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s
    FOR UPDATE SKIP LOCKED
 """)
 
+#: Read which topics have a name like one of these patterns. Rows: ``(name,)``.
+topics_like: Template = Template("SELECT name FROM {s}.topic WHERE name LIKE ANY (%(patterns)s::text[]) ORDER BY name")
+
 #: Make failed messages due again, whose last start was no attempt.
 due_again: Template = Template("""
 UPDATE {s}.consumer_message SET starts = 0, next_attempt_at = clock_timestamp()

@@ -98,6 +98,7 @@ class Subscription(CalledFunction):
     (`Subscription.of_sources`), and ``feed`` is the name under which what they keep of the topic has its source
     (`outbox.database.identity`). Of an internal topic, ``about`` is the topic that its
     notices are about. ``send_reply`` sends what handlers reply.
+    ``at_end`` gives up what the handler has open when its worker ends.
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
@@ -130,6 +131,7 @@ class Subscription(CalledFunction):
     feed: str = ""
     about: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False)
+    at_end: Callable[[], object] | None = field(default=None, repr=False)
     takes: DeclaredCarrier = field(init=False)
 
     @property
@@ -380,7 +382,7 @@ class HandlerFailure:
 
     ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
     the error if nothing better is known. ``unavailable``: no message would fare better, so it is no attempt;
-    then ``delay`` is that before the first trial.
+    then ``delay`` is that before the first trial, and ``pauses`` has an operator decide.
     """
 
     error: str
@@ -388,6 +390,7 @@ class HandlerFailure:
     delay: float | None = None
     kind: str | None = None
     unavailable: bool = False
+    pauses: bool = False
 
     @property
     def reason(self) -> str:
@@ -486,14 +489,17 @@ def failures_of(answer: Any, size: int | None) -> tuple[Sequence[HandlerFailure 
 
 
 def _again(answer: Retry | Unavailable) -> HandlerFailure:
-    after, absent = answer.after, isinstance(answer, Unavailable)
+    after = answer.after
     seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
+    kind: dict[str, Any] = {}
+    if isinstance(answer, Unavailable):
+        kind = {"unavailable": True, "pauses": bool(answer.pause)}
     if seconds is None:
-        return HandlerFailure(storable(answer.reason), unavailable=absent)
+        return HandlerFailure(storable(answer.reason), **kind)
     if not isinstance(seconds, int | float) or math.isnan(seconds):
         name = class_name(answer)
         return HandlerFailure(f"the handler returned {name}(after={after!r}); give a timedelta or seconds, or None")
-    return HandlerFailure(storable(answer.reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY), unavailable=absent)
+    return HandlerFailure(storable(answer.reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY), **kind)
 
 
 def failure_from(error: BaseException, entries: Sequence[Entry]) -> HandlerFailure:

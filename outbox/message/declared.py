@@ -27,6 +27,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 AnswerT = TypeVar("AnswerT", bound=HandlerAnswer)
+AnswersT = TypeVar("AnswersT", bound=HandlerAnswer | Sequence[HandlerAnswer])
 #: What a handler takes beside its message (`outbox.calling.carrier`).
 CarrierT = TypeVar("CarrierT", "Session", "Connection", "Cursor[Any]")
 AsyncCarrierT = TypeVar("AsyncCarrierT", "AsyncSession", "AsyncConnection", "AsyncCursor[Any]")
@@ -69,20 +70,20 @@ class _CommonOptions(_NamedGroup, total=False):
     on_pruned: Literal["stop", "skip"]
     tags: Collection[str] | None
     keys: Collection[str] | None
+    headers: HeaderFilter | None
+    rate: str | float | None
+    breaker: Breaker | None
+    batch: int
     retry_delays: Sequence[float] | None
 
 
 class ConsumerOptions(_CommonOptions, total=False):
     """The options of `Outbox.consumer` that say nothing of the handler's types."""
 
-    batch: int
     pipeline: bool
     transactional: Literal[True]
-    headers: HeaderFilter | None
     start: Start
     threads: int
-    rate: str | float | None
-    breaker: Breaker | None
 
 
 class OutsideOptions(_CommonOptions, total=False):
@@ -91,6 +92,23 @@ class OutsideOptions(_CommonOptions, total=False):
     concurrency: int
     timeout: dt.timedelta | float | None
     start: Literal["first", "now"]
+
+
+class RelayOptions(TypedDict, total=False):
+    """The options of `Outbox.relay`: those of its group that can be other ones."""
+
+    group: str | None
+    ordered: Literal["key", False] | None
+    on_exhausted: Literal["park", "park_sequence", "skip"]
+    batch: int
+    concurrency: int
+    tags: Collection[str] | None
+    keys: Collection[str] | None
+    headers: HeaderFilter | None
+    start: Literal["first", "now"]
+    rate: str | float | None
+    breaker: Breaker | None
+    retry_delays: Sequence[float] | None
 
 
 class CheckerOptions(TypedDict, total=False):
@@ -131,6 +149,19 @@ class OutsideHandlerDecorator(Protocol[T]):
     ) -> Callable[[Message[T]], Coroutine[Any, Any, AnswerT]]: ...
     @overload
     def __call__(self, handler: Callable[[Message[T]], AnswerT], /) -> Callable[[Message[T]], AnswerT]: ...
+
+
+class OutsideBatchDecorator(Protocol[T]):
+    """Takes a handler of lists of messages outside of transactions, which returns None or an answer for each."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message[T]]], Coroutine[Any, Any, AnswersT]], /
+    ) -> Callable[[list[Message[T]]], Coroutine[Any, Any, AnswersT]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message[T]]], AnswersT], /
+    ) -> Callable[[list[Message[T]]], AnswersT]: ...
 
 
 class CheckerDecorator(Protocol[T]):

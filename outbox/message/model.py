@@ -621,11 +621,13 @@ class Unavailable:
 
     Costs no attempt. The group stops as with an open `Breaker`, whether it declares one or not: from time to time one
     message is tried, first ``after`` (timedelta or seconds; None: a second), until one is handled. A message that is
-    answered so again and again while others are handled has failed by itself: then it costs an attempt.
+    answered so again and again while others are handled has failed by itself: then it costs an attempt. With ``pause``
+    the group is paused, until an operator resumes it: for what time won't mend.
     """
 
     reason: str
     after: dt.timedelta | float | None = None
+    pause: bool = False
 
 
 #: What a handler may answer; None is success.

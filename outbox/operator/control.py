@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from outbox.acts.changes import Actor, Declaration, checked_actor, record_of
 from outbox.acts.whole_acts import PAUSE_GROUP, RESUME_GROUP, SET_RATE
+from outbox.consumer.control.sql import pause
 from outbox.database.execute import Statement, Template, execute
 from outbox.database.sql import GROUP_QUEUES, topic_sql
 from outbox.errors import ActRefused, DatabaseUnreached, InvalidHandler, InvalidRequest, NotFound
@@ -70,14 +71,6 @@ SELECT g.consumer_group, g.topic,
  ORDER BY 1, 2
 """)
 
-_PAUSE = Template("""
-INSERT INTO {s}.group_control AS c (consumer_group, topic, paused_at, paused_by, pause_reason)
-SELECT %(group)s, t, clock_timestamp(), %(by)s, %(why)s FROM unnest(%(topics)s::text[]) t
-ON CONFLICT (consumer_group, topic) DO UPDATE
-   SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason
- WHERE c.paused_at IS NULL
-RETURNING topic
-""")
 _RESUME = Template("""
 UPDATE {s}.group_control
    SET paused_at = NULL, paused_by = NULL, pause_reason = NULL,
@@ -157,7 +150,7 @@ class GroupControls(OverDatabases):
         """Have workers handle nothing of a group until it is resumed; return a sentence."""
         actor = checked_actor(PAUSE_GROUP, by, why)
         found, topics = self._topics_of(group, topic, database)
-        change = _PAUSE(found.schema, group=group, topics=topics, by=actor.name, why=why.strip())
+        change = pause(found.schema, group=group, topics=topics, by=actor.name, why=why.strip())
         paused = _changed(found, PAUSE_GROUP, actor, why, group, change)
         if not paused:
             raise ActRefused(f"{_named(group, topics)} can't be paused: it is paused already; see outbox group list")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.calling.callback import parked_callback
 from outbox.compensate.quarantine import quarantine_group
@@ -20,10 +20,12 @@ from outbox.consumer.meter import HandlerReport
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.retry import wake_retries
-from outbox.consumer.subscription import Subscription
+from outbox.consumer.sql import topics_like
+from outbox.consumer.subscription import Subscription, like
 from outbox.database.at_commit import LocalDispatcher, announce, begin_here, end_here
 from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
 from outbox.database.engines import address_of_connections
+from outbox.database.execute import read_source
 from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
@@ -46,6 +48,8 @@ _GROUP_ROLES = frozenset({"consume", "retry", "prune"})
 
 #: The longest wait (seconds) of a duty that notifications wake.
 LISTENING_WAIT = 5.0
+#: How often (seconds) a worker looks for topics that relays take by a pattern.
+_FIND_TOPICS = 2.0
 #: Retries of one pass; more would keep the lane from the consuming thread.
 _RETRIES = 10
 
@@ -108,6 +112,9 @@ class Plan:
         #: What comes before the duties start, and after they have ended.
         self.starts: list[Callable[[], object]] = []
         self.ends: list[Callable[[], object]] = []
+        self._outbox = outbox
+        #: The groups that have lanes, by topic and group.
+        self._served: set[tuple[str, str]] = set()
         self._roles = roles
         self._clock = clock
         self._stopping = stopping
@@ -128,14 +135,18 @@ class Plan:
         self._prune_lanes: dict[WorkerDatabase, Lane] = {}
         self._reconciled: list[ReconciledPairs] = []
         self._sources: dict[str, WorkerDatabase] = {self._own.address: self._own}
-        consuming = roles & _GROUP_ROLES and outbox.subscriptions
+        consuming = roles & _GROUP_ROLES and (outbox.subscriptions or outbox.relays)
         reconciling = "reconcile" in roles and outbox.reconciliations
         #: The parts of the own database that are served.
         self.served: list[Part] = ["producer"] if producing else []
         self.served += ["consumer"] if consuming or reconciling else []
         for subscription in outbox.subscriptions.values() if consuming else ():
             self._plan_subscription(subscription)
-        if self._retrying:
+        if consuming and outbox.relays:
+            self._needs_consumer()
+            finding = Task(name="find topics to relay", one_pass=self._find_topics, every=_FIND_TOPICS)
+            self._add(finding, self._lane_of("upkeep"))
+        if self._retrying or (consuming and outbox.relays):
             every = self.settings.retry_interval
             self._add(Task(name="look for retries", one_pass=self._find_retries, every=every), self._lane_of("upkeep"))
         for duty in duties():
@@ -202,25 +213,66 @@ class Plan:
             )
             self._listen(self._own)
 
+    def _find_topics(self, connection: Connection, *_: object) -> Counts:
+        """Have the topics served that a relay's pattern takes, and that weren't there before."""
+        for rule in list(self._outbox.relays):
+            patterns = [like(pattern) for pattern in rule.patterns]
+            for (topic,) in read_source(connection, topics_like(self.settings.schema, patterns=patterns))[0]:
+                if rule.takes(topic) and (topic, rule.group) not in self._served and not self._stopping.is_set():
+                    self._join(self._outbox.relayed(rule, topic))
+        return Counts()
+
+    def _join(self, subscription: Subscription) -> None:
+        """Have a group served from now on, while the others are at work; if that fails, nothing of it is left."""
+        planned: list[list[Any]] = [self.lanes, self.duties, self.starts, self.ends, self._retrying]
+        before = [len(each) for each in planned]
+        consuming = {key: len(wakes) for key, wakes in self._consuming.items()}
+        listened = set(self.listeners)
+        self._plan_subscription(subscription)
+        try:
+            for start in self.starts[before[2] :]:
+                start()
+        except BaseException:
+            self._served.discard(subscription.key)
+            for lane in self.lanes[before[0] :]:
+                lane.runner.end()
+            for several, count in zip(planned, before, strict=True):
+                del several[count:]
+            for key, wakes in self._consuming.items():
+                del wakes[consuming.get(key, 0) :]
+            raise
+        for lane in self.lanes[before[0] :]:
+            lane.start()
+        for source in set(self.listeners) - listened:
+            self.listeners[source].start()
+
     def _find_retries(self, connection: Connection, *_: object) -> Counts:
+        if not self._retrying:
+            return Counts()
         names = [(consumer.subscription.group, consumer.subscription.feed) for consumer, _ in self._retrying]
         wakes = dict(zip(names, (wake for _, wake in self._retrying), strict=True))
         return wake_retries(connection, self.settings.schema, wakes)
 
     def _plan_subscription(self, subscription: Subscription) -> None:
         """Have a group served: for each of its sources its consumers have lanes of their own."""
-        self.parts[self._own].add("consumer")
-        self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune"}
+        self._served.add(subscription.key)
+        self._needs_consumer()
         if parked_callback(subscription) is not None:
             self.needs[self._own, "producer"].add("send")
         met: dict[str, str] = {}
         several = subscription.of_sources()
         planned = [self._plan_source(each, met, named=len(several) > 1) for each in several]
+        if subscription.at_end is not None:
+            self.ends.append(subscription.at_end)
         meters = [[consumer.meter for consumer in consumers] for consumers, _ in planned]
         report = HandlerReport(subscription.topic, subscription.group, meters)
         # One of the group's duties tells of the handler, for all of its threads.
         for first in [calling[0] for _, calling in planned if calling][:1]:
             first.task = replace(first.task, facts=lambda: {"handler": report.facts()})
+
+    def _needs_consumer(self) -> None:
+        self.parts[self._own].add("consumer")
+        self.needs[self._own, "consumer"] |= {"consume"} | self._roles & {"prune"}
 
     def _plan_source(
         self, subscription: Subscription, met: dict[str, str], *, named: bool

@@ -335,7 +335,7 @@ class Worker:
         if not serving:
             return False
         named = not self._all and serving & producer_roles(only=True)
-        if named or (not outbox.subscriptions and serving - {"bulk"}):
+        if named or outbox.relays or (not outbox.subscriptions and serving - {"bulk"}):
             return True
         return migration.current(outbox.engine, outbox.settings.schema)["producer"] is not None
 

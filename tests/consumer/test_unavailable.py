@@ -1,4 +1,4 @@
-"""`Unavailable`: what a handler needs isn't there. No message pays for that, and the group stops until one is handled."""
+"""`Unavailable`: what a handler needs isn't there. No message pays, and the group stops until one is handled."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from outbox.consumer.control.sql import FIRST_TRIAL_AFTER
 from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import execute, lock_key, read_source
 from outbox.database.session import begin
-from outbox.database.sql import COMMIT_SYNCHRONOUSLY, take_lock, try_lock
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, audit, take_lock, try_lock
 from outbox.telemetry.events import BreakerClosed, BreakerOpened, BreakerTried
 from outbox.telemetry.hooks import emit
 
@@ -54,6 +54,8 @@ _CREDIT_SECONDS = 0.1
 LONGEST_TRIAL_WAIT = 3600.0
 #: A message to which something wasn't available so often, while others were handled, has failed by itself.
 ALONE = 10
+# Whose act a pause is that a handler asks for.
+_HANDLER = "handler"
 # So many messages at most are known to a thread by that.
 _MOST_UNAVAILABLE = 10_000
 
@@ -198,6 +200,10 @@ class Gate:
         with begin(connection):
             open_now, put_off = sql.open_now(self._schema, **values), sql.put_off(self._schema, **values, after=after)
             _, opened, _ = execute(connection, COMMIT_SYNCHRONOUSLY, open_now, put_off)
+            if failure.pauses:
+                pause = sql.pause(self._schema, group=group, topics=[topic], by=_HANDLER, why=failure.reason)
+                if execute(connection, pause)[0]:
+                    execute(connection, audit(self._schema, _HANDLER, "pause_group", group, failure.reason, [topic]))
         self._tell_opened(opened, 0, failure.reason)
 
     def _tell_opened(self, opened: Sequence[Row], failures: int, because: str) -> None:

@@ -115,6 +115,19 @@ UPDATE {{s}}.group_control
     lossy=("because",),
 )
 
+#: Pause a group, unless it is paused. Rows: ``(topic,)`` of each that is paused now.
+pause: Template = Template(
+    """
+INSERT INTO {s}.group_control AS c (consumer_group, topic, paused_at, paused_by, pause_reason)
+SELECT %(group)s, t, clock_timestamp(), %(by)s, %(why)s FROM unnest(%(topics)s::text[]) t
+ON CONFLICT (consumer_group, topic) DO UPDATE
+   SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason
+ WHERE c.paused_at IS NULL
+RETURNING topic
+""",
+    lossy=("why",),
+)
+
 #: Take the one trial that is due, and put off the next one. Rows: one, or none where it isn't due or another has it.
 take_trial: Template = Template("""
 UPDATE {s}.group_control SET trial_at = clock_timestamp() + make_interval(secs => %(trial_after)s)

@@ -220,7 +220,10 @@ class OutsideConsumer(Consumer):
         counts = Counts()
         for queue in list(self._leased.values()):
             with self._unless_lost(queue):
-                counts += queue.write_results(connection)
+                if written := queue.write_results(connection):
+                    counts += written
+                    if queue.may_read():  # there was no space for it before
+                        self._news.set()
                 if queue.released:  # nothing else wakes it, and its key may have many that wait for it
                     self._next_retries, queue.released = 0.0, False
                 if queue.lease.renew_at <= time.monotonic():

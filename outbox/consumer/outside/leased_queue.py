@@ -182,9 +182,11 @@ class LeasedQueue:
         entries = [*(call.entry for call in self._in_flight.values()), *(slot.entry for slot in self._ahead)]
         return min((entry.message.visible_at for entry in entries if entry.message), default=None)
 
-    def may_read(self, end: int) -> bool:
-        """Tell whether there is more to read, in a queue that ends at a position, and space for it."""
-        return len(self._slots) < self._settings.read_ahead and self._read.position < end
+    def may_read(self, end: int | None = None) -> bool:
+        """Tell whether there is more to read, in a queue that ends at a position, and space for it; None: as known."""
+        end = self._read.end if end is None else end
+        # Not for a few: a read costs what it costs.
+        return 2 * len(self._slots) <= self._settings.read_ahead and self._read.position < end
 
     # --- the lease ------------------------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class LeasedQueue:
         """Tell whether the first message can be handled now, or passed: an ordered group waits for its retry."""
         if not self._subscription.blocks_queue:
             return True
-        (rows,) = execute(connection, known_rows(self._of, [first]))
+        _, rows = execute(connection, plan_by_index(), known_rows(self._of, [first]))
         return all(row[1] != Status.FAILED or row[3] <= 0 or row[7] < self._progress.passage for row in rows)
 
     def _accept(self, connection: Connection, source: Connection, entries: Sequence[Entry]) -> None:
@@ -286,7 +288,7 @@ class LeasedQueue:
         if not entries:
             return
         with begin(connection):
-            rows = execute(connection, *self._read.inbox_of(entries, self._subscription))
+            _, *rows = execute(connection, plan_by_index(once=True), *self._read.inbox_of(entries, self._subscription))
             inbox = take_earlier(connection, source, self._progress, KnownRows.of(rows))
             if inbox is None:  # an operator's act has one of them
                 return

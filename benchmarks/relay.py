@@ -1,0 +1,246 @@
+"""Relays: from tables to a broker, against a loop by hand with the same client, and from the commit to the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+import nats
+import psycopg
+from confluent_kafka import Producer
+from redis.asyncio import Redis
+from sqlalchemy import Engine, text
+
+from benchmarks import bank, fill, handmade
+from benchmarks.lab import Benchmark, Lab
+from benchmarks.measure import Figure, Ratio, interleave
+from outbox import Message, Outbox, Settings
+from outbox.worker import Worker
+from tests.relay import servers, targets
+
+_SETTINGS = Settings()
+_BATCH = 500
+#: Messages of a round, by what each takes.
+_COUNTS = {"kafka": 10_000, "nats": 10_000, "redis": 10_000, "rabbitmq": 3_000}
+_RATE, _SECONDS = 500, 20
+
+#: Publishes a list of keys and bodies, and returns when all are confirmed.
+Publish = Callable[[list[tuple[str | None, bytes]]], Awaitable[None]]
+
+
+class RealKafka(targets.KafkaTarget):
+    """A topic of a real Kafka."""
+
+    def make(self, destination: str) -> None:
+        """Make it."""
+        targets.make_kafka_topic(self.server, destination)
+
+
+def run(lab: Lab) -> Iterator[Figure]:
+    """Measure each broker in turn."""
+    engine = lab.engine("main")
+    handmade.create(engine)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, count in _COUNTS.items():
+            place = Path(folder, name)
+            place.mkdir()
+            with _served(name, place) as target:
+                yield from _measured(lab, engine, name, target, lab.scale(count, count // 10))
+                if name != "rabbitmq":
+                    yield _latency(lab, engine, name, target)
+
+
+def _served(name: str, place: Path) -> Any:
+    from contextlib import contextmanager
+
+    @contextmanager
+    def serve() -> Iterator[targets.Target]:
+        if name == "kafka":
+            with servers.kafka_servers() as kafka:
+                yield RealKafka(kafka.bootstrap)
+        else:
+            with targets.TARGETS[name].serve(place) as server:
+                yield targets.TARGETS[name](server)
+
+    return serve()
+
+
+def _measured(lab: Lab, engine: Engine, name: str, target: targets.Target, count: int) -> Iterator[Figure]:
+    lab.say(f"relay: {count} messages to {name}")
+    cpu: dict[str, list[float]] = {"ours": [], "hand": []}
+
+    def counted(arm: str, call: Callable[[], float]) -> float:
+        began = time.process_time()
+        rate = call()
+        cpu[arm].append((time.process_time() - began) / count)
+        return rate
+
+    arms = {
+        "ours": lambda: counted("ours", lambda: _relayed(engine, target, count)),
+        "hand": lambda: counted("hand", lambda: asyncio.run(_by_hand(lab, name, target, count))),
+    }
+    rates = interleave(arms, lab.scale(3, 1))
+    ratio = Ratio.of(rates["ours"], rates["hand"])
+    spent = {arm: statistics.median(each) * 1e6 for arm, each in cpu.items()}
+    yield Figure(
+        f"{count} messages to {name} ÷ a loop by hand: DELETE … RETURNING {_BATCH}, publish, COMMIT",
+        f"{statistics.median(rates['ours']):,.0f}/s, {spent['ours']:.0f} µs",
+        f"{statistics.median(rates['hand']):,.0f}/s, {spent['hand']:.0f} µs",
+        ratio,
+        "≥ 0.8",
+        ratio.median >= 0.8,
+    )
+
+
+def _relayed(engine: Engine, target: targets.Target, count: int) -> float:
+    """Return how many messages a second a worker relays, of those that wait when it starts."""
+    topic = f"relay-{uuid4().hex[:8]}"
+    fill.messages(engine, topic, count, _SETTINGS)
+    outbox = Outbox(engine, settings=_SETTINGS)
+    publisher = target.publisher()
+    outbox.relay(topic, to=publisher, group=topic)
+    with engine.connect() as connection:
+        sql = text("SELECT count(*) FROM outbox.consumer_message WHERE consumer_group = :group AND status = 'consumed'")
+        with Worker(outbox, roles=["consume"]):
+            began = time.perf_counter()
+            while connection.execute(sql, {"group": topic}).scalar_one() < count:
+                connection.rollback()
+                time.sleep(0.02)
+            return count / (time.perf_counter() - began)
+
+
+async def _by_hand(lab: Lab, name: str, target: Any, count: int) -> float:
+    """Return how many messages a second a loop publishes that takes rows, publishes them, and commits."""
+    with lab.engine("main").begin() as connection:
+        connection.exec_driver_sql("TRUNCATE handmade")
+        connection.exec_driver_sql(handmade.FILL, (count,))
+    with lab.psycopg("main") as connection:
+        async with _PUBLISHERS[name](target) as publish:
+            began, done = time.perf_counter(), 0
+            while done < count:
+                done += await _step(connection, publish)
+            return count / (time.perf_counter() - began)
+
+
+async def _step(connection: psycopg.Connection[Any], publish: Publish) -> int:
+    import json
+
+    with connection.transaction():
+        rows = connection.execute(handmade.TAKE, (_BATCH,)).fetchall()
+        await publish([(key, json.dumps(body).encode()) for _, _, key, body in rows])
+    return len(rows)
+
+
+@asynccontextmanager
+async def _kafka(target: RealKafka) -> AsyncIterator[Publish]:
+    producer = Producer({"bootstrap.servers": target.server, "enable.idempotence": True})
+    failures: list[Any] = []
+
+    def report(error: Any, _: Any) -> None:
+        if error is not None:
+            failures.append(error)
+
+    async def publish(messages: list[tuple[str | None, bytes]]) -> None:
+        for key, body in messages:
+            producer.produce(target.destination, body, key, on_delivery=report)
+        producer.flush()
+        assert not failures
+
+    yield publish
+
+
+@asynccontextmanager
+async def _nats(target: targets.NatsTarget) -> AsyncIterator[Publish]:
+    client = await nats.connect(target.url)
+    stream = client.jetstream()
+
+    async def publish(messages: list[tuple[str | None, bytes]]) -> None:
+        headers = [{"Nats-Msg-Id": str(uuid4()), "key": key or ""} for key, _ in messages]
+        sent = (
+            stream.publish(target.destination, body, headers=h) for h, (_, body) in zip(headers, messages, strict=True)
+        )
+        await asyncio.gather(*sent)
+
+    yield publish
+    await client.close()
+
+
+@asynccontextmanager
+async def _redis(target: targets.RedisTarget) -> AsyncIterator[Publish]:
+    client = Redis.from_url(target.url)
+
+    async def publish(messages: list[tuple[str | None, bytes]]) -> None:
+        async with client.pipeline(transaction=False) as pipeline:
+            for key, body in messages:
+                pipeline.xadd(target.destination, {"id": str(uuid4()), "key": key or "", "body": body})
+            await pipeline.execute()
+
+    yield publish
+    await client.aclose()
+
+
+@asynccontextmanager
+async def _rabbit(target: targets.RabbitTarget) -> AsyncIterator[Publish]:
+    async with await aio_pika.connect(target.url) as connection:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+
+        async def publish(messages: list[tuple[str | None, bytes]]) -> None:
+            mode = aio_pika.DeliveryMode.PERSISTENT
+            sent = [aio_pika.Message(body, message_id=str(uuid4()), delivery_mode=mode) for _, body in messages]
+            await asyncio.gather(*(channel.default_exchange.publish(each, target.destination) for each in sent))
+
+        yield publish
+
+
+_PUBLISHERS: dict[str, Any] = {"kafka": _kafka, "nats": _nats, "redis": _redis, "rabbitmq": _rabbit}
+
+
+def _latency(lab: Lab, engine: Engine, name: str, target: targets.Target) -> Figure:
+    """Measure from the commit to the confirmation, at a fixed rate, one message a transaction."""
+    lab.say(f"relay: latency to {name}")
+    topic, committed, confirmed = f"late-{uuid4().hex[:8]}", dict[Any, float](), dict[Any, float]()
+    outbox, publisher = Outbox(engine, settings=_SETTINGS), target.publisher()
+    publish = publisher.publish
+
+    async def timed(messages: list[Message], /) -> Any:
+        answers = await publish(messages)
+        now = time.monotonic()
+        confirmed.update((each.id, now) for each in messages)
+        return answers
+
+    publisher.publish = timed  # type: ignore[method-assign]  # what is measured
+    outbox.relay(topic, to=publisher, group=topic)
+    count = _RATE * lab.scale(_SECONDS, 4)
+
+    def send() -> None:
+        with engine.connect() as connection:
+            begin_at = time.monotonic() + 2
+            for number in range(count):
+                time.sleep(max(begin_at + number / _RATE - time.monotonic(), 0))
+                order = bank.new_order()
+                with connection.begin():
+                    id_ = outbox.send(connection, topic, order, key=order["receiver"])
+                committed[id_] = time.monotonic()
+
+    with Worker(outbox):
+        sender = threading.Thread(target=send)
+        sender.start()
+        sender.join()
+        deadline = time.monotonic() + 30
+        while len(confirmed) < count and time.monotonic() < deadline:
+            time.sleep(0.05)
+    late = sorted((confirmed[each] - at) * 1000 for each, at in list(committed.items())[_RATE:])
+    p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
+    return Figure(f"commit → confirmed by {name}, at {_RATE}/s", f"p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+
+
+BENCHMARK = Benchmark(run)

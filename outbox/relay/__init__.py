@@ -1,0 +1,1 @@
+"""Relays: groups whose handler publishes a topic's messages to a broker or an endpoint; one module for each kind."""

@@ -1,0 +1,202 @@
+"""What publishes: the protocol that a relay's destination follows, and what those with a connection have in common.
+
+A publisher answers for each message as any handler does. None: the broker has confirmed it. `Park`: it can't take this
+message, and would take others. `Unavailable`: no message would fare better, or it isn't known whether the broker has
+this one; it is published again then, and whoever reads may meet it twice, under one id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from outbox.database.engines import start_loop
+from outbox.errors import InvalidMessage
+from outbox.message.content import check_seconds
+from outbox.message.model import HandlerAnswer, Message, Park, Unavailable
+from outbox.relay.envelope import Destination, Envelope, Record, destination_of
+from outbox.text import message_of, summary_of
+
+C = TypeVar("C")
+
+#: How long (seconds) a publisher waits for confirmations, unless it is said so.
+PUBLISH_TIMEOUT = 30.0
+# Seconds in which a connection must be closed when a worker ends.
+_CLOSE_TIMEOUT = 5.0
+
+
+class Publisher(Protocol):
+    """Where a relay publishes; ``name`` is that of its group, where the relay gives it none: ``relay-`` and this.
+
+    ``timeout`` is how long (seconds) a call of `publish` takes, at most twice. One that takes no long lists may have
+    the most messages of a call in ``batch``.
+    """
+
+    name: str
+    timeout: float
+
+    async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
+        """Publish messages; return what came of each, in their order. An exception counts as a failure of each."""
+
+    def close(self) -> None:
+        """Give up what is open, from any thread; the next call of `publish` opens it again."""
+
+
+class Undeliverable(Exception):
+    """This message can't be delivered, and others can."""
+
+
+class BrokerPublisher(ABC):
+    """Makes records of messages, and publishes those; in ``destination`` and ``envelope`` it is said where and how."""
+
+    name: str
+    prefix: ClassVar[str] = "ce-"
+
+    def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
+        self.timeout: float = check_seconds("timeout", timeout)
+        self._destination = destination_of("destination", destination)
+        self._envelope = envelope or Envelope(prefix=self.prefix)
+
+    async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
+        """Publish messages; return what came of each, in their order."""
+        answers: dict[int, HandlerAnswer] = {}
+        records: list[Record] = []
+        places: list[int] = []
+        for place, message in enumerate(messages):
+            try:
+                records.append(self._record(message))
+                places.append(place)
+            except (InvalidMessage, Undeliverable) as error:
+                answers[place] = Park(message_of(error))
+        if records:
+            answers.update(zip(places, await self._deliver(records), strict=True))
+        return [answers[place] for place in range(len(messages))]
+
+    def _record(self, message: Message) -> Record:
+        """Return a message as it is published.
+
+        Raises:
+            InvalidMessage, Undeliverable: it never can be.
+        """
+        return Record(message, self._destination(message), self._headers(message), message.raw)
+
+    def _headers(self, message: Message) -> dict[str, str]:
+        return {**self._envelope.headers(message), "content-type": message.content_type}
+
+    @abstractmethod
+    async def _deliver(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+        """Publish records; return what came of each."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what is open, from any thread; the next call of `publish` opens it again."""
+
+
+class ConnectedPublisher(BrokerPublisher, Generic[C]):
+    """One with an asynchronous client: one of a process, on a loop of its own, whatever loops the groups run on."""
+
+    def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
+        super().__init__(destination, envelope, timeout)
+        self._lock = threading.Lock()
+        self._loop: tuple[asyncio.AbstractEventLoop, threading.Thread, int] | None = None
+        self._client: C | None = None
+        self._connecting: asyncio.Lock | None = None
+
+    @abstractmethod
+    async def _connect(self) -> C:
+        """Return a client that is connected."""
+
+    @abstractmethod
+    async def _disconnect(self, client: C) -> None:
+        """Close a client."""
+
+    async def _send(self, client: C, record: Record) -> HandlerAnswer:
+        """Publish one record, and wait until it is confirmed; to be defined where `_send_all` isn't.
+
+        Raises:
+            Undeliverable: others can be, this one can't.
+            Exception: something isn't available.
+        """
+        raise NotImplementedError
+
+    async def _deliver(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+        future = asyncio.run_coroutine_threadsafe(self._deliver_here(records), self._own_loop())
+        return await asyncio.wrap_future(future)
+
+    async def _deliver_here(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+        """Publish records on the loop of the client."""
+        until = asyncio.get_running_loop().time() + self.timeout
+        try:
+            async with asyncio.timeout_at(until):
+                client = await self._connected()
+        except Exception as error:
+            return [Unavailable(self._why(error))] * len(records)
+        outcomes = await self._send_all(client, records, until)
+        answers = [self._answer_to(each) if isinstance(each, BaseException) else each for each in outcomes]
+        # Where one of them has got through, others may be on their way by this client.
+        if all(isinstance(each, BaseException) and not isinstance(each, Undeliverable) for each in outcomes):
+            await self._drop(client)
+        return answers
+
+    async def _send_all(
+        self, client: C, records: Sequence[Record], until: float
+    ) -> Sequence[HandlerAnswer | BaseException]:
+        """Publish records at once, until a time of the loop; return what came of each, or the exception."""
+        tasks = [asyncio.ensure_future(self._send(client, record)) for record in records]
+        try:
+            await asyncio.wait(tasks, timeout=max(until - asyncio.get_running_loop().time(), 0.0))
+        finally:
+            for task in tasks:
+                task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _answer_to(self, error: BaseException) -> HandlerAnswer:
+        """Return what an exception says of a message."""
+        return Park(message_of(error)) if isinstance(error, Undeliverable) else Unavailable(self._why(error))
+
+    def _why(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError | asyncio.CancelledError) and not message_of(error):
+            return f"{self.name} has confirmed nothing within {self.timeout:g} s"
+        return f"{self.name}: {summary_of(error)}"
+
+    async def _connected(self) -> C:
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._connect()
+            return self._client
+
+    async def _drop(self, client: C | None) -> None:
+        """Close the client, so that the next call connects anew."""
+        if client is not None and client is self._client:
+            self._client = None
+            with suppress(Exception):  # it is of no use any more
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await self._disconnect(client)
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            # A fork has neither the thread nor the connection.
+            if self._loop is None or self._loop[2] != os.getpid():
+                self._client = self._connecting = None
+                self._loop = *start_loop(f"outbox-{self.name}"), os.getpid()
+            return self._loop[0]
+
+    def close(self) -> None:
+        """Close the connection, and end its loop; from any thread. The next call of `publish` opens it again."""
+        with self._lock:
+            found, self._loop = self._loop, None
+        if found is None or found[2] != os.getpid():
+            return
+        loop, thread, _ = found
+        with suppress(Exception):  # the loop is ended all the same
+            asyncio.run_coroutine_threadsafe(self._drop(self._client), loop).result(2 * _CLOSE_TIMEOUT)
+        self._client = self._connecting = None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_CLOSE_TIMEOUT)

@@ -1,0 +1,96 @@
+"""Publish to RabbitMQ, by aio-pika: persistent, mandatory, confirmed; what no queue took isn't taken for published."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import aio_pika
+from aio_pika.abc import AbstractConnection, AbstractExchange
+from aio_pika.exceptions import DeliveryError, PublishError
+from aiormq.exceptions import ChannelClosed
+
+from outbox.errors import InvalidHandler
+from outbox.message.model import HandlerAnswer, Unavailable
+from outbox.relay.envelope import Destination, Envelope, Record
+from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
+
+# A message that can't be routed is its own fault if another one was routed so many seconds ago.
+_ROUTED_LATELY = 60.0
+
+
+class _Channel:
+    """A connection with the exchange on a channel of it."""
+
+    def __init__(self, connection: AbstractConnection, exchange: AbstractExchange) -> None:
+        self.connection, self.exchange = connection, exchange
+
+
+class RabbitPublisher(ConnectedPublisher[_Channel]):
+    """Publishes to an exchange ("": the default one), with ``routing_key``; ``options`` are those of aio_pika.connect.
+
+    The exchange isn't declared here: it has to be there. A message without a queue that takes it is parked if others
+    are routed; else the broker counts as not available.
+    """
+
+    prefix: ClassVar[str] = "ce-"
+
+    def __init__(
+        self,
+        url: str,
+        exchange: str = "",
+        routing_key: Destination = "{topic}",
+        *,
+        name: str = "rabbitmq",
+        envelope: Envelope | None = None,
+        timeout: float = PUBLISH_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        super().__init__(routing_key, envelope, timeout)
+        self.name: str = name
+        if not url.startswith(("amqp://", "amqps://")):
+            raise InvalidHandler("RabbitPublisher: the URL must begin with amqp:// or amqps://")
+        self._url, self._exchange, self._options = url, exchange, options
+        self._routed_at = -_ROUTED_LATELY
+
+    async def _connect(self) -> _Channel:
+        # Not a robust one: that hangs while it connects anew, and hides that.
+        connection = await aio_pika.connect(self._url, timeout=self.timeout, **self._options)
+        try:
+            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            if self._exchange:
+                return _Channel(connection, await channel.get_exchange(self._exchange, ensure=True))
+            return _Channel(connection, channel.default_exchange)
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def _disconnect(self, client: _Channel) -> None:
+        await client.connection.close()
+
+    async def _send(self, client: _Channel, record: Record) -> HandlerAnswer:
+        message = record.message
+        sent = aio_pika.Message(
+            record.body,
+            headers={name: value for name, value in record.headers.items() if name != "content-type"},
+            content_type=message.content_type,
+            message_id=str(message.id),
+            type=message.topic,
+            timestamp=message.born_at,
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        )
+        try:
+            await client.exchange.publish(sent, record.destination, mandatory=True, timeout=self.timeout)
+        except PublishError as error:  # a Basic.Return
+            text = f"{self.name}: no queue takes messages of routing key {record.destination!r}"
+            if time.monotonic() - self._routed_at < _ROUTED_LATELY:
+                raise Undeliverable(text) from error
+            return Unavailable(text)
+        except DeliveryError as error:  # a Basic.Nack
+            return Unavailable(f"{self.name} has refused the message for now: {type(error.frame).__name__}")
+        except ChannelClosed as error:
+            if "PRECONDITION_FAILED" in str(error) and "message size" in str(error):
+                raise Undeliverable(f"{self.name}: {error}") from error
+            raise
+        self._routed_at = time.monotonic()
+        return None

@@ -1,0 +1,176 @@
+"""Run brokers of a real Kafka (KRaft), and say where they listen, as one line of JSON.
+
+``python -m tests.relay.kafka_brokers BROKERS CACHE``. Maven brings the jars, once, into a folder of the cache; the data
+are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP starts those again
+that a test has killed, with their data and ports, and says where all are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, NoReturn
+
+VERSION, LOG4J = "4.4.0", "2.25.5"
+_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+_PATIENCE = 180
+
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>outbox</groupId><artifactId>kafka-for-tests</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{LOG4J}</version></dependency>
+  </dependencies>
+</project>
+"""
+
+_SETTINGS = """process.roles=broker,controller
+node.id={node}
+log.dirs={log}
+listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},CONTROLLER://127.0.0.1:{ports[2]}
+listener.security.protocol.map=PLAIN:PLAINTEXT,SECURE:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAIN
+controller.listener.names=CONTROLLER
+controller.quorum.voters={voters}
+sasl.enabled.mechanisms=PLAIN
+listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  user_alice="alice-secret" user_admin="admin-secret";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:admin
+auto.create.topics.enable=false
+default.replication.factor={copies}
+min.insync.replicas={in_sync}
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor={copies}
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={in_sync}
+share.coordinator.state.topic.replication.factor={copies}
+share.coordinator.state.topic.min.isr={in_sync}
+group.initial.rebalance.delay.ms=0
+"""
+
+#: The ports of a broker: of everyone, of those with a password, of the controllers.
+Ports = tuple[int, int, int]
+
+
+def _end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal to this process when its parent ends."""
+    ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _spawn(*command: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent)  # noqa: PLW1509 - of a process with one thread
+
+
+def _java(lib: Path, heap: str, *arguments: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    options = (f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=WARN")
+    return _spawn("java", *options, "-cp", f"{lib}/*", *arguments, out=out)
+
+
+def installed(cache: Path) -> Path:
+    """Return the folder with the jars and an empty log, which are made unless an earlier run did."""
+    home = cache / VERSION
+    if home.exists():
+        return home
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        new, pom = Path(folder, "new"), Path(folder, "pom.xml")
+        pom.write_text(_POM)
+        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={new / 'lib'}")
+        if _spawn("mvn", "-q", "-B", "-f", str(pom), *copy, out=2).wait():
+            raise SystemExit("Maven couldn't fetch the jars of Kafka")
+        settings = _write_settings(Path(folder), 1, {1: (1, 2, 3)}, new / "log")
+        command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
+        if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():
+            raise SystemExit("Kafka couldn't format its log")
+        if not home.exists():  # another process may have been faster
+            new.rename(home)
+    return home
+
+
+def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path) -> Path:
+    voters = ",".join(f"{each}@127.0.0.1:{own[2]}" for each, own in ports.items())
+    path = folder / f"{node}.properties"
+    copies = {"copies": min(3, len(ports)), "in_sync": min(2, len(ports))}
+    path.write_text(_SETTINGS.format(node=node, log=log, ports=ports[node], voters=voters, **copies))
+    return path
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _known_brokers(port: int) -> int:
+    """Ask a broker for its metadata (version 4, of no topic), and return how many brokers it knows."""
+    request = struct.pack(">hhihi?", 3, 4, 1, -1, 0, False)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            return int(struct.unpack(">iiii", connection.makefile("rb").read(16))[3])
+    except (OSError, struct.error):
+        return 0
+
+
+def _start(processes: dict[int, subprocess.Popen[bytes]], ports: dict[int, Ports], home: Path, folder: Path) -> None:
+    """Start the brokers that don't run, wait until each knows all, and say so."""
+    begin = time.monotonic()
+    for node in ports:
+        if node not in processes or processes[node].poll() is not None:
+            with (folder / f"{node}.out").open("ab") as out:
+                settings = str(folder / f"{node}.properties")
+                processes[node] = _java(home / "lib", "256m", "kafka.Kafka", settings, out=out)
+    while any(_known_brokers(own[0]) < len(ports) for own in ports.values()):
+        if time.monotonic() - begin > _PATIENCE or any(each.poll() is not None for each in processes.values()):
+            raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
+        time.sleep(0.1)
+    addresses = {
+        name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values()) for i, name in enumerate(("bootstrap", "sasl"))
+    }
+    print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)  # noqa: T201 - for the test
+
+
+def main(brokers: int, cache: Path) -> NoReturn:
+    """Run them until a signal comes."""
+    _end_with_parent(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    home, free = installed(cache), iter(_free_ports(3 * brokers))
+    ports = {node: (next(free), next(free), next(free)) for node in range(1, brokers + 1)}
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory(prefix="kafka-") as name:
+        folder = Path(name)
+        for node in ports:
+            log = shutil.copytree(home / "log", folder / f"log{node}")
+            (log / "meta.properties").write_text(f"version=1\ncluster.id={_CLUSTER}\nnode.id={node}\n")
+            _write_settings(folder, node, ports, log)
+        try:
+            while True:
+                _start(processes, ports, home, folder)
+                signal.sigwaitinfo({signal.SIGHUP})
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+            for process in processes.values():  # the data goes too, so nothing needs to end in order
+                process.kill()
+                process.wait()
+
+
+if __name__ == "__main__":
+    os.chdir("/")
+    main(int(sys.argv[1]), Path(sys.argv[2]))

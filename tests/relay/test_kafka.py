@@ -1,0 +1,125 @@
+"""Kafka, a real one: what a topic refuses, what isn't there, what isn't allowed, and a broker that is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import admin as kafka_admin
+
+from outbox.consumer.control.gate import Gate
+from outbox.consumer.outside.consumer import OutsideConsumer
+from outbox.relay.kafka import KafkaPublisher
+from tests.consumer.test_control import Clock, control
+from tests.kit.bench import Bench
+from tests.relay.servers import KafkaServers, kafka_servers
+from tests.relay.targets import KafkaTarget, make_kafka_topic
+from tests.relay.test_targets import recover
+
+Relaying = Callable[..., OutsideConsumer]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaServers]:
+    """One broker for this file."""
+    with kafka_servers() as kafka:
+        yield kafka
+
+
+class RealTarget(KafkaTarget):
+    """A topic of a real Kafka; ``config`` is its configuration."""
+
+    def __init__(self, kafka: KafkaServers, **config: str) -> None:
+        self.config = config
+        super().__init__(kafka.bootstrap)
+
+    def make(self, destination: str) -> None:
+        """Make the topic, with one partition."""
+        make_kafka_topic(self.server, destination, 1, **self.config)
+
+
+def gated(bench: Bench, consumer: OutsideConsumer) -> Clock:
+    """Have a relay's gate go by a clock of the test."""
+    clock = Clock()
+    consumer.gate = Gate(consumer.subscription, bench.settings, consumer._queues.keys(), clock)
+    return clock
+
+
+def test_what_is_too_large_takes_no_other_along(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """The limit of a topic counts for a batch of the client's: those that fit by themselves are published."""
+    target = RealTarget(kafka, **{"max.message.bytes": "2000"})
+    bench.app.declare_topic("t", 1)
+    small = bench.send(*(b"s" * 300 for _ in range(10)), key=None)
+    large = bench.send(b"l" * 3000, key=None)
+    bench.consume(relaying(target.publisher()))
+    inbox = bench.inbox()
+    assert {inbox[each].status for each in small} == {"consumed"}
+    assert inbox[large[0]].status == "parked"
+    assert [each.body for each in target.read()].count(b"s" * 300) >= 10
+
+
+def test_a_compacted_topic_refuses_what_has_no_key(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """That is the message's own fault."""
+    target = RealTarget(kafka, **{"cleanup.policy": "compact"})
+    ids = bench.send(1, key=None) + bench.send(2, key="k")
+    bench.consume(relaying(target.publisher()))
+    assert [bench.inbox()[each].status for each in ids] == ["parked", "consumed"]
+
+
+def test_a_topic_that_comes_later(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """Until then no message pays."""
+    topic = f"late-{uuid4().hex[:8]}"
+    consumer = relaying(KafkaPublisher({"bootstrap.servers": kafka.bootstrap}, topic, timeout=3.0))
+    clock = gated(bench, consumer)
+    bench.send(*range(5), key=None)
+    bench.consume(consumer)
+    assert (bench.statuses(), control(bench).state) == ([], "open")
+    make_kafka_topic(kafka.bootstrap, topic)
+    recover(bench, consumer, clock, 5)
+
+
+def test_without_the_right_to_write(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """Until it is granted no message pays; the same client goes on then. A wrong password is told as what it is."""
+    topic = f"acl-{uuid4().hex[:8]}"
+    make_kafka_topic(kafka.bootstrap, topic)
+    sasl: dict[str, Any] = {"bootstrap.servers": kafka.report["sasl"], "security.protocol": "SASL_PLAINTEXT"}
+    sasl |= {"sasl.mechanisms": "PLAIN", "sasl.username": "alice", "log_level": 0}
+    bench.send(*range(5), key=None)
+    consumer = relaying(KafkaPublisher({**sasl, "sasl.password": "wrong"}, topic, timeout=3.0))
+    bench.consume(consumer)
+    assert "uthentication" in control(bench).because
+    assert "wrong" not in control(bench).because
+    consumer = relaying(KafkaPublisher({**sasl, "sasl.password": "alice-secret"}, topic, timeout=5.0))
+    clock = gated(bench, consumer)
+    bench.run("UPDATE outbox.group_control SET trial_at = clock_timestamp() - interval '1 ms'")
+    bench.consume(consumer)
+    assert "uthoriz" in control(bench).because
+    assert bench.statuses() == []
+    admin: Any = kafka_admin
+    names = admin.ResourceType.TOPIC, topic, admin.ResourcePatternType.LITERAL, "User:alice", "*"
+    rights = admin.AclOperation.WRITE, admin.AclOperation.DESCRIBE
+    bindings = [admin.AclBinding(*names, each, admin.AclPermissionType.ALLOW) for each in rights]
+    client = admin.AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for granted in client.create_acls(bindings).values():
+        granted.result(60)
+    recover(bench, consumer, clock, 5)
+
+
+def test_a_broker_that_is_killed(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """A time-out leaves open what it has; all are there in the end, in the order of their key."""
+    target = RealTarget(kafka)
+    consumer = relaying(
+        KafkaPublisher({"bootstrap.servers": kafka.bootstrap, "log_level": 0}, target.destination, timeout=3)
+    )
+    clock = gated(bench, consumer)
+    bench.send(0)
+    bench.consume(consumer)
+    kafka.signal(1, signal.SIGKILL)
+    bench.send(*range(1, 6))
+    assert not bench.consume(consumer).done
+    kafka.restart()
+    recover(bench, consumer, clock, 6)
+    assert list(dict.fromkeys(each.value for each in target.read())) == list(range(6))
