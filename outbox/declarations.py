@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         HandlerDecorator,
         HeaderFilter,
         OutsideBatchDecorator,
+        OutsideBatchOptions,
         OutsideHandlerDecorator,
         OutsideOptions,
         RelayOptions,
@@ -385,7 +386,7 @@ class Declarations:
         *,
         takes_batch: Literal[True],
         transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        **options: Unpack[OutsideBatchOptions],
     ) -> OutsideBatchDecorator[T]: ...
     @overload
     def consumer(
@@ -395,7 +396,7 @@ class Declarations:
         model: Any = None,
         takes_batch: Literal[True],
         transactional: Literal[False],
-        **options: Unpack[OutsideOptions],
+        **options: Unpack[OutsideBatchOptions],
     ) -> OutsideBatchDecorator[Any]: ...
     @overload
     def consumer(
@@ -476,18 +477,9 @@ class Declarations:
         several = [topics] if isinstance(topics, str | Topic) else topics
         rule = RelayRule.of([self._name_of(topic) for topic in several], to, **options)
         for topic in rule.named:
-            self.relayed(rule, topic)
+            relayed(self, rule, topic)
         if rule.patterns:
             self.relays.append(rule)
-
-    def relayed(self, rule: RelayRule, topic: str) -> Subscription:
-        """Return what the group of a relay consumes of a topic, which is declared if it isn't yet."""
-        key = topic, rule.group
-        if rule.patterns and key in self.subscriptions:
-            return self.subscriptions[key]
-        options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
-        self._register(Subscription, topic, None, **options)(rule.publisher.publish)
-        return self.subscriptions[key]
 
     def reconciliation(
         self,
@@ -528,3 +520,16 @@ class Declarations:
         self.reconciliations[name] = Reconciliation(
             name, at, cron, every, timezone, job, config, report, fleet, follows
         )
+
+
+def relayed(declarations: Declarations, rule: RelayRule, topic: str) -> Subscription:
+    """Return what the group of a relay consumes of a topic, which is declared if it isn't yet.
+
+    Raises:
+        InvalidHandler: it is named, and the group has it already.
+    """
+    key = topic, rule.group
+    if not rule.patterns or key not in declarations.subscriptions:
+        options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
+        declarations._register(Subscription, topic, None, **options)(rule.publisher.publish)
+    return declarations.subscriptions[key]

@@ -46,7 +46,6 @@ from outbox.consumer.start import met, start_group
 from outbox.consumer.subscription import (
     AttemptFailed,
     Entry,
-    HandlerFailure,
     Subscription,
     TransactionEnded,
     consumed,
@@ -65,6 +64,7 @@ from outbox.database.execute import Row, Statement, execute, is_lost, read_log, 
 from outbox.database.session import Transactions, begin
 from outbox.database.sql import plan_by_index, try_lock
 from outbox.errors import MessagesPruned
+from outbox.message.answer import HandlerFailure
 from outbox.message.model import Counts, Status, behind
 from outbox.settings import Settings
 from outbox.telemetry.events import BatchUndone

@@ -20,7 +20,6 @@ from outbox.consumer.subscription import (
     EVERYTHING,
     AttemptFailed,
     Entry,
-    HandlerFailure,
     Subscription,
     count_attempt,
     counts_of,
@@ -39,6 +38,7 @@ from outbox.database.duty import Duty
 from outbox.database.execute import execute, read_source
 from outbox.database.session import begin, commit
 from outbox.database.sql import GroupQueue, plan_by_index
+from outbox.message.answer import HandlerFailure
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 from outbox.telemetry.hooks import emit

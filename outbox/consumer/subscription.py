@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-import math
 import random
 import time
 from bisect import bisect_left
@@ -31,22 +30,17 @@ from outbox.database.execute import Row, Statement, is_lost
 from outbox.database.session import CarrierKind, DeclaredCarrier, JoinedSession
 from outbox.database.sql import GroupQueue
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.answer import HANDLER, CalledKind, is_from_outside
+from outbox.message.answer import HANDLER, CalledKind, HandlerFailure, failure_of, is_from_outside
 from outbox.message.content import EXPIRES_HEADER, check_any_topic, check_group, check_topic
 from outbox.message.limits import STARTS, Breaker, is_start, rate_of
-from outbox.message.model import Counts, Message, Park, ReplySender, Retry, Start, Status, Unavailable, read_headers
+from outbox.message.model import Counts, Message, ReplySender, Start, Status, read_headers
 from outbox.telemetry.events import MessageExpired, MessageFailed, MessageParked, MessagesHandled, MessageSkipped
 from outbox.telemetry.hooks import Handling, TelemetryEvent, middlewares_here, observed, observers
 from outbox.text import (
-    SEARCHED_CHARS,
-    class_name,
     error_text,
     kind_of_error,
     kind_of_text,
     message_of,
-    storable,
-    summary_of,
-    without,
 )
 
 if TYPE_CHECKING:
@@ -373,35 +367,6 @@ def like(pattern: str) -> str:
 
 #: The kind of messages that never come to an end.
 _CRASH_KIND = "the worker died each time"
-_MAX_DELAY = 100 * 366 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerFailure:
-    """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
-
-    ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
-    the error if nothing better is known. ``unavailable``: no message would fare better, so it is no attempt;
-    then ``delay`` is that before the first trial, and ``pauses`` has an operator decide.
-    """
-
-    error: str
-    status: Status = Status.FAILED
-    delay: float | None = None
-    kind: str | None = None
-    unavailable: bool = False
-    pauses: bool = False
-
-    @property
-    def reason(self) -> str:
-        """The first line of the error."""
-        return self.error.partition("\n")[0]
-
-    def about(self, entry: Entry) -> HandlerFailure:
-        """Return it as it may be written down: its error quotes nothing that is masked in the message."""
-        if entry.message is None:
-            return self
-        return replace(self, error=without(self.error[:SEARCHED_CHARS], entry.message.secrets))
 
 
 _ROLLED_BACK = HandlerFailure(
@@ -428,7 +393,7 @@ class AttemptFailed(Exception):
     ) -> None:
         self.entry: Entry = entry
         self.attempts: int = attempts
-        self.failure: HandlerFailure = failure.about(entry)
+        self.failure: HandlerFailure = failure.about(entry.message)
         self.together: int = together
         self.pipelined: bool = pipelined
 
@@ -455,51 +420,6 @@ def crashed(subscription: Subscription, attempts: int, starts: int) -> tuple[int
     if subscription.on_exhausted == "block":
         return attempts + 1, HandlerFailure(died, kind=_CRASH_KIND)
     return attempts, HandlerFailure(died, Status.PARKED, kind=_CRASH_KIND)
-
-
-def failure_of(answer: Any) -> HandlerFailure | None:
-    """Return what a handler's return value says; None is success, and no other value is."""
-    if answer is None:
-        return None
-    if refusal := HANDLER.refusal(answer):
-        return HandlerFailure(refusal)
-    try:
-        if isinstance(answer, Retry | Unavailable):
-            return _again(answer)
-        return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
-    except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
-        mend = "; have its __init__ call that of its base"
-        text = f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}"
-        return HandlerFailure(text + mend)
-
-
-def failures_of(answer: Any, size: int | None) -> tuple[Sequence[HandlerFailure | None], bool]:
-    """Return what the return value of a handler says of each message, and whether it is said of all as a whole.
-
-    ``size`` is the number of messages of a handler that takes a list: it returns None, or an answer for each.
-    """
-    if size is None or answer is None:
-        return [failure_of(answer)] * (size or 1), False
-    if isinstance(answer, list | tuple) and len(answer) == size:
-        return [failure_of(each) for each in answer], False
-    if isinstance(answer, list | tuple):
-        wrong = f"the handler returned {len(answer)} answers for {size} messages; return one for each, in their order"
-        return [HandlerFailure(wrong)] * size, True
-    return [failure_of(answer)] * size, not isinstance(answer, Unavailable)
-
-
-def _again(answer: Retry | Unavailable) -> HandlerFailure:
-    after = answer.after
-    seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
-    kind: dict[str, Any] = {}
-    if isinstance(answer, Unavailable):
-        kind = {"unavailable": True, "pauses": bool(answer.pause)}
-    if seconds is None:
-        return HandlerFailure(storable(answer.reason), **kind)
-    if not isinstance(seconds, int | float) or math.isnan(seconds):
-        name = class_name(answer)
-        return HandlerFailure(f"the handler returned {name}(after={after!r}); give a timedelta or seconds, or None")
-    return HandlerFailure(storable(answer.reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY), **kind)
 
 
 def failure_from(error: BaseException, entries: Sequence[Entry]) -> HandlerFailure:
@@ -683,7 +603,8 @@ def run_handler(
                 if not pipelined and joined.ended and not is_lost(connection):
                     raise TransactionEnded(_until(entries, entry, subscription), attempt)
                 joined.flush()
-                if failure := _ROLLED_BACK if joined.rolled_back else failure_of(answer):
+                failure = _ROLLED_BACK if joined.rolled_back else None if answer is None else failure_of(answer)
+                if failure is not None:
                     raise AttemptFailed(entry, attempt, failure, len(entries), pipelined=pipelined)
         entry = entries[0]
         joined.finish()

@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from outbox import testing
-from outbox.consumer.subscription import Subscription, failure_of, values_by_header
+from outbox.consumer.subscription import Subscription, values_by_header
 from outbox.django.databases import configuration, outbox
 from outbox.django.functions import OrmFunction
+from outbox.message.answer import failures_of
 from outbox.message.content import Codecs
-from outbox.message.model import Message, Skip, read_headers
+from outbox.message.model import Message, Status, read_headers
 
 #: In the order in which they would go out.
 _SENT = """
@@ -110,7 +112,10 @@ def _handle(alias: str, subscription: Subscription, message: Message) -> None:
     function = handler.function if isinstance(handler, OrmFunction) else inspect.unwrap(handler)
     with transaction.atomic(alias):
         answer = function([message] if subscription.takes_batch else message)
-        if failure_of(answer) is not None and not isinstance(answer, Skip):
+        if inspect.iscoroutine(answer):
+            answer = async_to_sync(lambda: answer)()
+        (failure,), _ = failures_of(answer, 1 if subscription.takes_batch else None)
+        if failure is not None and failure.status is not Status.CONSUMED:
             raise NotHandled(f"group {subscription.group!r} answered {message!r} with {answer!r}")
         with connections[alias].cursor() as cursor:
             values: dict[str, Any] = {"group": subscription.group, "id": message.id, "topic": message.topic}

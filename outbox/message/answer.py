@@ -7,18 +7,20 @@ in place of its object, or a value that means nothing tells of a mistake, and it
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import inspect
+import math
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CoroutineType
 from typing import Any, TypeVar
 
 from outbox.errors import InvalidHandler
-from outbox.message.model import Park, Resolution, Retry, Skip, Unavailable
-from outbox.text import class_name, shown
+from outbox.message.model import Message, Park, Resolution, Retry, Skip, Status, Unavailable
+from outbox.text import SEARCHED_CHARS, class_name, shown, storable, summary_of, without
 
 T = TypeVar("T")
 _NO_TYPE = type(None)
@@ -107,3 +109,81 @@ def is_from_outside(error: BaseException) -> bool:
     greenlet = sys.modules.get("greenlet")  # async functions run in one
     inside = greenlet is not None and greenlet.getcurrent().parent is not None
     return issubclass(kind, GeneratorExit) and inside and task is None
+
+
+# --- what a handler's answer comes to ---------------------------------------------------------------------------------
+
+_MAX_DELAY = 100 * 366 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """An attempt whose changes must be undone; ``status`` is where the message goes if nothing else says so.
+
+    ``delay`` in seconds overrides the retry table. ``kind`` is what failures with this cause have in common; made from
+    the error if nothing better is known. ``unavailable``: no message would fare better, so it is no attempt;
+    then ``delay`` is that before the first trial, and ``pauses`` has an operator decide.
+    """
+
+    error: str
+    status: Status = Status.FAILED
+    delay: float | None = None
+    kind: str | None = None
+    unavailable: bool = False
+    pauses: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The first line of the error."""
+        return self.error.partition("\n")[0]
+
+    def about(self, message: Message | None) -> HandlerFailure:
+        """Return it as it may be written down: its error quotes nothing that is masked in the message."""
+        if message is None:
+            return self
+        return replace(self, error=without(self.error[:SEARCHED_CHARS], message.secrets))
+
+
+def failure_of(answer: Any) -> HandlerFailure | None:
+    """Return what a handler's return value says; None is success, and no other value is."""
+    if answer is None:
+        return None
+    if refusal := HANDLER.refusal(answer):
+        return HandlerFailure(refusal)
+    try:
+        if isinstance(answer, Retry | Unavailable):
+            return _again(answer)
+        return HandlerFailure(storable(answer.reason), Status.PARKED if isinstance(answer, Park) else Status.CONSUMED)
+    except Exception as error:  # a class of the application's own, whose attributes aren't there or raise
+        mend = "; have its __init__ call that of its base"
+        text = f"the handler returned a {class_name(answer)} that can't be read: {summary_of(error)}"
+        return HandlerFailure(text + mend)
+
+
+def failures_of(answer: Any, size: int | None) -> tuple[Sequence[HandlerFailure | None], bool]:
+    """Return what the return value of a handler says of each message, and whether it is said of all as a whole.
+
+    ``size`` is the number of messages of a handler that takes a list: it returns None, or an answer for each.
+    """
+    if size is None or answer is None:
+        return [failure_of(answer)] * (size or 1), False
+    if isinstance(answer, list | tuple) and len(answer) == size:
+        return [failure_of(each) for each in answer], False
+    if isinstance(answer, list | tuple):
+        wrong = f"the handler returned {len(answer)} answers for {size} messages; return one for each, in their order"
+        return [HandlerFailure(wrong)] * size, True
+    return [failure_of(answer)] * size, not isinstance(answer, Unavailable)
+
+
+def _again(answer: Retry | Unavailable) -> HandlerFailure:
+    after = answer.after
+    seconds = after.total_seconds() if isinstance(after, dt.timedelta) else after
+    kind: dict[str, Any] = {}
+    if isinstance(answer, Unavailable):
+        kind = {"unavailable": True, "pauses": bool(answer.pause)}
+    if seconds is None:
+        return HandlerFailure(storable(answer.reason), **kind)
+    if not isinstance(seconds, int | float) or math.isnan(seconds):
+        name = class_name(answer)
+        return HandlerFailure(f"the handler returned {name}(after={after!r}); give a timedelta or seconds, or None")
+    return HandlerFailure(storable(answer.reason), delay=min(max(float(seconds), 0.0), _MAX_DELAY), **kind)

@@ -73,13 +73,13 @@ class _CommonOptions(_NamedGroup, total=False):
     headers: HeaderFilter | None
     rate: str | float | None
     breaker: Breaker | None
-    batch: int
     retry_delays: Sequence[float] | None
 
 
 class ConsumerOptions(_CommonOptions, total=False):
     """The options of `Outbox.consumer` that say nothing of the handler's types."""
 
+    batch: int
     pipeline: bool
     transactional: Literal[True]
     start: Start
@@ -92,6 +92,12 @@ class OutsideOptions(_CommonOptions, total=False):
     concurrency: int
     timeout: dt.timedelta | float | None
     start: Literal["first", "now"]
+
+
+class OutsideBatchOptions(OutsideOptions, total=False):
+    """Those of a handler that takes lists."""
+
+    batch: int
 
 
 class RelayOptions(TypedDict, total=False):

@@ -42,10 +42,7 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 
 
 class Resolution(enum.StrEnum):
-    """The answer to "did the local transaction commit?".
-
-    UNKNOWN is an answer, never stored as an op (RocketMQ: ``LocalTransactionState``).
-    """
+    """The answer to "did the local transaction commit?"; UNKNOWN is never stored (RocketMQ: LocalTransactionState)."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -592,10 +589,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Handler's answer: undo what I did and call me again.
-
-    ``after`` is a timedelta or seconds; None takes the next delay of the retry table. Costs an attempt.
-    """
+    """Handler's answer: undo what I did, call me again, ``after`` seconds or by the retry table. Costs an attempt."""
 
     after: dt.timedelta | float | None = None
     reason: str = "the handler asked for a retry"
@@ -617,12 +611,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Handler's answer: undo what I did; what I need isn't there, and no message would fare better.
+    """Handler's answer: undo what I did; what I need isn't there, and no message would fare better. Costs no attempt.
 
-    Costs no attempt. The group stops as with an open `Breaker`, whether it declares one or not: from time to time one
-    message is tried, first ``after`` (timedelta or seconds; None: a second), until one is handled. A message that is
-    answered so again and again while others are handled has failed by itself: then it costs an attempt. With ``pause``
-    the group is paused, until an operator resumes it: for what time won't mend.
+    The group stops as with an open `Breaker`, declared or not: one message is tried, first ``after`` a second (or this
+    timedelta or seconds), until one is handled. One that is answered so again and again while others are handled pays
+    by an attempt. ``pause``: an operator has to resume the group.
     """
 
     reason: str

@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RelayRecord:
     """A message as it is published; ``id`` is its own for each send of an operator's, too."""
 
     message: Message

@@ -12,26 +12,27 @@ from uuid import uuid4
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer
-from outbox.relay.envelope import Destination, Envelope, Record
+from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher
+from outbox.text import class_name
 
 # Their classes have no public base.
 Broker = Any
 
 
-def _kafka(record: Record) -> Mapping[str, Any]:
+def _kafka(record: RelayRecord) -> Mapping[str, Any]:
     key = record.message.key
     return {"topic": record.destination, "key": None if key is None else key.encode()}
 
 
-def _rabbit(record: Record) -> Mapping[str, Any]:
+def _rabbit(record: RelayRecord) -> Mapping[str, Any]:
     message = record.message
     named = {"message_id": str(message.id), "content_type": message.content_type}
     return {"routing_key": record.destination, "mandatory": True, "persist": True, **named}
 
 
 #: What `publish` of each kind of broker takes beside body and headers.
-_ARGUMENTS: Mapping[str, Callable[[Record], Mapping[str, Any]]] = {
+_ARGUMENTS: Mapping[str, Callable[[RelayRecord], Mapping[str, Any]]] = {
     "confluent": _kafka,
     "kafka": _kafka,
     "rabbit": _rabbit,
@@ -88,7 +89,7 @@ class FastStreamPublisher(ConnectedPublisher[Broker]):
         try:
             await self._broker.publish(b"", routing_key=f"outbox-{uuid4()}", mandatory=True, timeout=self.timeout)
         except Exception as error:
-            if type(error).__name__ == "PublishError":
+            if class_name(error) == "PublishError":
                 return
             raise
         raise InvalidHandler(
@@ -99,7 +100,7 @@ class FastStreamPublisher(ConnectedPublisher[Broker]):
     async def _disconnect(self, client: Broker) -> None:
         await client.stop()
 
-    async def _send(self, client: Broker, record: Record) -> HandlerAnswer:
+    async def _send(self, client: Broker, record: RelayRecord) -> HandlerAnswer:
         arguments = {**_ARGUMENTS[self._kind](record), **self._options}
         await client.publish(record.body, headers=dict(record.headers), **arguments)
         return None

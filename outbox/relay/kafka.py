@@ -1,8 +1,7 @@
 """Publish to Kafka, by confluent-kafka: idempotent, confirmed by all replicas in sync, in the partition of the key.
 
-The client delivers in the background and reports each message; `_Producer` polls it in a thread, so that reports come
-at once. A message is sent again by its group alone, never behind a later one of its key, for of each key one at a time
-is on its way.
+The client delivers in the background; a thread polls it, so that its reports come at once. A message is sent again by
+its group alone, never behind a later one of its key, for of each key one at a time is on its way.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from confluent_kafka import Message as Report
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Park, Unavailable
-from outbox.relay.envelope import Destination, Envelope, Record
+from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, BrokerPublisher
 from outbox.text import message_of
 
@@ -73,47 +72,47 @@ class KafkaPublisher(BrokerPublisher):
         self._config = {**_DEFAULTS, **config, "message.timeout.ms": int(self.timeout * 1000)}
         self._lock = threading.Lock()
         # The client, and one whose requests have one message each, by whether it is that.
-        self._producers: dict[bool, _Producer] = {}
+        self._producers: dict[bool, _KafkaClient] = {}
 
-    async def _deliver(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+    async def _deliver(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:
         answers = list(await self._produce(records, alone=False))
         # One that is refused takes along all that are in its request, also those of other calls: by itself it is known
         # which one that was.
-        if refused := [place for place, answer in enumerate(answers) if isinstance(answer, Park)]:
-            again = await self._produce([records[place] for place in refused], alone=True)
-            for place, answer in zip(refused, again, strict=True):
-                answers[place] = answer
+        if refused := [number for number, answer in enumerate(answers) if isinstance(answer, Park)]:
+            again = await self._produce([records[number] for number in refused], alone=True)
+            for number, answer in zip(refused, again, strict=True):
+                answers[number] = answer
         return answers
 
-    async def _produce(self, records: Sequence[Record], *, alone: bool) -> Sequence[HandlerAnswer]:
+    async def _produce(self, records: Sequence[RelayRecord], *, alone: bool) -> Sequence[HandlerAnswer]:
         try:
             producer = self._opened(alone)
         except KafkaException as error:  # a setting that the client doesn't know
             return [Unavailable(f"{self.name}: {message_of(error)}")] * len(records)
         reported = _Reports(len(records), self.name, producer)
-        for place, record in enumerate(records):
+        for number, record in enumerate(records):
             headers: list[tuple[str, str | bytes | None]] = [(n, v.encode()) for n, v in record.headers.items()]
             key = None if record.message.key is None else record.message.key.encode()
             try:
                 producer.client.produce(
-                    record.destination, record.body, key, headers=headers, on_delivery=reported.of(place)
+                    record.destination, record.body, key, headers=headers, on_delivery=reported.of(number)
                 )
             except (KafkaException, BufferError, ValueError) as error:
-                reported.failed(place, error)
+                reported.failed(number, error)
         await reported.wait(self.timeout + _GRACE)
         if producer.is_fatal:
             self._forget(producer)
         return reported.answers
 
-    def _opened(self, alone: bool) -> _Producer:
+    def _opened(self, alone: bool) -> _KafkaClient:
         with self._lock:
             producer = self._producers.get(alone)
             if producer is None or producer.pid != os.getpid():
                 config = {**self._config, "batch.num.messages": 1} if alone else self._config
-                producer = self._producers[alone] = _Producer(config)
+                producer = self._producers[alone] = _KafkaClient(config)
             return producer
 
-    def _forget(self, producer: _Producer) -> None:
+    def _forget(self, producer: _KafkaClient) -> None:
         with self._lock:
             self._producers = {alone: each for alone, each in self._producers.items() if each is not producer}
         producer.end()
@@ -125,7 +124,7 @@ class KafkaPublisher(BrokerPublisher):
                 self._forget(producer)
 
 
-class _Producer:
+class _KafkaClient:
     """A client, and the thread that has it report; ``is_fatal``: it is of no use any more."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -159,7 +158,7 @@ class _Producer:
 class _Reports:
     """What the client has reported of some records; ``wait`` on the loop that made it."""
 
-    def __init__(self, count: int, name: str, producer: _Producer) -> None:
+    def __init__(self, count: int, name: str, producer: _KafkaClient) -> None:
         self._name, self._producer = name, producer
         nothing = Unavailable(f"{name} has reported nothing, so that it isn't known whether it has the message")
         self.answers: list[HandlerAnswer] = [nothing] * count
@@ -168,30 +167,30 @@ class _Reports:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
 
-    def of(self, place: int) -> Callable[[KafkaError | None, Report], None]:
+    def of(self, number: int) -> Callable[[KafkaError | None, Report], None]:
         """Return what the client calls with the report of one record."""
-        return lambda error, _: self._take(place, error)
+        return lambda error, _: self._take(number, error)
 
-    def failed(self, place: int, error: BaseException) -> None:
+    def failed(self, number: int, error: BaseException) -> None:
         """Take that the client hasn't taken a record."""
         if isinstance(error, KafkaException):
-            self._take(place, error.args[0])
+            self._take(number, error.args[0])
         else:  # its queue is full, or it is closing
-            self._ended(place, Unavailable(f"{self._name}: {message_of(error)}"))
+            self._ended(number, Unavailable(f"{self._name}: {message_of(error)}"))
 
-    def _take(self, place: int, error: KafkaError | None) -> None:
+    def _take(self, number: int, error: KafkaError | None) -> None:
         if error is None:
-            self._ended(place, None)
+            self._ended(number, None)
         elif error.code() in _REFUSALS:
-            self._ended(place, Park(f"{self._name}: {error.str()}"))
+            self._ended(number, Park(f"{self._name}: {error.str()}"))
         else:
             self._producer.is_fatal |= error.fatal() or error.code() == KafkaError._FATAL
             because = f" ({self._producer.last_error})" if self._producer.last_error else ""
-            self._ended(place, Unavailable(f"{self._name}: {error.str()}{because}"))
+            self._ended(number, Unavailable(f"{self._name}: {error.str()}{because}"))
 
-    def _ended(self, place: int, answer: HandlerAnswer) -> None:
+    def _ended(self, number: int, answer: HandlerAnswer) -> None:
         with self._lock:
-            self.answers[place] = answer
+            self.answers[number] = answer
             self._left -= 1
             if self._left:
                 return

@@ -10,7 +10,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError
 
 from outbox.message.model import HandlerAnswer, Message
-from outbox.relay.envelope import Destination, Envelope, Record, ascii_headers
+from outbox.relay.envelope import Destination, Envelope, RelayRecord, ascii_headers
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
 
 #: What a stream says of a message that is larger than it takes (``JSStreamMessageExceedsMaximumErr``).
@@ -51,7 +51,7 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
     async def _disconnect(self, client: tuple[Client, JetStreamContext]) -> None:
         await client[0].close()
 
-    async def _send(self, client: tuple[Client, JetStreamContext], record: Record) -> HandlerAnswer:
+    async def _send(self, client: tuple[Client, JetStreamContext], record: RelayRecord) -> HandlerAnswer:
         connection, stream = client
         size = len(record.body) + sum(len(name) + len(value) + 4 for name, value in record.headers.items())
         if size > connection.max_payload:

@@ -2,7 +2,7 @@
 
 A publisher answers for each message as any handler does. None: the broker has confirmed it. `Park`: it can't take this
 message, and would take others. `Unavailable`: no message would fare better, or it isn't known whether the broker has
-this one; it is published again then, and whoever reads may meet it twice, under one id.
+this one; it is published again then, and a reader may meet it twice, under one id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox.database.engines import start_loop
 from outbox.errors import InvalidMessage
 from outbox.message.content import check_seconds
 from outbox.message.model import HandlerAnswer, Message, Park, Unavailable
-from outbox.relay.envelope import Destination, Envelope, Record, destination_of
+from outbox.relay.envelope import Destination, Envelope, RelayRecord, destination_of
 from outbox.text import message_of, summary_of
 
 C = TypeVar("C")
@@ -65,31 +65,31 @@ class BrokerPublisher(ABC):
     async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
         """Publish messages; return what came of each, in their order."""
         answers: dict[int, HandlerAnswer] = {}
-        records: list[Record] = []
-        places: list[int] = []
-        for place, message in enumerate(messages):
+        records: list[RelayRecord] = []
+        numbers: list[int] = []
+        for number, message in enumerate(messages):
             try:
                 records.append(self._record(message))
-                places.append(place)
+                numbers.append(number)
             except (InvalidMessage, Undeliverable) as error:
-                answers[place] = Park(message_of(error))
+                answers[number] = Park(message_of(error))
         if records:
-            answers.update(zip(places, await self._deliver(records), strict=True))
-        return [answers[place] for place in range(len(messages))]
+            answers.update(zip(numbers, await self._deliver(records), strict=True))
+        return [answers[number] for number in range(len(messages))]
 
-    def _record(self, message: Message) -> Record:
+    def _record(self, message: Message) -> RelayRecord:
         """Return a message as it is published.
 
         Raises:
             InvalidMessage, Undeliverable: it never can be.
         """
-        return Record(message, self._destination(message), self._headers(message), message.raw)
+        return RelayRecord(message, self._destination(message), self._headers(message), message.raw)
 
     def _headers(self, message: Message) -> dict[str, str]:
         return {**self._envelope.headers(message), "content-type": message.content_type}
 
     @abstractmethod
-    async def _deliver(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+    async def _deliver(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:
         """Publish records; return what came of each."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class ConnectedPublisher(BrokerPublisher, Generic[C]):
     async def _disconnect(self, client: C) -> None:
         """Close a client."""
 
-    async def _send(self, client: C, record: Record) -> HandlerAnswer:
+    async def _send(self, client: C, record: RelayRecord) -> HandlerAnswer:
         """Publish one record, and wait until it is confirmed; to be defined where `_send_all` isn't.
 
         Raises:
@@ -124,11 +124,11 @@ class ConnectedPublisher(BrokerPublisher, Generic[C]):
         """
         raise NotImplementedError
 
-    async def _deliver(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+    async def _deliver(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:
         future = asyncio.run_coroutine_threadsafe(self._deliver_here(records), self._own_loop())
         return await asyncio.wrap_future(future)
 
-    async def _deliver_here(self, records: Sequence[Record]) -> Sequence[HandlerAnswer]:
+    async def _deliver_here(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:
         """Publish records on the loop of the client."""
         until = asyncio.get_running_loop().time() + self.timeout
         try:
@@ -144,7 +144,7 @@ class ConnectedPublisher(BrokerPublisher, Generic[C]):
         return answers
 
     async def _send_all(
-        self, client: C, records: Sequence[Record], until: float
+        self, client: C, records: Sequence[RelayRecord], until: float
     ) -> Sequence[HandlerAnswer | BaseException]:
         """Publish records at once, until a time of the loop; return what came of each, or the exception."""
         tasks = [asyncio.ensure_future(self._send(client, record)) for record in records]

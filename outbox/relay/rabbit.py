@@ -12,8 +12,9 @@ from aiormq.exceptions import ChannelClosed
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Unavailable
-from outbox.relay.envelope import Destination, Envelope, Record
+from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
+from outbox.text import class_name
 
 # A message that can't be routed is its own fault if another one was routed so many seconds ago.
 _ROUTED_LATELY = 60.0
@@ -68,7 +69,7 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
     async def _disconnect(self, client: _Channel) -> None:
         await client.connection.close()
 
-    async def _send(self, client: _Channel, record: Record) -> HandlerAnswer:
+    async def _send(self, client: _Channel, record: RelayRecord) -> HandlerAnswer:
         message = record.message
         sent = aio_pika.Message(
             record.body,
@@ -87,7 +88,7 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
                 raise Undeliverable(text) from error
             return Unavailable(text)
         except DeliveryError as error:  # a Basic.Nack
-            return Unavailable(f"{self.name} has refused the message for now: {type(error.frame).__name__}")
+            return Unavailable(f"{self.name} has refused the message for now: {class_name(error.frame)}")
         except ChannelClosed as error:
             if "PRECONDITION_FAILED" in str(error) and "message size" in str(error):
                 raise Undeliverable(f"{self.name}: {error}") from error

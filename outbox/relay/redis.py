@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from outbox.message.model import Message
-from outbox.relay.envelope import Destination, Envelope, Record
+from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
 
 #: The field of an entry that has the body.
@@ -60,7 +60,7 @@ class RedisPublisher(ConnectedPublisher["Redis"]):
     async def _disconnect(self, client: Redis) -> None:
         await client.aclose()
 
-    async def _send_all(self, client: Redis, records: Sequence[Record], until: float) -> Sequence[Any]:
+    async def _send_all(self, client: Redis, records: Sequence[RelayRecord], until: float) -> Sequence[Any]:
         """Publish all in one round trip: a task for each would cost more than the server does."""
         try:
             async with asyncio.timeout_at(until), client.pipeline(transaction=False) as pipeline:

@@ -22,7 +22,7 @@ import httpx
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Message, Unavailable
-from outbox.relay.envelope import Envelope, Record, ascii_headers
+from outbox.relay.envelope import Envelope, RelayRecord, ascii_headers
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
 from outbox.text import cut
 
@@ -94,7 +94,7 @@ class Webhook(ConnectedPublisher[httpx.AsyncClient]):
         await client.aclose()
 
     async def _send_all(
-        self, client: httpx.AsyncClient, records: Sequence[Record], until: float
+        self, client: httpx.AsyncClient, records: Sequence[RelayRecord], until: float
     ) -> Sequence[HandlerAnswer | BaseException]:
         try:
             async with asyncio.timeout_at(until):
@@ -113,7 +113,7 @@ class Webhook(ConnectedPublisher[httpx.AsyncClient]):
                 raise PermissionError(f"{host} leads to {address}, which isn't an address of the public internet")
         return addresses
 
-    async def _send(self, client: httpx.AsyncClient, record: Record) -> HandlerAnswer:
+    async def _send(self, client: httpx.AsyncClient, record: RelayRecord) -> HandlerAnswer:
         message_id = str(record.message.id)
         headers = {**record.headers, **self._extra, "Host": self._url.netloc.decode(), "webhook-id": message_id}
         headers |= signature(self._secrets, message_id, int(time.time()), record.body)

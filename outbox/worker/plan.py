@@ -27,6 +27,7 @@ from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, wh
 from outbox.database.engines import address_of_connections
 from outbox.database.execute import read_source
 from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
+from outbox.declarations import relayed
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once
@@ -219,7 +220,7 @@ class Plan:
             patterns = [like(pattern) for pattern in rule.patterns]
             for (topic,) in read_source(connection, topics_like(self.settings.schema, patterns=patterns))[0]:
                 if rule.takes(topic) and (topic, rule.group) not in self._served and not self._stopping.is_set():
-                    self._join(self._outbox.relayed(rule, topic))
+                    self._join(relayed(self._outbox, rule, topic))
         return Counts()
 
     def _join(self, subscription: Subscription) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from outbox import Park, Retry, Settings, Skip
 from outbox.consumer.consumer import Consumer
-from outbox.consumer.subscription import failure_of
+from outbox.message.answer import failure_of
 from outbox.message.model import Status
 from outbox.telemetry.hooks import add_observer
 from tests.kit import at_once, consume_all

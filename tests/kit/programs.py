@@ -1,4 +1,4 @@
-"""Programs that tests need and no wheel brings: browser, Prometheus, PgBouncer, MariaDB, Node.
+"""Programs that tests need and no wheel brings: browser, Prometheus, PgBouncer, MariaDB, RabbitMQ, Java, Maven, Node.
 
 Where a machine lacks one, its tests are skipped. With ``OUTBOX_TEST_PROGRAMS_REQUIRED=1``, as in CI, they fail.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -26,3 +27,9 @@ def program(*names: str, package: str) -> str:
         if path := shutil.which(name):
             return path
     lacks(names[0], f"apt-get install {package}")
+
+
+def unpacked(pattern: str) -> Path:
+    """Return the root under which a file of a package of Debian's is: that where packages are unpacked, or ``/``."""
+    root = Path(os.environ.get("OUTBOX_TEST_DEBIAN_ROOT", "/"))
+    return root if any(root.glob(pattern)) else Path("/")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kit import wait_until
-from tests.kit.programs import lacks
+from tests.kit.programs import lacks, unpacked
 
 #: Where the packages mariadb-server, mariadb-server-core and libmariadb-java are.
-ROOT = Path(os.environ.get("OUTBOX_TEST_MARIADB_ROOT", "/"))
+ROOT = unpacked("usr/sbin/mariadbd")
 JAR = ROOT / "usr/share/java/mariadb-java-client.jar"
 _SERVER, _SHARE = ROOT / "usr/sbin/mariadbd", ROOT / "usr/share/mysql"
 PASSWORD = "S3cret-reader-7319"  # noqa: S105
@@ -44,7 +44,7 @@ def mariadb(folder: Path, *statements: str) -> Iterator[MariaDB]:
     """Start a server whose database holds what the statements (one line each) write; end it with the block."""
     if not is_there():
         lacks(
-            "MariaDB", "apt-get install mariadb-server libmariadb-java, or name its folder in OUTBOX_TEST_MARIADB_ROOT"
+            "MariaDB", "apt-get install mariadb-server libmariadb-java, or name its folder in OUTBOX_TEST_DEBIAN_ROOT"
         )
     data = folder / "data"
     data.mkdir()

@@ -25,6 +25,8 @@ from typing import IO, NoReturn
 VERSION, LOG4J = "4.4.0", "2.25.5"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 180
+#: The exit code where Maven couldn't fetch the jars, which it has told of.
+NO_JARS = 3
 
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -92,7 +94,7 @@ def installed(cache: Path) -> Path:
         pom.write_text(_POM)
         copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={new / 'lib'}")
         if _spawn("mvn", "-q", "-B", "-f", str(pom), *copy, out=2).wait():
-            raise SystemExit("Maven couldn't fetch the jars of Kafka")
+            raise SystemExit(NO_JARS)
         settings = _write_settings(Path(folder), 1, {1: (1, 2, 3)}, new / "log")
         command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
         if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():

@@ -21,7 +21,8 @@ import pytest
 
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
-from tests.kit.programs import lacks
+from tests.kit.programs import lacks, unpacked
+from tests.relay.kafka_brokers import NO_JARS
 
 #: Where the jars of a real Kafka are kept from one run to the next.
 KAFKA_CACHE = Path(os.environ.get("OUTBOX_TEST_KAFKA_CACHE", "~/.cache/outbox-tests-kafka")).expanduser()
@@ -124,9 +125,8 @@ def redis_server(folder: Path) -> Iterator[Server]:
 @contextmanager
 def rabbit_server(folder: Path) -> Iterator[Server]:
     """Run RabbitMQ as this user, which its own wrapper would refuse."""
-    root = Path(os.environ.get("OUTBOX_TEST_MARIADB_ROOT", "/"))
-    found = [*root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")]
-    found += Path("/").glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
+    script = "usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
+    found = list(unpacked(script).glob(script))
     if not found or shutil.which("erl") is None:
         lacks("rabbitmq-server", "apt-get install rabbitmq-server")
     port, distribution, mapper = free_port(), free_port(), free_port()
@@ -169,7 +169,9 @@ class KafkaServers:
             if line.startswith("{"):
                 self.report = json.loads(line)
                 return
-        pytest.fail(f"Kafka has ended: {self.process.wait()}")
+        if (code := self.process.wait()) == NO_JARS:
+            lacks("Kafka", "Maven couldn't fetch its jars; let it reach Maven Central once")
+        pytest.fail(f"Kafka has ended: {code}")
 
     @property
     def bootstrap(self) -> str:

@@ -19,7 +19,21 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from outbox import INJECTED, Decision, Message, Orphan, Outbox, Outgoing, Park, Resolution, Retry, Settings, Skip, Topic
+from outbox import (
+    INJECTED,
+    Decision,
+    Message,
+    Orphan,
+    Outbox,
+    Outgoing,
+    Park,
+    Resolution,
+    Retry,
+    Settings,
+    Skip,
+    Topic,
+    Unavailable,
+)
 from outbox.operator.model import BulkJob
 
 
@@ -193,12 +207,16 @@ def outside_of_transactions(outbox: Outbox) -> None:
     def of_text(message: Message[str]) -> None: ...
     def with_session(message: Message[Order], session: Session) -> None: ...
 
+    @outbox.consumer("t", group="f", transactional=False, takes_batch=True, batch=10)
+    async def handle_all(messages: list[Message]) -> list[Unavailable | None]:
+        return [Unavailable("away") for _ in messages]
+
     outside = outbox.consumer("t", group="c", model=Order, transactional=False)
     outside(of_text)  # type: ignore[arg-type]
     outside(with_session)  # type: ignore[arg-type]
     outbox.consumer("t", group="d", transactional=False, batch=10)  # type: ignore[call-overload]
     outbox.consumer("t", group="e", concurrency=10)  # type: ignore[call-overload]
-    del handle, handle_later
+    del handle, handle_later, handle_all
 
 
 def read_as(outbox: Outbox) -> None:

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from outbox.consumer.subscription import HandlerFailure, Subscription
+    from outbox.consumer.subscription import Subscription
     from outbox.database.execute import Row
+    from outbox.message.answer import HandlerFailure
     from outbox.message.model import Counts
     from outbox.settings import Settings
 

@@ -23,15 +23,9 @@ from typing import Any
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox.consumer.meter import HandlerMeter
-from outbox.consumer.subscription import (
-    Entry,
-    HandlerFailure,
-    Subscription,
-    count_call,
-    failure_from,
-    failures_of,
-)
+from outbox.consumer.subscription import Entry, Subscription, count_call, failure_from
 from outbox.database.engines import start_loop
+from outbox.message.answer import HandlerFailure, failures_of
 from outbox.message.model import HANDLED, Message
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
 
@@ -77,7 +71,7 @@ class Call:
     undone: bool = False
     has_expired: bool = False
     is_trial: bool = False
-    run: Run | None = field(default=None, repr=False)
+    run: HandlerRun | None = field(default=None, repr=False)
 
     @property
     def message(self) -> Message:
@@ -87,7 +81,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class HandlerRun:
     """One run of the handler, with one message, or with several of one queue.
 
     ``began`` and ``deadline`` are times of the clock that only goes forward, ``seconds`` is how long it took.
@@ -116,7 +110,7 @@ class Run:
         if error is not None:
             failures = [failure_from(error, [call.entry for call in self.calls])] * len(self.calls)
         for call, failure in zip(self.calls, failures, strict=True):
-            call.error, call.failure = error, failure and failure.about(call.entry)
+            call.error, call.failure = error, failure and failure.about(call.entry.message)
             call.has_expired = failure is not None and self.limit is not None and self.limit.expired()
             call.undone = undone and len(self.calls) > 1 and not call.has_expired
 
@@ -129,11 +123,11 @@ class Calls:
         self._timeout = subscription.timeout_seconds
         self._concurrency = subscription.concurrency
         self._takes_batch = subscription.takes_batch
-        self._ended: SimpleQueue[Run | None] = SimpleQueue()
+        self._ended: SimpleQueue[HandlerRun | None] = SimpleQueue()
         kind = _TaskStarter if subscription.is_async else _ThreadStarter
         self._starter: _ThreadStarter = kind(subscription, context or CallContext(), self._ended.put)
-        self._running: set[Run] = set()
-        self._hanging: set[Run] = set()
+        self._running: set[HandlerRun] = set()
+        self._hanging: set[HandlerRun] = set()
 
     @property
     def free(self) -> int:
@@ -148,7 +142,7 @@ class Calls:
     def start(self, calls: Sequence[Call]) -> None:
         """Run the handler with the messages of these calls, which are of one queue."""
         messages = [call.message for call in calls]
-        run = Run(calls, messages if self._takes_batch else messages[0])
+        run = HandlerRun(calls, messages if self._takes_batch else messages[0])
         run.deadline = run.began + self._timeout
         for call, message in zip(calls, messages, strict=True):
             call.run, call.entry.began, message.attempt = run, run.began, call.attempt
@@ -222,7 +216,7 @@ class Calls:
         ]
 
 
-def _handling(subscription: Subscription, run: Run) -> Handling:
+def _handling(subscription: Subscription, run: HandlerRun) -> Handling:
     messages = [call.message for call in run.calls]
     return Handling(subscription.group, subscription.topic, run.calls[0].queue, messages)
 
@@ -233,17 +227,17 @@ class _ThreadStarter:
     A thread ends by itself, and can't be ended from outside.
     """
 
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Run], None]) -> None:
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[HandlerRun], None]) -> None:
         self._subscription = subscription
         self._context = context
         self._ended = ended
 
-    def start(self, run: Run) -> None:
+    def start(self, run: HandlerRun) -> None:
         """Start a run; it is handed over when it has ended."""
         arguments = self._context.copy().run, self._run_handler, run
         threading.Thread(target=arguments[0], args=arguments[1:], name="outbox-handler", daemon=True).start()
 
-    def _run_handler(self, run: Run) -> None:
+    def _run_handler(self, run: HandlerRun) -> None:
         answer, raised = None, None
         try:
             HANDLED.set(run.argument)
@@ -260,10 +254,10 @@ class _ThreadStarter:
         finally:
             self._ended(run)
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: HandlerRun) -> None:
         """Have a run end, as far as that can be done."""
 
-    def expire(self, run: Run, seconds: float | None) -> None:
+    def expire(self, run: HandlerRun, seconds: float | None) -> None:
         """Have a run end by itself after so many seconds, as far as that can be done; None: no more."""
 
     def end(self) -> None:
@@ -273,7 +267,7 @@ class _ThreadStarter:
 class _TaskStarter(_ThreadStarter):
     """Calls an async function, each time as a task of the application's event loop, or of one of its own."""
 
-    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[Run], None]) -> None:
+    def __init__(self, subscription: Subscription, context: CallContext, ended: Callable[[HandlerRun], None]) -> None:
         super().__init__(subscription, context, ended)
         self._own: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -286,16 +280,16 @@ class _TaskStarter(_ThreadStarter):
             self._own = start_loop("outbox-handler-loop")
         return self._own[0]
 
-    def start(self, run: Run) -> None:
+    def start(self, run: HandlerRun) -> None:
         loop, variables = self._loop, self._context.copy()
         loop.call_soon_threadsafe(self._begin, loop, run, variables)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, run: Run, variables: Context) -> None:
+    def _begin(self, loop: asyncio.AbstractEventLoop, run: HandlerRun, variables: Context) -> None:
         run.task = loop.create_task(self._run(run), context=variables)
         self._tasks.add(run.task)
         run.task.add_done_callback(lambda task: self._done(run, task))
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: HandlerRun) -> None:
         answer, raised = None, None
         try:
             HANDLED.set(run.argument)
@@ -306,7 +300,7 @@ class _TaskStarter(_ThreadStarter):
             raised = error
         run.take(answer, raised)
 
-    async def _answer(self, run: Run) -> Any:
+    async def _answer(self, run: HandlerRun) -> Any:
         handler = self._subscription.function
         if not (observers.hooks or middlewares_here.get()):
             return await handler(run.argument)
@@ -314,7 +308,7 @@ class _TaskStarter(_ThreadStarter):
         activity = _handling(self._subscription, run)
         return await greenlet_spawn(observed, activity, lambda argument: await_only(handler(argument)), run.argument)
 
-    def _done(self, run: Run, task: asyncio.Task[None]) -> None:
+    def _done(self, run: HandlerRun, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         try:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -323,20 +317,20 @@ class _TaskStarter(_ThreadStarter):
         finally:
             self._ended(run)
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: HandlerRun) -> None:
         with suppress(RuntimeError):  # the application has closed its loop
             self._loop.call_soon_threadsafe(self._cancel, run)
 
     @staticmethod
-    def _cancel(run: Run) -> None:
+    def _cancel(run: HandlerRun) -> None:
         if run.task is not None:
             run.task.cancel()
 
-    def expire(self, run: Run, seconds: float | None) -> None:
+    def expire(self, run: HandlerRun, seconds: float | None) -> None:
         with suppress(RuntimeError):  # the application has closed its loop
             self._loop.call_soon_threadsafe(self._expire, run, seconds)
 
-    def _expire(self, run: Run, seconds: float | None) -> None:
+    def _expire(self, run: HandlerRun, seconds: float | None) -> None:
         # The task may not have begun yet.
         run.expires_at = None if seconds is None else self._loop.time() + seconds
         if run.limit is not None:

@@ -39,7 +39,6 @@ from outbox.consumer.progress import Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import PRUNED, find
 from outbox.consumer.subscription import (
     Entry,
-    HandlerFailure,
     Subscription,
     count_attempt,
     counts_of,
@@ -54,6 +53,7 @@ from outbox.database.at_commit import after_commit, at_commit
 from outbox.database.execute import Row, Statement, execute, read_log
 from outbox.database.session import begin
 from outbox.database.sql import plan_by_index, take_lock, try_lock
+from outbox.message.answer import HandlerFailure
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
