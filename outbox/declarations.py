@@ -10,7 +10,9 @@ from outbox.calling.callback import Callback, ParkedCallback
 from outbox.calling.function import CalledFunction, CalledFunctions
 from outbox.check.asker import Checker
 from outbox.compensate.compensation import Compensation
-from outbox.consumer.subscription import Subscription, as_filter, as_header_filter
+from outbox.consumer.sql import topics_like
+from outbox.consumer.subscription import Subscription, as_filter, as_header_filter, like
+from outbox.database.execute import read_source
 from outbox.delivery.callback import declare_callback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
@@ -27,7 +29,7 @@ from outbox.telemetry.hooks import Middleware, Registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.message.content import Decoder, Encoder
@@ -533,3 +535,9 @@ def relayed(declarations: Declarations, rule: RelayRule, topic: str) -> Subscrip
         options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
         declarations._register(Subscription, topic, None, **options)(rule.publisher.publish)
     return declarations.subscriptions[key]
+
+
+def topics_to_relay(connection: Connection, schema: str, rule: RelayRule) -> list[str]:
+    """Return the topics of a database that a relay takes by a pattern."""
+    found = read_source(connection, topics_like(schema, patterns=[like(pattern) for pattern in rule.patterns]))[0]
+    return [topic for (topic,) in found if rule.takes(topic)]

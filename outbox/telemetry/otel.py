@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import __version__
 from outbox.errors import pip_install
-from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry
+from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry, Unavailable
 from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import Activity, Handling, Sending, TelemetryEvent, add_hook, add_observer, add_send_hook
 from outbox.text import class_name
@@ -176,10 +176,11 @@ class _Instrumentation:
         try:
             with spans as span:
                 yield
-                if isinstance(call.answer, Retry | Park):
-                    failed = {"error.type": type(call.answer).__name__}
+                answers = call.answer if isinstance(call.answer, list | tuple) else [call.answer]
+                if bad := next((each for each in answers if isinstance(each, Retry | Park | Unavailable)), None):
+                    failed = {"error.type": type(bad).__name__}
                     span.set_attributes(failed)
-                    span.set_status(trace.StatusCode.ERROR, call.answer.reason)
+                    span.set_status(trace.StatusCode.ERROR, bad.reason)
         except BaseException as error:
             failed = {"error.type": class_name(error)}
             raise

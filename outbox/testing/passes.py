@@ -18,6 +18,7 @@ from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import consumer_of
 from outbox.database.dialect import tables_missing
 from outbox.database.duty import ROLES, Post, Task, duties
+from outbox.declarations import relayed, topics_to_relay
 from outbox.errors import InvalidHandler
 from outbox.message.model import Counts
 from outbox.testing import sql
@@ -130,7 +131,7 @@ class _Round:
 
 def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: int) -> Counts:
     total, last = Counts(), _Round()
-    if not any(outbox.subscriptions for outbox in outboxes):
+    if not any(outbox.subscriptions or outbox.relays for outbox in outboxes):
         text = "consumes nothing: no consumer is declared; import the modules that register them"
         warnings.warn(f"{runners.act} {text}", stacklevel=3)
     for outbox in outboxes:
@@ -141,6 +142,7 @@ def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: 
         for outbox in outboxes:
             last.progress |= _produce(runners, outbox, due)
         for outbox in outboxes:
+            _find_topics(runners, outbox)
             for subscription in (each for several in outbox.subscriptions.values() for each in several.of_sources()):
                 counts = _consume(runners, outbox, subscription, due)
                 last.counts += counts
@@ -178,6 +180,19 @@ def _produce(runners: PassRunners, outbox: Outbox, due: _Due) -> bool:
     return bool(checked.done or checked.parked or dispatched)
 
 
+def _find_topics(runners: PassRunners, outbox: Outbox) -> None:
+    """Declare the groups of topics that relays take by a pattern."""
+
+    def one_pass(connection: Connection, _: Connection) -> Counts:
+        for rule in outbox.relays:
+            for topic in topics_to_relay(connection, outbox.settings.schema, rule):
+                relayed(outbox, rule, topic)
+        return Counts()
+
+    if outbox.relays and "producer" in parts(runners.of(outbox), outbox):
+        runners.of(outbox).run(one_pass)
+
+
 def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, due: _Due) -> Counts:
     # Outside of transactions a handler runs on no connection of ours.
     on_loop = subscription.is_async and subscription.transactional
@@ -203,6 +218,8 @@ def _consume(runners: PassRunners, outbox: Outbox, subscription: Subscription, d
                     counts += step
             finally:
                 consumer.end()
+                if subscription.at_end is not None:
+                    subscription.at_end()
         return counts
 
     return runner.run(one_pass)

@@ -20,14 +20,12 @@ from outbox.consumer.meter import HandlerReport
 from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.retry import wake_retries
-from outbox.consumer.sql import topics_like
-from outbox.consumer.subscription import Subscription, like
+from outbox.consumer.subscription import Subscription
 from outbox.database.at_commit import LocalDispatcher, announce, begin_here, end_here
 from outbox.database.duty import ROLES, Duty, Part, Post, Role, Task, duties, whole
 from outbox.database.engines import address_of_connections
-from outbox.database.execute import read_source
 from outbox.database.sql import OPS, PING, REPORT_INTERVAL, notify, read_news
-from outbox.declarations import relayed
+from outbox.declarations import relayed, topics_to_relay
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once
@@ -217,9 +215,8 @@ class Plan:
     def _find_topics(self, connection: Connection, *_: object) -> Counts:
         """Have the topics served that a relay's pattern takes, and that weren't there before."""
         for rule in list(self._outbox.relays):
-            patterns = [like(pattern) for pattern in rule.patterns]
-            for (topic,) in read_source(connection, topics_like(self.settings.schema, patterns=patterns))[0]:
-                if rule.takes(topic) and (topic, rule.group) not in self._served and not self._stopping.is_set():
+            for topic in topics_to_relay(connection, self.settings.schema, rule):
+                if (topic, rule.group) not in self._served and not self._stopping.is_set():
                     self._join(relayed(self._outbox, rule, topic))
         return Counts()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from outbox import Message, Outbox, Park, Settings, Unavailable, Worker
+from outbox import Message, Outbox, Park, Settings, Unavailable, Worker, testing
 from outbox.consumer import start
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.model import HandlerAnswer
@@ -96,6 +96,17 @@ def test_a_group_of_a_pattern_that_fails_at_its_start_is_tried_again(
         names = list(worker.health())
         assert len(names) == len(set(names))
     assert next(failures, None) is None
+
+
+def test_a_drain_relays_too(engine: Engine, settings: Settings) -> None:
+    """Also by a pattern, to the topics that its rounds make; what the publisher has open is closed."""
+    app, memory = Outbox(engine, settings=settings), Memory()
+    app.relay("order-*", to=memory)
+    with engine.begin() as connection:
+        app.send(connection, "order-paid", 1)
+    assert testing.drain(app).done == 1
+    assert memory.published == [("order-paid", 1)]
+    assert memory.closed
 
 
 def test_a_key_waits_for_what_is_parked_if_it_is_asked_to(bench: Bench, relaying: Any) -> None:

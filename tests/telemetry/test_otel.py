@@ -17,7 +17,7 @@ from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from sqlalchemy.orm import Session
 
-from outbox import Message, Park, Resolution, testing
+from outbox import Message, Park, Resolution, Unavailable, testing
 from outbox.telemetry.otel import instrument
 from tests.kit import wait_until
 from tests.worker.conftest import Bench
@@ -185,6 +185,19 @@ def test_failures(bench: Bench, telescope: Telescope) -> None:
     assert {span.status.status_code for span in spans.values()} == {StatusCode.ERROR}
     assert spans["ZeroDivisionError"].events[0].name == "exception"
     assert sorted(bench.inbox()) == [("failed", 1), ("parked", 1)]
+
+
+def test_an_answer_among_several_is_told(bench: Bench, telescope: Telescope) -> None:
+    """A handler of lists that answers for one that something isn't available has a span with that error."""
+
+    @bench.outbox.consumer("paid", group="mail", transactional=False, takes_batch=True, batch=2)
+    def handle(messages: list[Message]) -> list[Unavailable | None]:
+        return [Unavailable("the provider is away") if message.body["number"] else None for message in messages]
+
+    bench.send(count=2)
+    testing.drain(bench.outbox)
+    (told,) = {attributes(span, "error.type")[0] for span in telescope.spans("process paid") if span.status.description}
+    assert told == "Unavailable"
 
 
 def test_check_and_dispatch(bench: Bench, telescope: Telescope) -> None:
