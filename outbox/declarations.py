@@ -16,10 +16,11 @@ from outbox.database.execute import read_source
 from outbox.delivery.callback import declare_callback
 from outbox.delivery.known_group import CallbackKind, DeliveryCallback, KnownGroup
 from outbox.errors import InvalidHandler
-from outbox.message.content import Codec, Codecs, check_group, check_seconds
+from outbox.message.content import Codec, Codecs, check_group, check_seconds, check_topic
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
+from outbox.relay.intake import Intake, intake_of
 from outbox.relay.relay import RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
@@ -28,6 +29,7 @@ from outbox.telemetry.hooks import Middleware, Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         TopicOptions,
     )
     from outbox.relay.publisher import Publisher
+    from outbox.relay.source import Received, Source
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -65,6 +68,7 @@ class Declarations:
         self.topics: dict[str, Topic[Any]] = {}
         self.known_groups: dict[tuple[str, str], KnownGroup] = {}
         self.relays: list[RelayRule] = []
+        self.intakes: list[Intake] = []
         self.codecs: Codecs = Codecs(self.settings.max_body_bytes)
         self.middlewares: Registry[Middleware] = Registry()
         self._declare_in(CalledFunctions())
@@ -81,7 +85,8 @@ class Declarations:
         """Take the declarations of another: those on either, now or later, count for both."""
         self._declare_in(other.functions)
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
-        self.reconciliations, self.middlewares, self.relays = other.reconciliations, other.middlewares, other.relays
+        self.reconciliations, self.middlewares = other.reconciliations, other.middlewares
+        self.relays, self.intakes = other.relays, other.intakes
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -482,6 +487,34 @@ class Declarations:
             relayed(self, rule, topic)
         if rule.patterns:
             self.relays.append(rule)
+
+    def intake(
+        self,
+        topic: str | Topic[Any],
+        *,
+        source: Source,
+        broker_retention: dt.timedelta | float | None = None,
+        id_from: Callable[[Received], UUID | str] | None = None,
+    ) -> None:
+        """Have workers take messages of a broker in, as messages of ``topic`` of this database.
+
+        The broker is told when they are stored; consumers of the topic know nothing of it. The id is that of
+        CloudEvents, if it has one; else it follows from where the broker has the message, or from
+        ``id_from(received)``, a UUID or a business string. So what comes again is stored once, as long as it is known:
+        ``broker_retention`` (timedelta or seconds) is how long the broker keeps messages, and may deliver them again;
+        where it is said, it is checked.
+        What can't be a message here (a key that is too long, headers) is stored as its bytes, with the header
+        ``intake-refused``.
+
+        Raises:
+            InvalidHandler: it is no source; or ``broker_retention`` is longer than the setting ``inbox_retention``.
+            InvalidMessage: the topic isn't a name, or the duration isn't one.
+        """
+        name, _ = self._as_read(topic, None)
+        retention = self.settings.inbox_retention
+        self.intakes.append(
+            intake_of(check_topic(name), source, self._send_reply, retention, broker_retention, id_from)
+        )
 
     def reconciliation(
         self,

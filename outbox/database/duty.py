@@ -31,7 +31,9 @@ F = TypeVar("F")
 Part = Literal["producer", "consumer"]
 PARTS: tuple[Part, ...] = get_args(Part)
 #: What a worker may be kept to (`outbox run --roles`).
-Role = Literal["dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm", "schedule"]
+Role = Literal[
+    "dispatch", "release", "check", "prune", "consume", "retry", "reconcile", "bulk", "confirm", "schedule", "intake"
+]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 #: The modules whose ``DUTIES`` are all that there are, in the order in which a worker plans them.
@@ -42,6 +44,7 @@ MODULES = (
     "outbox.dispatch.dispatch_pass",
     "outbox.check.check_pass",
     "outbox.schedule.schedule_pass",
+    "outbox.relay.intake",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
     "outbox.reconcile.duty",
@@ -193,6 +196,10 @@ class ServedOutbox(Protocol):
 
     def active(self) -> AbstractContextManager[object]:
         """Return the frame of code that works for it."""
+
+    @property
+    def intakes(self) -> Sequence[Any]:
+        """What is taken in from brokers (`outbox.relay.intake.Intake`)."""
 
     @property
     def reconciliations(self) -> Mapping[str, Any]:

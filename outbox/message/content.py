@@ -325,6 +325,10 @@ BYTES = "application/octet-stream"
 _BYTES = (bytes, bytearray, memoryview)
 
 
+class StoredBytes(bytes):
+    """The bytes of a body as they are to be stored, whatever its content type."""
+
+
 def encode(body: Any) -> tuple[bytes, str]:
     """Return the bytes and the content type of a body.
 
@@ -660,7 +664,7 @@ class Codecs(dict[str, Codec]):
         if content_type is None:
             return encode(body)
         kind = kind_of(check_content_type(content_type))
-        if (codec := self.get(kind)) is not None:
+        if (codec := self.get(kind)) is not None and not isinstance(body, StoredBytes):
             return codec.to_bytes(body), content_type
         return encode_as(body, content_type), content_type
 

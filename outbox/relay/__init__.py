@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from outbox.relay.envelope import Envelope as Envelope
     from outbox.relay.faststream import FastStreamPublisher as FastStreamPublisher
     from outbox.relay.kafka import KafkaPublisher as KafkaPublisher
+    from outbox.relay.kafka import KafkaSource as KafkaSource
     from outbox.relay.nats import NatsPublisher as NatsPublisher
+    from outbox.relay.nats import NatsSource as NatsSource
     from outbox.relay.publisher import Publisher as Publisher
     from outbox.relay.rabbit import RabbitPublisher as RabbitPublisher
+    from outbox.relay.rabbit import RabbitSource as RabbitSource
     from outbox.relay.redis import RedisPublisher as RedisPublisher
+    from outbox.relay.redis import RedisSource as RedisSource
+    from outbox.relay.source import Received as Received
+    from outbox.relay.source import Source as Source
     from outbox.relay.webhook import Webhook as Webhook
 
 #: The module of each name, and the extra that brings its library.
@@ -25,10 +31,16 @@ _HOMES = {
     "Envelope": ("envelope", ""),
     "FastStreamPublisher": ("faststream", ""),
     "KafkaPublisher": ("kafka", "kafka"),
+    "KafkaSource": ("kafka", "kafka"),
     "NatsPublisher": ("nats", "nats"),
+    "NatsSource": ("nats", "nats"),
     "Publisher": ("publisher", ""),
     "RabbitPublisher": ("rabbit", "rabbitmq"),
+    "RabbitSource": ("rabbit", "rabbitmq"),
+    "Received": ("source", ""),
     "RedisPublisher": ("redis", "redis"),
+    "RedisSource": ("redis", "redis"),
+    "Source": ("source", ""),
     "Webhook": ("webhook", "http"),
 }
 __all__ = list(_HOMES)

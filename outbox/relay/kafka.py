@@ -1,4 +1,5 @@
-"""Publish to Kafka, by confluent-kafka: idempotent, confirmed by all replicas in sync, in the partition of the key.
+"""Publish to Kafka and take from it, by confluent-kafka. Published is idempotently, to all
+replicas in sync, in the partition of the key.
 
 The client delivers in the background; a thread polls it, so that its reports come at once. A message is sent again by
 its group alone, never behind a later one of its key, for of each key one at a time is on its way.
@@ -12,13 +13,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as Report
 
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Park, Unavailable
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, BrokerPublisher
+from outbox.relay.source import STARTS, Received
 from outbox.text import message_of
 
 #: What a broker says of a message, and of others that are in one request with it.
@@ -203,3 +205,119 @@ class _Reports:
                 await self._done.wait()
         except TimeoutError:
             self._producer.is_fatal = True  # a report is lost
+
+
+#: What a commit of offsets says where another consumer has the partition by now, which will take the messages again.
+_REVOKED = {KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS}
+_REVOKED |= {KafkaError.FENCED_INSTANCE_ID, KafkaError._NO_OFFSET, KafkaError._STATE}
+#: What a client tells of while it connects again by itself.
+_PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MAX_POLL_EXCEEDED}
+
+
+class KafkaSource:
+    """Takes from ``topics`` as a member of the consumer group ``group``, with the client's configuration ``config``.
+
+    Offsets are committed when the messages are stored. ``start`` ("first" or "now") is where a partition begins of
+    which none is committed. If Kafka has deleted messages before they were taken, it stops, and tells which.
+
+    Raises:
+        InvalidHandler: a setting that is for the intake.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        group: str,
+        start: str = "first",
+        name: str = "kafka",
+    ) -> None:
+        for setting in ("group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"):
+            if setting in config:
+                raise InvalidHandler(
+                    f"KafkaSource: {setting} is for the intake; leave it out, or give group= and start="
+                )
+        if isinstance(topics, str) or not topics or start not in STARTS:
+            raise InvalidHandler("KafkaSource: topics is a list of at least one, start is 'first' or 'now'")
+        own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._config = {**config, **own, "auto.offset.reset": "error"}
+        self.name: str = name
+        self._topics, self._start = list(topics), OFFSET_BEGINNING if start == "first" else OFFSET_END
+        self._consumer: Consumer | None = None
+        self._taken: list[Report] = []
+
+    def take(self, most: int, seconds: float) -> Sequence[Received]:
+        """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
+        if self._consumer is None:
+            self._consumer = Consumer(self._config)
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+        if self._taken:  # to be a member still, it has to poll, and must get nothing by that
+            self._consumer.pause(self._consumer.assignment())
+            self._keep([self._consumer.poll(0)])
+        else:
+            self._keep([self._consumer.poll(seconds)])
+            if self._taken:
+                self._keep(self._consumer.consume(most - 1, 0.0))
+        return [_received(each) for each in self._taken]
+
+    def _keep(self, reports: Sequence[Report | None]) -> None:
+        for report in reports:
+            if report is None:
+                continue
+            error = report.error()
+            if error is None:
+                self._taken.append(report)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                group, where = self._config["group.id"], f"{report.topic()}[{report.partition()}]"
+                raise LookupError(
+                    f"{self.name}: messages of {where} were deleted before they were taken ({error.str()}); to go on "
+                    f"without them, move the offset of group {group!r}"
+                )
+            elif error.code() not in _PASSING:
+                raise KafkaException(error)
+
+    def confirm(self) -> None:
+        """Tell the broker that those which were taken last are stored."""
+        assert self._consumer is not None  # noqa: S101 - there is nothing to confirm otherwise
+        ends: dict[tuple[str, int], int] = {}
+        for each in self._taken:
+            ends[str(each.topic()), int(each.partition() or 0)] = int(each.offset() or 0) + 1
+        offsets = [TopicPartition(topic, partition, end) for (topic, partition), end in ends.items()]
+        self._taken = []
+        self._consumer.resume(self._consumer.assignment())
+        try:
+            if offsets:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in _REVOKED:
+                raise
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for each in consumer.committed(partitions, timeout=30):
+            place = next(p for p in partitions if (p.topic, p.partition) == (each.topic, each.partition))
+            place.offset = self._start if each.offset < 0 else each.offset
+        consumer.assign(partitions)
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget what isn't stored yet: the next owner takes it."""
+        gone = {(each.topic, each.partition) for each in partitions}
+        self._taken = [each for each in self._taken if (each.topic(), each.partition()) not in gone]
+
+    def close(self) -> None:
+        """Leave the group; the next call joins it again."""
+        consumer, self._consumer, self._taken = self._consumer, None, []
+        if consumer is not None:
+            consumer.close()
+
+
+def _received(report: Report) -> Received:
+    found: Any = report.headers() or []
+    headers = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in found}
+    key, body = report.key(), report.value()
+    # A topic that is made anew has the same offsets again.
+    origin = f"{report.topic()}[{report.partition()}]@{report.offset()}/{report.timestamp()[1]}"
+    decoded = None if key is None else bytes(key).decode("utf-8", "backslashreplace")
+    return Received(origin, b"" if body is None else bytes(body), headers, decoded)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from outbox.message.model import HandlerAnswer, Message
 from outbox.relay.envelope import Destination, Envelope, RelayRecord, ascii_headers
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
+from outbox.relay.source import ConnectedSource, Received, percent_decoded
 
 #: What a stream says of a message that is larger than it takes (``JSStreamMessageExceedsMaximumErr``).
 _TOO_LARGE = 10054
@@ -70,3 +74,56 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
 
 async def _ignore(_: Exception) -> None:
     """Leave an error to the call that fails by it."""
+
+
+class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscription"], Msg]):
+    """Takes from a stream by the durable pull consumer ``group``, which is made if it isn't there."""
+
+    def __init__(
+        self,
+        servers: str | list[str],
+        stream: str,
+        subject: str = ">",
+        *,
+        group: str,
+        start: str = "first",
+        name: str = "nats",
+        **options: Any,
+    ) -> None:
+        super().__init__(name, group, start)
+        self._servers, self._stream, self._subject, self._options = servers, stream, subject, options
+
+    async def _connect(self) -> tuple[Client, JetStreamContext.PullSubscription]:
+        client = await nats.connect(self._servers, **{"allow_reconnect": False, "error_cb": _ignore, **self._options})
+        stream = client.jetstream()
+        try:
+            await stream.consumer_info(self._stream, self.group)
+        except NotFoundError:
+            policy = DeliverPolicy.ALL if self.start == "first" else DeliverPolicy.NEW
+            config = ConsumerConfig(durable_name=self.group, deliver_policy=policy, ack_policy=AckPolicy.EXPLICIT)
+            config.filter_subject = None if self._subject == ">" else self._subject
+            await stream.add_consumer(self._stream, config)
+        return client, await stream.pull_subscribe_bind(self.group, self._stream)
+
+    async def _disconnect(self, client: tuple[Client, JetStreamContext.PullSubscription]) -> None:
+        await client[0].close()
+
+    async def _fetch(
+        self, client: tuple[Client, JetStreamContext.PullSubscription], most: int, seconds: float
+    ) -> Sequence[Msg]:
+        try:
+            return await client[1].fetch(most, timeout=seconds)
+        except TimeoutError:
+            return ()
+
+    def _received(self, message: Msg) -> Received:
+        headers = percent_decoded(message.headers or {})
+        headers.pop("Nats-Msg-Id", None)
+        return Received(f"{self._stream}@{message.metadata.sequence.stream}", message.data, headers)
+
+    async def _acknowledge(
+        self, client: tuple[Client, JetStreamContext.PullSubscription], messages: Sequence[Msg]
+    ) -> None:
+        for each in messages:
+            await each.ack()
+        await client[0].flush()

@@ -8,17 +8,14 @@ this one; it is published again then, and a reader may meet it twice, under one 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from outbox.database.engines import start_loop
 from outbox.errors import InvalidMessage
 from outbox.message.content import check_seconds
 from outbox.message.model import HandlerAnswer, Message, Park, Unavailable
+from outbox.relay.client import LoopClient
 from outbox.relay.envelope import Destination, Envelope, RelayRecord, destination_of
 from outbox.text import message_of, summary_of
 
@@ -26,8 +23,6 @@ C = TypeVar("C")
 
 #: How long (seconds) a publisher waits for confirmations, unless it is said so.
 PUBLISH_TIMEOUT = 30.0
-# Seconds in which a connection must be closed when a worker ends.
-_CLOSE_TIMEOUT = 5.0
 
 
 class Publisher(Protocol):
@@ -97,23 +92,12 @@ class BrokerPublisher(ABC):
         """Give up what is open, from any thread; the next call of `publish` opens it again."""
 
 
-class ConnectedPublisher(BrokerPublisher, Generic[C]):
+class ConnectedPublisher(LoopClient[C], BrokerPublisher):
     """One with an asynchronous client: one of a process, on a loop of its own, whatever loops the groups run on."""
 
     def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
-        super().__init__(destination, envelope, timeout)
-        self._lock = threading.Lock()
-        self._loop: tuple[asyncio.AbstractEventLoop, threading.Thread, int] | None = None
-        self._client: C | None = None
-        self._connecting: asyncio.Lock | None = None
-
-    @abstractmethod
-    async def _connect(self) -> C:
-        """Return a client that is connected."""
-
-    @abstractmethod
-    async def _disconnect(self, client: C) -> None:
-        """Close a client."""
+        BrokerPublisher.__init__(self, destination, envelope, timeout)
+        LoopClient.__init__(self)
 
     async def _send(self, client: C, record: RelayRecord) -> HandlerAnswer:
         """Publish one record, and wait until it is confirmed; to be defined where `_send_all` isn't.
@@ -163,40 +147,3 @@ class ConnectedPublisher(BrokerPublisher, Generic[C]):
         if isinstance(error, TimeoutError | asyncio.CancelledError) and not message_of(error):
             return f"{self.name} has confirmed nothing within {self.timeout:g} s"
         return f"{self.name}: {summary_of(error)}"
-
-    async def _connected(self) -> C:
-        if self._connecting is None:
-            self._connecting = asyncio.Lock()
-        async with self._connecting:
-            if self._client is None:
-                self._client = await self._connect()
-            return self._client
-
-    async def _drop(self, client: C | None) -> None:
-        """Close the client, so that the next call connects anew."""
-        if client is not None and client is self._client:
-            self._client = None
-            with suppress(Exception):  # it is of no use any more
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await self._disconnect(client)
-
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            # A fork has neither the thread nor the connection.
-            if self._loop is None or self._loop[2] != os.getpid():
-                self._client = self._connecting = None
-                self._loop = *start_loop(f"outbox-{self.name}"), os.getpid()
-            return self._loop[0]
-
-    def close(self) -> None:
-        """Close the connection, and end its loop; from any thread. The next call of `publish` opens it again."""
-        with self._lock:
-            found, self._loop = self._loop, None
-        if found is None or found[2] != os.getpid():
-            return
-        loop, thread, _ = found
-        with suppress(Exception):  # the loop is ended all the same
-            asyncio.run_coroutine_threadsafe(self._drop(self._client), loop).result(2 * _CLOSE_TIMEOUT)
-        self._client = self._connecting = None
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_CLOSE_TIMEOUT)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import aio_pika
-from aio_pika.abc import AbstractConnection, AbstractExchange
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 from aio_pika.exceptions import DeliveryError, PublishError
 from aiormq.exceptions import ChannelClosed
 
@@ -14,6 +16,7 @@ from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Unavailable
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
+from outbox.relay.source import ConnectedSource, Received
 from outbox.text import class_name
 
 # A message that can't be routed is its own fault if another one was routed so many seconds ago.
@@ -95,3 +98,58 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
             raise
         self._routed_at = time.monotonic()
         return None
+
+
+class _Consuming:
+    """A connection, its channel, and what has come of a queue."""
+
+    def __init__(self, connection: AbstractConnection, channel: AbstractChannel) -> None:
+        self.connection, self.channel = connection, channel
+        self.arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+
+
+class RabbitSource(ConnectedSource[_Consuming, AbstractIncomingMessage]):
+    """Takes from a queue, which has to be there; ``options`` are those of aio_pika.connect.
+
+    Its messages need an id: of CloudEvents, the property ``message_id``, or ``id_from`` of the intake. For the order of
+    keys the queue must have a single active consumer, where several workers take from it.
+    """
+
+    def __init__(self, url: str, queue: str, *, name: str = "rabbitmq", prefetch: int = 500, **options: Any) -> None:
+        super().__init__(name, name, "first")
+        self._url, self._queue, self._prefetch, self._options = url, queue, prefetch, options
+
+    async def _connect(self) -> _Consuming:
+        connection = await aio_pika.connect(self._url, **self._options)
+        try:
+            channel = await connection.channel()
+            await channel.set_qos(prefetch_count=self._prefetch)
+            consuming = _Consuming(connection, channel)
+            queue = await channel.get_queue(self._queue, ensure=True)
+            await queue.consume(consuming.arrived.put)
+            return consuming
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def _disconnect(self, client: _Consuming) -> None:
+        await client.connection.close()
+
+    async def _fetch(self, client: _Consuming, most: int, seconds: float) -> Sequence[AbstractIncomingMessage]:
+        if client.connection.is_closed or client.channel.is_closed:
+            raise ConnectionError("the connection was closed")
+        try:
+            async with asyncio.timeout(seconds):
+                messages = [await client.arrived.get()]
+        except TimeoutError:
+            return ()
+        while len(messages) < most and not client.arrived.empty():
+            messages.append(client.arrived.get_nowait())
+        return messages
+
+    def _received(self, message: AbstractIncomingMessage) -> Received:
+        headers = {name: str(value) for name, value in message.headers.items()}
+        return Received(message.message_id or "", message.body, headers, None, message.content_type)
+
+    async def _acknowledge(self, _: _Consuming, messages: Sequence[AbstractIncomingMessage]) -> None:
+        await messages[-1].ack(multiple=True)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+from uuid import uuid4
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 
 from outbox.message.model import Message
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
+from outbox.relay.source import ConnectedSource, Received
+from outbox.telemetry.events import IntakeRefused
+from outbox.telemetry.hooks import emit
 
 #: The field of an entry that has the body.
 BODY_FIELD = "body"
@@ -71,3 +77,65 @@ class RedisPublisher(ConnectedPublisher["Redis"]):
         except Exception as error:
             return [error] * len(records)
         return [each if isinstance(each, BaseException) else None for each in results]
+
+
+#: An entry that another consumer has taken, and said nothing of for so long (milliseconds), is taken over.
+_CLAIM_AFTER = 60_000
+_CLAIM_EVERY = 10.0
+
+
+class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
+    """Takes from a stream as a consumer of the group ``group``, which is made if it isn't there.
+
+    What a consumer has taken and not confirmed within a minute is taken over. Of entries that were trimmed before they
+    were confirmed nothing is left: that is told.
+    """
+
+    def __init__(
+        self, url: str, stream: str, *, group: str, start: str = "first", name: str = "redis", **options: Any
+    ) -> None:
+        super().__init__(name, group, start)
+        self._url, self._stream, self._options = url, stream, options
+        self._consumer = f"outbox-{uuid4()}"
+        self._claim_at = 0.0
+
+    async def _connect(self) -> Redis:
+        client: Redis = Redis.from_url(self._url, **self._options)
+        try:
+            await client.xgroup_create(
+                self._stream, self.group, id="0" if self.start == "first" else "$", mkstream=True
+            )
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        return client
+
+    async def _disconnect(self, client: Redis) -> None:
+        await client.aclose()
+
+    async def _fetch(self, client: Redis, most: int, seconds: float) -> Sequence[tuple[bytes, dict[bytes, bytes]]]:
+        if time.monotonic() >= self._claim_at:
+            claimed: Any = await client.xautoclaim(self._stream, self.group, self._consumer, _CLAIM_AFTER, count=most)
+            _, entries, trimmed = claimed
+            for each in trimmed:
+                origin = f"{self._stream}@{each.decode()}"
+                reason = "it was trimmed before it was confirmed: it may be lost"
+                emit(IntakeRefused(topic=self._stream, source=self.name, origin=origin, reason=reason))
+            if entries:
+                return [tuple(each) for each in entries]
+            self._claim_at = time.monotonic() + _CLAIM_EVERY
+        wait, streams = int(seconds * 1000), cast("Any", {self._stream: ">"})
+        found: Any = await client.xreadgroup(self.group, self._consumer, streams, count=most, block=wait)
+        return [tuple(each) for each in found[0][1]] if found else ()
+
+    def _received(self, message: tuple[bytes, dict[bytes, bytes]]) -> Received:
+        entry, fields = message
+        headers = {
+            name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")
+            for name, value in fields.items()
+            if name != BODY_FIELD.encode()
+        }
+        return Received(f"{self._stream}@{entry.decode()}", fields.get(BODY_FIELD.encode(), b""), headers)
+
+    async def _acknowledge(self, client: Redis, messages: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        await client.xack(self._stream, self.group, *(entry for entry, _ in messages))

@@ -262,6 +262,8 @@ def handlers_of(outbox: Outbox, reconciled: Collection[ReconciledPairs] = ()) ->
         add("compensation", compensation.topic, storable(compensation.name), **options)
     for schedule in list(outbox.schedules.values()):
         add("schedule", schedule.topic, schedule.schedule, times=str(schedule.recurrence), missed=schedule.missed)
+    for intake in list(outbox.intakes):
+        add("intake", intake.topic, intake.source.name)
     for declared in list(outbox.reconciliations.values()):
         times = declared.recurrence
         options = {"cron": times and times.fields, "every": declared.seconds, "timezone": declared.timezone}

@@ -13,17 +13,20 @@ from typing import Any
 from uuid import uuid4
 
 import aio_pika
+import httpx
 import nats
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its types lack it
 from redis import Redis
 
 from outbox.relay.envelope import Envelope
-from outbox.relay.kafka import KafkaPublisher
-from outbox.relay.nats import NatsPublisher
+from outbox.relay.kafka import KafkaPublisher, KafkaSource
+from outbox.relay.nats import NatsPublisher, NatsSource
 from outbox.relay.publisher import BrokerPublisher
-from outbox.relay.rabbit import RabbitPublisher
-from outbox.relay.redis import RedisPublisher
+from outbox.relay.rabbit import RabbitPublisher, RabbitSource
+from outbox.relay.redis import RedisPublisher, RedisSource
+from outbox.relay.source import Source
 from outbox.relay.webhook import Webhook
 from tests.relay import servers
 
@@ -65,6 +68,14 @@ class Target(ABC):
     def publisher(self, **options: Any) -> BrokerPublisher:
         """Return a publisher to it."""
 
+    def source(self, **_: Any) -> Source:
+        """Return what an intake takes from it."""
+        pytest.skip("nothing takes from it")
+
+    @abstractmethod
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish bodies as anybody might, without attributes of CloudEvents."""
+
     @abstractmethod
     def read(self) -> list[Received]:
         """Return all that was published."""
@@ -95,6 +106,18 @@ class KafkaTarget(Target):
     def publisher(self, **options: Any) -> BrokerPublisher:
         """Return a publisher to it."""
         return KafkaPublisher({"bootstrap.servers": self.server, "log_level": 0}, self.destination, **options)
+
+    def source(self, **options: Any) -> Source:
+        """Return what takes from it."""
+        config = {"bootstrap.servers": self.server, "log_level": 0, "session.timeout.ms": 6000}
+        return KafkaSource(config, [self.destination], **{"group": "g", **options})
+
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish bodies."""
+        producer = Producer({"bootstrap.servers": self.server, "log_level": 0})
+        for body in bodies:
+            producer.produce(self.destination, body, headers=list((headers or {}).items()))
+        assert producer.flush(30) == 0
 
     def read(self) -> list[Received]:
         """Return all that was published, partition by partition."""
@@ -159,6 +182,21 @@ class NatsTarget(Target):
         """Return a publisher to it."""
         return NatsPublisher(self.url, self.destination, **options)
 
+    def source(self, **options: Any) -> Source:
+        """Return what takes from it."""
+        return NatsSource(self.url, self.destination, **{"group": "g", **options})
+
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish bodies."""
+
+        async def publish() -> None:
+            client = await nats.connect(self.url)
+            for body in bodies:
+                await client.jetstream().publish(self.destination, body, headers=headers)
+            await client.close()
+
+        asyncio.run(publish())
+
     def read(self) -> list[Received]:
         """Return all that was published."""
 
@@ -197,6 +235,16 @@ class RedisTarget(Target):
     def publisher(self, **options: Any) -> BrokerPublisher:
         """Return a publisher to it."""
         return RedisPublisher(self.url, self.destination, **options)
+
+    def source(self, **options: Any) -> Source:
+        """Return what takes from it."""
+        return RedisSource(self.url, self.destination, **{"group": "g", **options})
+
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish bodies."""
+        with Redis.from_url(self.url) as client:
+            for body in bodies:
+                client.xadd(self.destination, {**(headers or {}), "body": body})
 
     def read(self) -> list[Received]:
         """Return all that was published."""
@@ -237,6 +285,22 @@ class RabbitTarget(Target):
         """Return a publisher to it."""
         return RabbitPublisher(self.url, routing_key=self.destination, **options)
 
+    def source(self, **options: Any) -> Source:
+        """Return what takes from it."""
+        options.pop("group", None)
+        return RabbitSource(self.url, self.destination, **options)
+
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish bodies."""
+
+        async def publish() -> None:
+            async with await aio_pika.connect(self.url) as connection:
+                exchange = (await connection.channel()).default_exchange
+                for body in bodies:
+                    await exchange.publish(aio_pika.Message(body, headers=dict(headers or {})), self.destination)
+
+        asyncio.run(publish())
+
     def read(self) -> list[Received]:
         """Take all that was published."""
 
@@ -269,6 +333,11 @@ class WebhookTarget(Target):
     def publisher(self, **options: Any) -> BrokerPublisher:
         """Return a publisher to it."""
         return Webhook(self.server.url, secrets=[SECRET], private=True, **options)
+
+    def put(self, *bodies: bytes, headers: dict[str, str] | None = None) -> None:
+        """Post bodies."""
+        for body in bodies:
+            httpx.post(self.server.url, content=body, headers=headers)
 
     def read(self) -> list[Received]:
         """Return all that came."""

@@ -322,6 +322,16 @@ class ScheduleFailed(TelemetryEvent):
     reason: str
 
 
+@event("intake.refused", "worker", logging.ERROR, "%(source)s: %(origin)s can't be a message of %(topic)s: %(reason)s")
+class IntakeRefused(TelemetryEvent):
+    """A message of a broker can't be one here: it is stored as its bytes; or the broker has it no more."""
+
+    topic: str
+    source: str
+    origin: str
+    reason: str
+
+
 # --- reconciliations without an end ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,126 @@
+"""What an intake takes from: the protocol of a source, and what those with an asynchronous client have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import unquote
+
+from outbox.errors import InvalidHandler
+from outbox.message.content import check_group
+from outbox.relay.client import LoopClient
+
+C = TypeVar("C")
+R = TypeVar("R")
+T = TypeVar("T")
+
+#: Where a source begins that nothing was taken from yet: with the oldest message there is, or with what comes from now.
+STARTS = ("first", "now")
+# Seconds in which a client must answer, beside those that it is to wait for messages.
+_ANSWER_TIMEOUT = 30.0
+#: Where CloudEvents has its attributes: before the name in Kafka, in AMQP, NATS and HTTP.
+_PREFIXES = ("ce_", "ce-", "cloudEvents_", "cloudEvents:")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as a broker has it; ``origin`` says where, and is the same whenever it comes; or it is empty."""
+
+    origin: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = None
+    content_type: str | None = None
+
+    def attribute(self, name: str) -> str | None:
+        """Return an attribute of CloudEvents, whatever the broker calls it."""
+        return next((self.headers[prefix + name] for prefix in _PREFIXES if prefix + name in self.headers), None)
+
+    @property
+    def own_headers(self) -> dict[str, str]:
+        """The headers that are no attributes of CloudEvents."""
+        return {name: value for name, value in self.headers.items() if not name.startswith(_PREFIXES)}
+
+
+class Source(Protocol):
+    """Where an intake takes from; used by one thread."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in texts."""
+
+    def take(self, most: int, seconds: float) -> Sequence[Received]:
+        """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
+
+    def confirm(self) -> None:
+        """Tell the broker that those which were taken last are stored."""
+
+    def close(self) -> None:
+        """Give up the connection; the next call opens it again."""
+
+
+class ConnectedSource(LoopClient[C], Generic[C, R]):
+    """A source with an asynchronous client; ``R`` is what the client calls a message."""
+
+    def __init__(self, name: str, group: str, start: str) -> None:
+        super().__init__()
+        self.name: str = name
+        self.group: str = check_group(group)
+        if start not in STARTS:
+            raise InvalidHandler(f"source {name!r}: start = {start!r} must be 'first' or 'now'")
+        self.start: str = start
+        # What was taken and isn't confirmed, by the client that it came from.
+        self._taken: tuple[C, Sequence[R]] | None = None
+
+    @abstractmethod
+    async def _fetch(self, client: C, most: int, seconds: float) -> Sequence[R]:
+        """Return messages, waiting so many seconds for the first."""
+
+    @abstractmethod
+    def _received(self, message: R) -> Received:
+        """Return a message as an intake takes it."""
+
+    @abstractmethod
+    async def _acknowledge(self, client: C, messages: Sequence[R]) -> None:
+        """Tell the broker that messages are stored."""
+
+    def take(self, most: int, seconds: float) -> Sequence[Received]:
+        """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
+        return [self._received(each) for each in self._wait(self._take(most, seconds), seconds)]
+
+    async def _take(self, most: int, seconds: float) -> Sequence[R]:
+        client = await self._connected()
+        # After a new connection the broker delivers again what it was told nothing of.
+        if self._taken is None or self._taken[0] is not client:
+            self._taken = None
+            if messages := await self._fetch(client, most, seconds):
+                self._taken = client, messages
+        return self._taken[1] if self._taken else ()
+
+    def confirm(self) -> None:
+        """Tell the broker that those which were taken last are stored."""
+        if self._taken is not None:
+            self._wait(self._acknowledge(*self._taken), 0.0)
+            self._taken = None
+
+    def _wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Return what comes of some work on the client's loop; where it fails, the next one has a new connection."""
+        loop, timeout = self._own_loop(), seconds + _ANSWER_TIMEOUT
+
+        async def timed() -> T:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await work
+            except BaseException:
+                await self._drop(self._client)
+                raise
+
+        return asyncio.run_coroutine_threadsafe(timed(), loop).result()
+
+
+def percent_decoded(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as they were before HTTP or NATS took them."""
+    return {name: unquote(value) for name, value in headers.items()}

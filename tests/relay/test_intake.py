@@ -1,0 +1,235 @@
+"""What is taken in from a broker, on a real server of each kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from outbox import Message, Outbox, Settings, Worker, testing
+from outbox.consumer.outside.consumer import OutsideConsumer
+from outbox.errors import InvalidHandler
+from outbox.relay.intake import REFUSED_HEADER
+from outbox.relay.source import Received, Source
+from outbox.telemetry.events import IntakeRefused
+from outbox.telemetry.hooks import TelemetryEvent
+from outbox.worker.connections import WorkerDatabase
+from tests.kit import wait_until
+from tests.kit.bench import Bench
+from tests.relay.targets import TARGETS, Target
+
+Relaying = Callable[..., OutsideConsumer]
+
+
+@pytest.fixture(scope="module", params=["kafka", "nats", "redis", "rabbitmq"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    """A server of each kind, one after the other."""
+    with TARGETS[request.param].serve(tmp_path_factory.mktemp(request.param)) as server:
+        yield request.param, server
+
+
+@pytest.fixture
+def target(served: tuple[str, Any]) -> Target:
+    """A destination of the test's own."""
+    kind, server = served
+    return TARGETS[kind](server)
+
+
+class Receiver:
+    """Another service, that takes a destination in as its topic `taken`; pass by pass."""
+
+    def __init__(self, engine: Engine, settings: Settings, source: Source, **options: Any) -> None:
+        self.app = Outbox(engine, settings=settings)
+        self.app.intake("taken", source=source, **options)
+        self.source = source
+        self.connection = WorkerDatabase(engine).connect()
+        self.handled: list[Message] = []
+
+        @self.app.consumer("taken", group="books", ordered="key")
+        def handle(message: Message, _: Any) -> None:
+            self.handled.append(message)
+
+    def take(self) -> int:
+        """Make passes until one finds nothing; return how many messages were taken."""
+        taken = 0
+        for _ in range(30):
+            counts = self.app.intakes[0].once(self.connection)
+            taken += counts.taken
+            if not counts and taken:
+                break
+        return taken
+
+    def handle(self) -> list[Message]:
+        """Have all that was taken handled."""
+        testing.drain(self.app)
+        return self.handled
+
+    def close(self) -> None:
+        """Give up what is open."""
+        self.source.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def receiving(new_engine: Callable[[], Engine], settings: Settings) -> Iterator[Callable[..., Receiver]]:
+    """A function that makes a receiver, by default on one database."""
+    engine, made = new_engine(), list[Receiver]()
+
+    def make(source: Source, **options: Any) -> Receiver:
+        made.append(Receiver(engine, options.pop("settings", settings), source, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        with suppress(Exception):
+            each.close()
+
+
+def test_from_one_database_to_another(bench: Bench, relaying: Relaying, receiving: Any, target: Target) -> None:
+    """Each once, in the order of its key, with its id, key, tag, headers, content type and body."""
+    ids: list[UUID] = []
+    for number in range(120):
+        options: Any = {"key": f"ключ {number % 10}", "tag": "t", "headers": {"note": "Grüße 100 %"}}
+        ids += bench.send({"number": number}, **options)
+    ids += bench.send(b"\xff\x00", key=None)
+    bench.consume(relaying(target.publisher()))
+    receiver = receiving(target.source())
+    assert receiver.take() == 121
+    handled = receiver.handle()
+    assert sorted(each.id for each in handled) == sorted(ids)
+    by_key = defaultdict(list)
+    for each in handled:
+        if each.key is not None:
+            by_key[each.key].append(each.body["number"])
+            assert (each.tag, each.headers["note"], each.content_type) == ("t", "Grüße 100 %", "application/json")
+    assert [sorted(numbers) for numbers in by_key.values()] == list(by_key.values())
+    assert sorted(by_key) == sorted({f"ключ {number}" for number in range(10)})
+    (plain,) = [each for each in handled if each.key is None]
+    assert (plain.body, plain.content_type) == (b"\xff\x00", "application/octet-stream")
+
+
+def test_what_comes_again_is_stored_once(bench: Bench, relaying: Relaying, receiving: Any, target: Target) -> None:
+    """A worker that died before it confirmed, and an operator's resend on the other side."""
+    ids = bench.send(1, 2, 3)
+    consumer = relaying(target.publisher())
+    bench.consume(consumer)
+    dying = target.source()
+    assert len(_taken(dying)) >= 1
+    dying.close()
+    if target.__class__.__name__ == "RedisTarget":
+        target.source()  # what another consumer has is taken over later
+        _claim_at_once(target)
+    receiver = receiving(target.source())
+    assert receiver.take() == 3
+    bench.resend(ids[0])
+    bench.consume(consumer)
+    bench.app.operator.reset_group("g", "t", "first", by="me", why="test")
+    bench.consume(consumer)
+    assert receiver.take() >= 3
+    assert sorted(each.body for each in receiver.handle()) == [1, 2, 3]
+
+
+def _taken(source: Source) -> list[Received]:
+    return list(wait_until(lambda: source.take(10, 1.0), "something is taken"))
+
+
+def _claim_at_once(target: Target) -> None:
+    """Have Redis think that an hour has gone by since a consumer took its entries."""
+    from redis import Redis
+
+    with Redis.from_url(target.url) as client:  # type: ignore[attr-defined]  # it is Redis
+        pending: Any = client.xpending_range(target.destination, "g", "-", "+", 100)
+        ids = [each["message_id"] for each in pending]
+        client.xclaim(target.destination, "g", "dead", 0, ids, idle=3_600_000)
+
+
+def test_while_the_database_is_away_the_same_comes_again(receiving: Any, target: Target) -> None:
+    """Nothing is confirmed that isn't stored."""
+    target.put(b"1", b"2", headers={"ce-id": str(uuid4()), "ce_id": str(uuid4())})
+    receiver = receiving(target.source(), id_from=lambda received: f"n{received.body.decode()}")
+    intake = receiver.app.intakes[0]
+    wait_until(lambda: intake.source.take(10, 1.0), "something is taken")
+    pid = receiver.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+    receiver.connection.rollback()
+    with receiver.app.engine.connect() as connection:
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+    with pytest.raises(OperationalError):
+        intake.once(receiver.connection)
+    receiver.connection.close()
+    receiver.connection = WorkerDatabase(receiver.app.engine).connect()
+    assert receiver.take() == 2
+    assert sorted(each.body for each in receiver.handle()) == [b"1", b"2"]
+
+
+def test_without_ids(receiving: Any, target: Target) -> None:
+    """Where the broker has a message tells it from others. RabbitMQ has no such thing: most clients give one an id."""
+    target.put(b"same", b"same", headers={"kind": "x"})
+    receiver = receiving(target.source())
+    with pytest.raises(InvalidHandler, match="id_from"):
+        receiver.app.intakes[0].id_of(Received("", b"x"))
+    assert receiver.take() == 2
+    first = {each.id for each in receiver.handle()}
+    assert len(first) == 2
+    if target.__class__.__name__ != "RabbitTarget":  # of which nothing is left
+        again = receiving(target.source(group="other"))
+        assert again.take() == 2
+        assert {each.id for each in receiver.handle()} == first
+
+
+def test_what_cannot_be_a_message_is_stored_as_it_is(
+    receiving: Any, target: Target, heard: list[TelemetryEvent]
+) -> None:
+    """Its handler sees what was wrong, the broker isn't held up, and it is told."""
+    headers = {"ce_id": str(uuid4()), "ce-id": "", "note": "x" * 20_000, "outbox-dedupe": "y"}
+    headers["ce-id"] = headers["ce_id"]
+    target.put(b"\xffbody", headers=headers)
+    receiver = receiving(target.source())
+    assert receiver.take() == 1
+    (message,) = receiver.handle()
+    assert message.body == b"\xffbody"
+    assert "headers" in message.headers[REFUSED_HEADER]
+    (told,) = [each for each in heard if isinstance(each, IntakeRefused)]
+    assert told.topic == "taken"
+
+
+def test_a_worker_takes_in(new_engine: Callable[[], Engine], settings: Settings, target: Target) -> None:
+    """By the role `intake`; at its end the source is closed, and the next worker goes on."""
+    engine, handled = new_engine(), list[bytes]()
+    app = Outbox(engine, settings=settings)
+    app.intake("taken", source=target.source(), id_from=lambda received: received.body.decode())
+
+    @app.consumer("taken", group="books")
+    def handle(message: Message, _: Any) -> None:
+        handled.append(message.body)
+
+    for body in (b"a", b"b"):
+        with Worker(app) as worker:
+            wait_until(lambda: any("take in" in name for name in worker.health()), "it is planned")
+            target.put(body)
+            wait_until(lambda body=body: body in handled, "it is handled")  # type: ignore[misc]  # of this round
+    assert handled == [b"a", b"b"]
+
+
+def test_what_cannot_be_declared(engine: Engine, settings: Settings) -> None:
+    """It is refused where it is declared."""
+    app = Outbox(engine, settings=settings)
+    with pytest.raises(InvalidHandler, match="no Source"):
+        app.intake("t", source=object())  # type: ignore[arg-type]  # what is tested
+    from outbox.relay.kafka import KafkaSource
+    from outbox.relay.nats import NatsSource
+
+    source = KafkaSource({"bootstrap.servers": "x"}, ["a"], group="g")
+    with pytest.raises(InvalidHandler, match="inbox_retention"):
+        app.intake("t", source=source, broker_retention=10 * 365 * 86400)
+    with pytest.raises(InvalidHandler, match=r"group.id"):
+        KafkaSource({"group.id": "x"}, ["a"], group="g")
+    with pytest.raises(InvalidHandler, match="list"):
+        KafkaSource({}, "a", group="g")
+    with pytest.raises(InvalidHandler, match="start"):
+        NatsSource("x", "s", group="g", start="later")
