@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         TopicOptions,
     )
     from outbox.relay.publisher import Publisher
-    from outbox.relay.source import Received, Source
+    from outbox.relay.source import IntakeSource, Received
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -492,7 +492,7 @@ class Declarations:
         self,
         topic: str | Topic[Any],
         *,
-        source: Source,
+        source: IntakeSource,
         broker_retention: dt.timedelta | float | None = None,
         id_from: Callable[[Received], UUID | str] | None = None,
     ) -> None:

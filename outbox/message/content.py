@@ -326,7 +326,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 class StoredBytes(bytes):
-    """The bytes of a body as they are to be stored, whatever its content type."""
+    """A body as it is to be stored, whatever codec has its content type."""
 
 
 def encode(body: Any) -> tuple[bytes, str]:
@@ -654,9 +654,7 @@ class Codecs(dict[str, Codec]):
         self[codec.content_type] = codec
 
     def encode(self, body: Any, content_type: str | None = None) -> tuple[bytes, str]:
-        """Return the bytes and the content type of a body; without a content type its Python type chooses.
-
-        Bytes are taken as they are where no codec has the content type.
+        """Return the bytes of a body and its content type, which its Python type chooses where none is given.
 
         Raises:
             InvalidMessage: it isn't a content type, none that this body can be encoded as, or the body has no encoding.

@@ -619,7 +619,8 @@ class Producer:
         half_id = None if _NAMING.isdisjoint(options) else chosen_id(topic, options)
         key, headers = options.get("key"), options.get("headers")
         # A refusal has no body of the topic's model.
-        if (declared := self._topics.get(topic)) is None or options.get("refusal") is not None:
+        declared = None if isinstance(message.body, content.StoredBytes) else self._topics.get(topic)
+        if declared is None or options.get("refusal") is not None:
             raw, content_type = self.codecs.encode(message.body, options.get("content_type"))
         else:
             body = declared.validated(message.body)

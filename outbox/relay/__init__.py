@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from outbox.relay.rabbit import RabbitSource as RabbitSource
     from outbox.relay.redis import RedisPublisher as RedisPublisher
     from outbox.relay.redis import RedisSource as RedisSource
+    from outbox.relay.source import IntakeSource as IntakeSource
     from outbox.relay.source import Received as Received
-    from outbox.relay.source import Source as Source
     from outbox.relay.webhook import Webhook as Webhook
 
 #: The module of each name, and the extra that brings its library.
@@ -40,7 +40,7 @@ _HOMES = {
     "Received": ("source", ""),
     "RedisPublisher": ("redis", "redis"),
     "RedisSource": ("redis", "redis"),
-    "Source": ("source", ""),
+    "IntakeSource": ("source", ""),
     "Webhook": ("webhook", "http"),
 }
 __all__ = list(_HOMES)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from outbox.database.duty import SEND, Duty, Post, Task
+from outbox.database.duty import Duty, Post, Task
 from outbox.database.execute import execute
 from outbox.database.session import begin
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY
@@ -23,7 +23,7 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import BYTES, StoredBytes, check_group, check_seconds
 from outbox.message.ids import MESSAGE_NAMESPACE, message_id
 from outbox.message.model import Counts, Outgoing
-from outbox.relay.source import Received, Source
+from outbox.relay.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of
@@ -46,7 +46,7 @@ class Intake:
     """
 
     topic: str
-    source: Source
+    source: IntakeSource
     send: Callable[[Any, str, Outgoing], Any] = field(repr=False)
     id_from: Callable[[Received], UUID | str] | None = None
 
@@ -119,7 +119,7 @@ class Intake:
 
 def intake_of(
     topic: str,
-    source: Source,
+    source: IntakeSource,
     send: Callable[..., Any],
     retention: float,
     keeps: Any,
@@ -131,7 +131,9 @@ def intake_of(
         InvalidHandler: no source; or what it repeats wouldn't be known any more, since it keeps messages for longer.
     """
     if not all(callable(getattr(source, name, None)) for name in ("take", "confirm", "close")):
-        raise InvalidHandler(f"intake of {topic!r}: {source!r} is no Source, which has name, take, confirm and close")
+        raise InvalidHandler(
+            f"intake of {topic!r}: {source!r} is no IntakeSource, which has name, take, confirm and close"
+        )
     if keeps is not None and (seconds := check_seconds("broker_retention", keeps)) > retention:
         raise InvalidHandler(
             f"intake of {topic!r}: the broker keeps messages for {seconds:g} s, and the setting inbox_"
@@ -161,9 +163,11 @@ DUTIES = (
     Duty(
         "intake",
         "Takes messages of brokers in, as messages of topics.",
-        f"""
+        """
         producer: worker
-        {SEND}
+        INSERT ON half_check op_message
+        SELECT(id) INSERT ON half_message
+        USAGE ON op_sequence
         """,
         role="intake",
         tasks=_tasks,

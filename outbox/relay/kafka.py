@@ -247,7 +247,7 @@ class KafkaSource:
         self._consumer: Consumer | None = None
         self._taken: list[Report] = []
 
-    def take(self, most: int, seconds: float) -> Sequence[Received]:
+    def take(self, most: int, seconds: float, /) -> Sequence[Received]:
         """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
         if self._consumer is None:
             self._consumer = Consumer(self._config)
@@ -297,8 +297,8 @@ class KafkaSource:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in consumer.committed(partitions, timeout=30):
-            place = next(p for p in partitions if (p.topic, p.partition) == (each.topic, each.partition))
-            place.offset = self._start if each.offset < 0 else each.offset
+            partition = next(p for p in partitions if (p.topic, p.partition) == (each.topic, each.partition))
+            partition.offset = self._start if each.offset < 0 else each.offset
         consumer.assign(partitions)
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:

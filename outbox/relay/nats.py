@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from outbox.relay.envelope import Destination, Envelope, RelayRecord, ascii_head
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
 from outbox.relay.source import ConnectedSource, Received, percent_decoded
 
+# Seconds in which a worker that is alive confirms something, and how often that is looked at.
+_SETTLES, _LOOKS = 2.0, 4
 #: What a stream says of a message that is larger than it takes (``JSStreamMessageExceedsMaximumErr``).
 _TOO_LARGE = 10054
 
@@ -77,7 +80,12 @@ async def _ignore(_: Exception) -> None:
 
 
 class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscription"], Msg]):
-    """Takes from a stream by the durable pull consumer ``group``, which is made if it isn't there."""
+    """Takes from a stream by the durable pull consumer ``group``, which is made if it isn't there.
+
+    NATS gives what a dead worker had taken again after its ``ack_wait``, behind what came later. So a worker that
+    starts looks for that, and where nothing moves has the consumer made anew, behind the last message that is
+    confirmed: the order of keys is kept, as long as one worker takes in.
+    """
 
     def __init__(
         self,
@@ -95,15 +103,34 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
 
     async def _connect(self) -> tuple[Client, JetStreamContext.PullSubscription]:
         client = await nats.connect(self._servers, **{"allow_reconnect": False, "error_cb": _ignore, **self._options})
-        stream = client.jetstream()
         try:
-            await stream.consumer_info(self._stream, self.group)
-        except NotFoundError:
-            policy = DeliverPolicy.ALL if self.start == "first" else DeliverPolicy.NEW
-            config = ConsumerConfig(durable_name=self.group, deliver_policy=policy, ack_policy=AckPolicy.EXPLICIT)
-            config.filter_subject = None if self._subject == ">" else self._subject
+            stream = client.jetstream()
+            await self._make_consumer(stream)
+            return client, await stream.pull_subscribe_bind(self.group, self._stream)
+        except BaseException:
+            await client.close()
+            raise
+
+    async def _make_consumer(self, stream: JetStreamContext) -> None:
+        """Make the consumer if it isn't there, and anew where it waits for a worker that is gone."""
+        config = ConsumerConfig(durable_name=self.group, ack_policy=AckPolicy.EXPLICIT)
+        config.filter_subject = None if self._subject == ">" else self._subject
+        config.deliver_policy = DeliverPolicy.ALL if self.start == "first" else DeliverPolicy.NEW
+        before = None
+        try:
+            for _ in range(_LOOKS):  # or another one is at work
+                info = await stream.consumer_info(self._stream, self.group)
+                if not info.num_ack_pending:
+                    return
+                if before is not None and (info.delivered, info.ack_floor) == (before.delivered, before.ack_floor):
+                    floor = info.ack_floor.stream_seq if info.ack_floor else 0
+                    config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, floor + 1
+                    await stream.delete_consumer(self._stream, self.group)
+                    raise NotFoundError
+                before = info
+                await asyncio.sleep(_SETTLES)
+        except NotFoundError:  # not yet, or no more
             await stream.add_consumer(self._stream, config)
-        return client, await stream.pull_subscribe_bind(self.group, self._stream)
 
     async def _disconnect(self, client: tuple[Client, JetStreamContext.PullSubscription]) -> None:
         await client[0].close()
@@ -113,7 +140,7 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
     ) -> Sequence[Msg]:
         try:
             return await client[1].fetch(most, timeout=seconds)
-        except TimeoutError:
+        except TimeoutError:  # none came
             return ()
 
     def _received(self, message: Msg) -> Received:

@@ -141,7 +141,7 @@ class RabbitSource(ConnectedSource[_Consuming, AbstractIncomingMessage]):
         try:
             async with asyncio.timeout(seconds):
                 messages = [await client.arrived.get()]
-        except TimeoutError:
+        except TimeoutError:  # none came
             return ()
         while len(messages) < most and not client.arrived.empty():
             messages.append(client.arrived.get_nowait())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, cast
-from uuid import uuid4
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -79,16 +78,16 @@ class RedisPublisher(ConnectedPublisher["Redis"]):
         return [each if isinstance(each, BaseException) else None for each in results]
 
 
-#: An entry that another consumer has taken, and said nothing of for so long (milliseconds), is taken over.
-_CLAIM_AFTER = 60_000
-_CLAIM_EVERY = 10.0
+# How often (seconds) to look for entries that a worker which is gone has taken.
+_LEFT_EVERY = 60.0
+_CONSUMER = "outbox"
 
 
 class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
-    """Takes from a stream as a consumer of the group ``group``, which is made if it isn't there.
+    """Takes from a stream as the consumer ``outbox`` of the group ``group``, which is made if it isn't there.
 
-    What a consumer has taken and not confirmed within a minute is taken over. Of entries that were trimmed before they
-    were confirmed nothing is left: that is told.
+    All workers are one consumer: one that starts first takes what another one took and didn't confirm, so that after
+    a death nothing overtakes it. Of entries that were trimmed before they were confirmed nothing is left: that is told.
     """
 
     def __init__(
@@ -96,11 +95,12 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
     ) -> None:
         super().__init__(name, group, start)
         self._url, self._stream, self._options = url, stream, options
-        self._consumer = f"outbox-{uuid4()}"
-        self._claim_at = 0.0
+        # When to look for what was taken and not confirmed: at once, by each new connection.
+        self._left_at = 0.0
 
     async def _connect(self) -> Redis:
         client: Redis = Redis.from_url(self._url, **self._options)
+        self._left_at = 0.0
         try:
             await client.xgroup_create(
                 self._stream, self.group, id="0" if self.start == "first" else "$", mkstream=True
@@ -114,19 +114,23 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
         await client.aclose()
 
     async def _fetch(self, client: Redis, most: int, seconds: float) -> Sequence[tuple[bytes, dict[bytes, bytes]]]:
-        if time.monotonic() >= self._claim_at:
-            claimed: Any = await client.xautoclaim(self._stream, self.group, self._consumer, _CLAIM_AFTER, count=most)
-            _, entries, trimmed = claimed
-            for each in trimmed:
-                origin = f"{self._stream}@{each.decode()}"
-                reason = "it was trimmed before it was confirmed: it may be lost"
+        if time.monotonic() >= self._left_at:
+            if left := await self._read(client, "0", most, None):
+                return left
+            self._left_at = time.monotonic() + _LEFT_EVERY
+        return await self._read(client, ">", most, int(seconds * 1000))
+
+    async def _read(self, client: Redis, after: str, most: int, wait: int | None) -> Sequence[Any]:
+        streams: Any = {self._stream: after}
+        found: Any = await client.xreadgroup(self.group, _CONSUMER, streams, count=most, block=wait)
+        entries = [tuple(each) for each in found[0][1]] if found else []
+        if trimmed := [entry for entry, fields in entries if not fields]:
+            reason = "it was trimmed before it was confirmed: it may be lost"
+            for entry in trimmed:
+                origin = f"{self._stream}@{entry.decode()}"
                 emit(IntakeRefused(topic=self._stream, source=self.name, origin=origin, reason=reason))
-            if entries:
-                return [tuple(each) for each in entries]
-            self._claim_at = time.monotonic() + _CLAIM_EVERY
-        wait, streams = int(seconds * 1000), cast("Any", {self._stream: ">"})
-        found: Any = await client.xreadgroup(self.group, self._consumer, streams, count=most, block=wait)
-        return [tuple(each) for each in found[0][1]] if found else ()
+            await client.xack(self._stream, self.group, *trimmed)
+        return [each for each in entries if each[1]]
 
     def _received(self, message: tuple[bytes, dict[bytes, bytes]]) -> Received:
         entry, fields = message

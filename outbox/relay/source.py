@@ -45,14 +45,14 @@ class Received:
         return {name: value for name, value in self.headers.items() if not name.startswith(_PREFIXES)}
 
 
-class Source(Protocol):
+class IntakeSource(Protocol):
     """Where an intake takes from; used by one thread."""
 
     @property
     def name(self) -> str:
         """What it is called in texts."""
 
-    def take(self, most: int, seconds: float) -> Sequence[Received]:
+    def take(self, most: int, seconds: float, /) -> Sequence[Received]:
         """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
 
     def confirm(self) -> None:
@@ -87,7 +87,7 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
     async def _acknowledge(self, client: C, messages: Sequence[R]) -> None:
         """Tell the broker that messages are stored."""
 
-    def take(self, most: int, seconds: float) -> Sequence[Received]:
+    def take(self, most: int, seconds: float, /) -> Sequence[Received]:
         """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
         return [self._received(each) for each in self._wait(self._take(most, seconds), seconds)]
 

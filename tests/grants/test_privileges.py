@@ -40,6 +40,8 @@ SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
         consumer_sql.forget("outbox", "g", _ID),
         identity._NOTE("outbox", topic="new", id=_ID, address="there"),
     ],
+    # The default of an op: of what is there already, as when this is said once more, there is none.
+    ("intake", "producer"): [Statement("SELECT nextval('outbox.op_sequence')")],
     ("report", "consumer"): [identity.sources("outbox")],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
     ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],

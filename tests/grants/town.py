@@ -50,6 +50,7 @@ from outbox.reconcile.record.timetable import last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
+from outbox.relay.source import Received
 from outbox.schedule.schedule_pass import Scheduler
 from outbox.testing import make_due, schedules
 from outbox.testing.runners import PassRunners
@@ -261,6 +262,31 @@ def schedule(town: Town) -> None:
         assert scheduler.once(connection, connection, lambda: False).done == 2
         town.producer.run("UPDATE outbox.cron_schedule SET last_at = last_at - interval '2 days'")
         assert scheduler.once(connection, connection, lambda: False).done == 0
+
+
+class Given:
+    """What an intake takes from: two messages, the second of which can't be one here."""
+
+    name = "given"
+
+    def take(self, *_: float) -> list[Received]:
+        """Return them."""
+        return [Received("1", b"x", {"ce-id": str(uuid4())}), Received("2", b"y", {"a" * 9000: "b" * 9000})]
+
+    def confirm(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def intake(town: Town) -> None:
+    """Take messages in, one as it is, and once more, which stores nothing."""
+    app = Outbox(town.at["producer"], settings=town.settings)
+    app.intake("t", source=Given())
+    with town.at["producer"].connect() as connection:
+        assert app.intakes[0].once(connection).done == 2
+        assert app.intakes[0].once(connection).done == 2
 
 
 def check(town: Town) -> None:
@@ -647,6 +673,7 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("release", "producer"): release,
     ("check", "producer"): check,
     ("schedule", "producer"): schedule,
+    ("intake", "producer"): intake,
     ("prune", "producer"): prune,
     ("confirm", "producer"): confirm,
     ("confirm", "consumer"): confirm,

@@ -26,7 +26,7 @@ from outbox.relay.nats import NatsPublisher, NatsSource
 from outbox.relay.publisher import BrokerPublisher
 from outbox.relay.rabbit import RabbitPublisher, RabbitSource
 from outbox.relay.redis import RedisPublisher, RedisSource
-from outbox.relay.source import Source
+from outbox.relay.source import IntakeSource
 from outbox.relay.webhook import Webhook
 from tests.relay import servers
 
@@ -68,7 +68,7 @@ class Target(ABC):
     def publisher(self, **options: Any) -> BrokerPublisher:
         """Return a publisher to it."""
 
-    def source(self, **_: Any) -> Source:
+    def source(self, **_: Any) -> IntakeSource:
         """Return what an intake takes from it."""
         pytest.skip("nothing takes from it")
 
@@ -107,7 +107,7 @@ class KafkaTarget(Target):
         """Return a publisher to it."""
         return KafkaPublisher({"bootstrap.servers": self.server, "log_level": 0}, self.destination, **options)
 
-    def source(self, **options: Any) -> Source:
+    def source(self, **options: Any) -> IntakeSource:
         """Return what takes from it."""
         config = {"bootstrap.servers": self.server, "log_level": 0, "session.timeout.ms": 6000}
         return KafkaSource(config, [self.destination], **{"group": "g", **options})
@@ -182,7 +182,7 @@ class NatsTarget(Target):
         """Return a publisher to it."""
         return NatsPublisher(self.url, self.destination, **options)
 
-    def source(self, **options: Any) -> Source:
+    def source(self, **options: Any) -> IntakeSource:
         """Return what takes from it."""
         return NatsSource(self.url, self.destination, **{"group": "g", **options})
 
@@ -236,7 +236,7 @@ class RedisTarget(Target):
         """Return a publisher to it."""
         return RedisPublisher(self.url, self.destination, **options)
 
-    def source(self, **options: Any) -> Source:
+    def source(self, **options: Any) -> IntakeSource:
         """Return what takes from it."""
         return RedisSource(self.url, self.destination, **{"group": "g", **options})
 
@@ -285,7 +285,7 @@ class RabbitTarget(Target):
         """Return a publisher to it."""
         return RabbitPublisher(self.url, routing_key=self.destination, **options)
 
-    def source(self, **options: Any) -> Source:
+    def source(self, **options: Any) -> IntakeSource:
         """Return what takes from it."""
         options.pop("group", None)
         return RabbitSource(self.url, self.destination, **options)

@@ -8,12 +8,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka import admin as kafka_admin
+from sqlalchemy import Engine
 
+from outbox import Outbox, Settings
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.outside.consumer import OutsideConsumer
-from outbox.relay.kafka import KafkaPublisher
+from outbox.relay.kafka import KafkaPublisher, KafkaSource
+from outbox.worker.connections import WorkerDatabase
 from tests.consumer.test_control import Clock, control
+from tests.kit import wait_until
 from tests.kit.bench import Bench
 from tests.relay.servers import KafkaServers, kafka_servers
 from tests.relay.targets import KafkaTarget, make_kafka_topic
@@ -123,3 +128,48 @@ def test_a_broker_that_is_killed(bench: Bench, relaying: Relaying, kafka: KafkaS
     kafka.restart()
     recover(bench, consumer, clock, 6)
     assert list(dict.fromkeys(each.value for each in target.read())) == list(range(6))
+
+
+def test_between_two_owners_each_is_stored_once(
+    new_engine: Callable[[], Engine], settings: Settings, kafka: KafkaServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of one group come and go; what one has taken and not stored, the next one takes."""
+    monkeypatch.setattr("outbox.relay.intake.BATCH", 20)
+    monkeypatch.setattr("outbox.relay.intake.WAIT", 0.2)
+    topic = f"many-{uuid4().hex[:8]}"
+    make_kafka_topic(kafka.bootstrap, topic, 4)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(600):
+        producer.produce(topic, str(number), str(number % 50))
+    assert producer.flush(60) == 0
+    config = {"bootstrap.servers": kafka.bootstrap, "session.timeout.ms": 6000, "max.poll.interval.ms": 6000}
+    engine = new_engine()
+    app = Outbox(engine, settings=settings)
+    for _ in range(3):
+        app.intake("taken", source=KafkaSource(config, [topic], group="g"))
+    connection = WorkerDatabase(engine).connect()
+    first, second, third = app.intakes
+    try:
+        wait_until(lambda: first.source.take(40, 1.0), "the first has some, which it never stores")
+        second.source.take(1, 0.2)  # it asks to be a member, by which the first loses some of what it has
+        first.source.take(40, 0.2)
+        first.source.close()
+        wait_until(lambda: second.once(connection), "the second goes on")
+        third.source.take(1, 0.2)
+        second.once(connection)
+        second.source.close()
+
+        def count() -> bool:
+            third.once(connection)
+            with engine.connect() as other:
+                return int(other.exec_driver_sql("SELECT count(*) FROM outbox.half_message").scalar_one()) >= 600
+
+        wait_until(count, "all are stored")
+    finally:
+        for each in app.intakes:
+            each.source.close()
+        connection.close()
+    with engine.connect() as other:
+        sql = "SELECT DISTINCT convert_from(body, 'UTF8')::int FROM outbox.half_message ORDER BY 1"
+        stored = [body for (body,) in other.exec_driver_sql(sql)]
+    assert stored == list(range(600))

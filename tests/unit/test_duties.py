@@ -13,6 +13,7 @@ from outbox.database import duty as rows
 from outbox.database.duty import ROLES, duties
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.operator.health.grants import ROLES as GRANT_ROLES
+from outbox.relay.source import Received
 from outbox.worker.clock import Clock
 from outbox.worker.plan import Plan, check_roles
 from tests.cli.conftest import run_cli
@@ -47,6 +48,22 @@ def test_each_is_granted() -> None:
     assert [duty.name for duty in duties() if not duty.rights] == ["retry"]
 
 
+class Given:
+    """What an intake could take from."""
+
+    name = "given"
+
+    def take(self, *_: float) -> list[Received]:
+        """Return nothing."""
+        return []
+
+    def confirm(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def test_each_is_planned_by_a_worker() -> None:
     """A worker of an application that declares everything has all tasks of all duties; each role has a duty."""
     pytest.importorskip("pyarrow", reason="a worker that reconciles needs it")
@@ -58,6 +75,7 @@ def test_each_is_planned_by_a_worker() -> None:
     outbox.known_group("t", group="g")
     outbox.reconciliation(every=3600)
     outbox.every(60.0, topic="t", name="minutely")(lambda at: None)
+    outbox.intake("t", source=Given())
     plan = Plan(outbox, check_roles(None), Clock(), producing=True, stopping=threading.Event())
     planned = {running.name for running in plan.duties}
     try:
