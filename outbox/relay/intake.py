@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
 from outbox.database.duty import Duty, Post, Task
-from outbox.database.execute import execute
+from outbox.database.execute import Template, execute
 from outbox.database.session import begin
-from outbox.database.sql import COMMIT_SYNCHRONOUSLY
+from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import BYTES, StoredBytes, check_group, check_seconds
-from outbox.message.ids import MESSAGE_NAMESPACE, message_id
+from outbox.message.ids import MESSAGE_NAMESPACE, derived_id, message_id
 from outbox.message.model import Counts, Outgoing
 from outbox.relay.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
@@ -30,6 +30,11 @@ from outbox.text import message_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+# One message may be taken in as messages of two topics, or be of a topic here by itself.
+_OF_OTHERS: Template = Template(
+    "SELECT id FROM {s}.half_message WHERE id = ANY (%(ids)s::uuid[]) AND topic <> %(topic)s"
+)
 
 #: Messages of one transaction, and seconds that a pass waits for the first of them.
 BATCH, WAIT = 500, 1.0
@@ -50,23 +55,23 @@ class Intake:
     send: Callable[[Any, str, Outgoing], Any] = field(repr=False)
     id_from: Callable[[Received], UUID | str] | None = None
 
-    def outgoing(self, received: Received) -> Outgoing:
+    def outgoing(self, received: Received, id_: UUID) -> Outgoing:
         """Return what is sent for a message."""
         headers = {name: value for name, value in received.own_headers.items() if name.lower() != "content-type"}
         content_type = received.content_type or _content_type(received.headers) or BYTES
         key = received.attribute("partitionkey") or received.key
-        body, id_ = StoredBytes(received.body), self.id_of(received)
+        body = StoredBytes(received.body)
         tag, kind = received.attribute("outboxtag"), received.attribute("type")
         if kind and kind != self.topic:
             headers.setdefault("type", kind)
         options: dict[str, Any] = {"key": key or None, "tag": tag, "headers": headers, "content_type": content_type}
         return Outgoing(body, id=id_, on_duplicate="ignore", **options)
 
-    def as_it_is(self, received: Received, why: str) -> Outgoing:
+    def as_it_is(self, received: Received, id_: UUID, why: str) -> Outgoing:
         """Return what is sent for a message that can't be one here: its bytes, and what is wrong with it."""
         headers = {REFUSED_HEADER: why[:500], ORIGIN_HEADER: received.origin[:200]}
         body = StoredBytes(received.body)
-        return Outgoing(body, id=self.id_of(received), on_duplicate="ignore", headers=headers, content_type=BYTES)
+        return Outgoing(body, id=id_, on_duplicate="ignore", headers=headers, content_type=BYTES)
 
     def id_of(self, received: Received) -> UUID:
         """Return the id of a message, which is the same whenever it comes.
@@ -94,26 +99,29 @@ class Intake:
         except ValueError:
             return uuid5(uuid5(MESSAGE_NAMESPACE, received.attribute("source") or ""), text)
 
-    def once(self, connection: Connection) -> Counts:
+    def once(self, connection: Connection, schema: str) -> Counts:
         """Take what is there, at most a list of it, and store it."""
         received = self.source.take(BATCH, WAIT)
         if not received:
             return Counts()
         with begin(connection):
             # The broker forgets what is confirmed.
-            execute(connection, COMMIT_SYNCHRONOUSLY)
-            self._store(received, connection)
+            ids = [self.id_of(each) for each in received]
+            others = _OF_OTHERS(schema, ids=ids, topic=self.topic)
+            *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, plan_by_index(), others)
+            taken = {id_ for (id_,) in rows}
+            self._store(received, [derived_id(id_, self.topic) if id_ in taken else id_ for id_ in ids], connection)
         self.source.confirm()
         return Counts(taken=len(received), done=len(received), more=True)
 
-    def _store(self, received: Sequence[Received], connection: Connection) -> None:
+    def _store(self, received: Sequence[Received], ids: Sequence[UUID], connection: Connection) -> None:
         """Store messages; one that can't be one here as its bytes, or the broker would give it for ever."""
-        for each in received:
+        for each, id_ in zip(received, ids, strict=True):
             try:
-                self.send(connection, self.topic, self.outgoing(each))
+                self.send(connection, self.topic, self.outgoing(each, id_))
             except InvalidMessage as error:
                 why = message_of(error)
-                self.send(connection, self.topic, self.as_it_is(each, why))
+                self.send(connection, self.topic, self.as_it_is(each, id_, why))
                 emit(IntakeRefused(topic=self.topic, source=self.source.name, origin=each.origin, reason=why))
 
 
@@ -152,7 +160,7 @@ def _tasks(at: Post) -> Iterator[Task]:
         at.at_end(intake.source.close)
 
         def one_pass(connection: Connection, _: Connection, __: object, intake: Intake = intake) -> Counts:
-            return intake.once(connection)
+            return intake.once(connection, at.settings.schema)
 
         # A lane of its own: it waits for the broker.
         name = f"take in {intake.topic} from {intake.source.name}"
@@ -166,7 +174,7 @@ DUTIES = (
         """
         producer: worker
         INSERT ON half_check op_message
-        SELECT(id) INSERT ON half_message
+        SELECT(id topic) INSERT ON half_message
         USAGE ON op_sequence
         """,
         role="intake",

@@ -63,7 +63,7 @@ class RelayRule:
         """Tell whether it relays a topic."""
         if is_internal(topic):
             return False
-        return any(fnmatchcase(topic, pattern.replace("[", "[[]")) for pattern in self.topics)
+        return any(fnmatchcase(topic, pattern) for pattern in self.topics)
 
     @classmethod
     def of(

@@ -225,7 +225,7 @@ class Plan:
         planned: list[list[Any]] = [self.lanes, self.duties, self.starts, self.ends, self._retrying]
         before = [len(each) for each in planned]
         consuming = {key: len(wakes) for key, wakes in self._consuming.items()}
-        listened = set(self.listeners)
+        listeners, prune_lanes = dict(self.listeners), dict(self._prune_lanes)
         self._plan_subscription(subscription)
         try:
             for start in self.starts[before[2] :]:
@@ -238,10 +238,11 @@ class Plan:
                 del several[count:]
             for key, wakes in self._consuming.items():
                 del wakes[consuming.get(key, 0) :]
+            self.listeners, self._prune_lanes = listeners, prune_lanes
             raise
         for lane in self.lanes[before[0] :]:
             lane.start()
-        for source in set(self.listeners) - listened:
+        for source in self.listeners.keys() - listeners.keys():
             self.listeners[source].start()
 
     def _find_retries(self, connection: Connection, *_: object) -> Counts:

@@ -285,8 +285,8 @@ def intake(town: Town) -> None:
     app = Outbox(town.at["producer"], settings=town.settings)
     app.intake("t", source=Given())
     with town.at["producer"].connect() as connection:
-        assert app.intakes[0].once(connection).done == 2
-        assert app.intakes[0].once(connection).done == 2
+        assert app.intakes[0].once(connection, "outbox").done == 2
+        assert app.intakes[0].once(connection, "outbox").done == 2
 
 
 def check(town: Town) -> None:

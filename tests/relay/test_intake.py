@@ -61,7 +61,7 @@ class Receiver:
         """Make passes until one finds nothing; return how many messages were taken."""
         taken = 0
         for _ in range(30):
-            counts = self.app.intakes[0].once(self.connection)
+            counts = self.app.intakes[0].once(self.connection, "outbox")
             taken += counts.taken
             if not counts and taken:
                 break
@@ -149,7 +149,7 @@ def test_while_the_database_is_away_the_same_comes_again(receiving: Any, target:
     with receiver.app.engine.connect() as connection:
         connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
     with pytest.raises(OperationalError):
-        intake.once(receiver.connection)
+        intake.once(receiver.connection, "outbox")
     receiver.connection.close()
     receiver.connection = WorkerDatabase(receiver.app.engine).connect()
     assert receiver.take() == 2
@@ -185,6 +185,24 @@ def test_what_cannot_be_a_message_is_stored_as_it_is(
     assert "headers" in message.headers[REFUSED_HEADER]
     (told,) = [each for each in heard if isinstance(each, IntakeRefused)]
     assert told.topic == "taken"
+
+
+def test_one_message_in_two_topics(receiving: Any, target: Target) -> None:
+    """Its id is that of one of them; in the other one it has an id that follows from it, and isn't lost."""
+    name = "ce_id" if target.__class__.__name__ in {"KafkaTarget", "RedisTarget"} else "ce-id"
+    given = str(uuid4())
+    target.put(b"1", headers={name: given})
+    receiver = receiving(target.source())
+    assert receiver.take() == 1
+    with receiver.app.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE outbox.half_message SET topic = 'other'")
+    for _ in range(2):
+        target.put(b"1", headers={name: given})
+    assert receiver.take() == 2
+    with receiver.app.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT topic, id::text FROM outbox.half_message ORDER BY topic").all()
+    assert [topic for topic, _ in rows] == ["other", "taken"]
+    assert rows[0][1] == given
 
 
 def test_a_model_is_the_readers_business(receiving: Any, target: Target, heard: list[TelemetryEvent]) -> None:

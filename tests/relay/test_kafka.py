@@ -154,13 +154,13 @@ def test_between_two_owners_each_is_stored_once(
         second.source.take(1, 0.2)  # it asks to be a member, by which the first loses some of what it has
         first.source.take(40, 0.2)
         first.source.close()
-        wait_until(lambda: second.once(connection), "the second goes on")
+        wait_until(lambda: second.once(connection, "outbox"), "the second goes on")
         third.source.take(1, 0.2)
-        second.once(connection)
+        second.once(connection, "outbox")
         second.source.close()
 
         def count() -> bool:
-            third.once(connection)
+            third.once(connection, "outbox")
             with engine.connect() as other:
                 return int(other.exec_driver_sql("SELECT count(*) FROM outbox.half_message").scalar_one()) >= 600
 

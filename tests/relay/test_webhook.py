@@ -14,10 +14,11 @@ import pytest
 from standardwebhooks.webhooks import Webhook as Referee
 from standardwebhooks.webhooks import WebhookVerificationError
 
+from outbox.consumer.control.gate import Gate
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.errors import InvalidHandler
 from outbox.relay.webhook import LONGEST_RETRY_AFTER, Webhook, is_global
-from tests.consumer.test_control import control
+from tests.consumer.test_control import Clock, control, trial_due
 from tests.consumer.test_unavailable import seconds_to_trial
 from tests.kit.bench import Bench
 from tests.relay.servers import Endpoint, http_endpoint
@@ -122,6 +123,23 @@ def test_what_is_about_the_message(bench: Bench, relaying: Relaying, endpoint: E
     error = str(bench.inbox()[ids[0]].error)
     assert f"{status}: field x" in error
     assert len(error) < 400
+
+
+def test_a_trial_that_is_refused_closes_the_breaker(bench: Bench, relaying: Relaying, endpoint: Endpoint) -> None:
+    """The endpoint is there again, and says no to this message: the others needn't wait."""
+    clock = Clock()
+    endpoint.answer = always(503)
+    consumer = relaying(hook(endpoint))
+    consumer.gate = Gate(consumer.subscription, bench.settings, consumer._queues.keys(), clock)
+    bench.send(1, 2, 3, key="k")
+    bench.consume(consumer)
+    endpoint.answer = lambda headers, body: (422, {}, b"") if body == b"1" else (204, {}, b"")
+    trial_due(bench, clock)
+    bench.consume(consumer)
+    clock.look()
+    bench.consume(consumer)
+    assert bench.statuses() == [("parked", 1), ("consumed", 1), ("consumed", 1)]
+    assert control(bench).state == "running"
 
 
 @pytest.mark.parametrize(

@@ -473,7 +473,7 @@ class LeasedQueue:
         with begin(connection):
             self._lock(connection)
             self._write(connection, updates)
-            if any(call.is_trial and update.status == Status.CONSUMED for call, update in updates):
+            if any(call.is_trial and (update.status == Status.CONSUMED or call.is_refused) for call, update in updates):
                 self._gate.close(connection)
             if waiting:
                 # After what they wait for.
