@@ -349,12 +349,12 @@ class QueueConsumer:
                 waiting = [each for each in self._batch.wait if offset[0] < each.position < entry.position]
                 at_commit(connection, *key_order.wait(of, waiting, self.progress.passage, self._batch.again))
                 row, after = self._write_failure(connection, entry, failed.attempts, failed.failure, 1)
-                if row.status == Status.CONSUMED and self._gate.on_trial:  # skipped: the handler works
+                if failed.is_answered and self._gate.on_trial:
                     self._gate.close(connection)
             else:
                 at_commit(connection, self.progress.drop_starts())
         if not is_attempt:
-            self._gate.unavailable(connection, failed.failure)
+            self._gate.unavailable(connection, failed.failure, is_trial=self._gate.on_trial)
             return State.BLOCKED, Counts()
         self._tell_failure(row, after, failed.__cause__)
         if row.status != Status.CONSUMED:
@@ -416,6 +416,8 @@ class Consumer:
         #: What the handler does here, and how far behind the group is.
         self.meter: HandlerMeter = HandlerMeter()
         self.gate: Gate = Gate(subscription, settings, self._queues.keys())
+        # Was the last trial one of a retry? One that fails by itself is due again at once: it must not have each trial.
+        self._tried_retry = False
 
     def start(self, connection: Connection, source: Connection) -> None:
         """Make the group ready to consume: to be called before anything else, by each worker.
@@ -556,9 +558,13 @@ class Consumer:
         """
         counts = Counts()
         key_order.release(connection, source, self.subscription, self._settings.schema)
+        if self.gate.on_trial and self._tried_retry:
+            self._tried_retry = False
+            return counts
         for _ in range(limit):
             if self._stopping() or holds_retries(connection, self.subscription, self._settings.schema, self.gate):
                 return counts
+            self._tried_retry = self.gate.on_trial
             step = retry_next(connection, source, self.subscription, self._settings, self.meter, self.gate)
             self.gate.handled(step)
             counts += Counts(step.taken, step.done, step.failed, step.parked)

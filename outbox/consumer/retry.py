@@ -118,14 +118,14 @@ def retry_next(
         if failed.failure.unavailable and not gate.is_alone(message_id):
             with begin(connection):
                 execute(connection, sql.due_again(schema, group=group, ids=[message_id]))
-            gate.unavailable(connection, failed.failure)
+            gate.unavailable(connection, failed.failure, is_trial=gate.on_trial)
             return Counts()
         row = settle(subscription, failed.entry, failed.attempts, failed.failure, settings.retry_jitter)
         with begin(connection):
             at_commit(connection, *record_failure(subscription, queue_of_group, failed.entry, row, passage))
             if not row.holds:
                 at_commit(connection, *key_order.release_next(subscription, queue_of_group, failed.entry))
-            if row.status == Status.CONSUMED and gate.on_trial:  # skipped: the handler works
+            if failed.is_answered and gate.on_trial:
                 gate.close(connection)
         count_attempt(meter, row)
         emit(event_of(queue_of_group, row, failed.__cause__))

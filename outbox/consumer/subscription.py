@@ -398,6 +398,11 @@ class AttemptFailed(Exception):
         self.pipelined: bool = pipelined
 
     @property
+    def is_answered(self) -> bool:
+        """Has the handler answered `Skip` or `Park`? What it needs is there."""
+        return self.failure.is_answered and self.__cause__ is None
+
+    @property
     def is_of_entry(self) -> bool:
         """Is it known which message has failed, and at which statement?"""
         return self.together == 1 and not self.pipelined

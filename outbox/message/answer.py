@@ -133,6 +133,11 @@ class HandlerFailure:
     pauses: bool = False
 
     @property
+    def is_answered(self) -> bool:
+        """Tell whether it is an answer `Skip` or `Park` (or one that has been given for the handler)."""
+        return self.status is not Status.FAILED and self.kind is None
+
+    @property
     def reason(self) -> str:
         """The first line of the error."""
         return self.error.partition("\n")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -50,6 +51,7 @@ class KafkaPublisher(BrokerPublisher):
     """
 
     prefix: ClassVar[str] = "ce_"
+    possible = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +32,9 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
     ``Nats-Msg-Id`` is made of the message's id, its send, the group and its passage: a stream drops what the transport
     repeats, and takes what an operator sends or has read again.
     """
+
+    # Tokens without a space or a wildcard, none of them empty.
+    possible = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
     def __init__(
         self,
@@ -66,12 +71,13 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
         headers = {**record.headers, "Nats-Msg-Id": record.id}
         try:
             await stream.publish(record.destination, record.body, stream=self._stream, headers=headers)
-        except NoStreamResponseError as error:
-            raise ConnectionError(f"no stream takes the subject {record.destination!r}") from error
+        except NoStreamResponseError:  # told by the answer
+            return self._unroutable(f"{self.name}: no stream takes the subject {record.destination!r}")
         except APIError as error:
             if error.err_code == _TOO_LARGE:
                 raise Undeliverable(f"{self.name}: {error.description}") from error
             raise
+        self._routed_at = time.monotonic()
         return None
 
 

@@ -8,6 +8,8 @@ this one; it is published again then, and a reader may meet it twice, under one 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -21,6 +23,8 @@ from outbox.text import message_of, summary_of
 
 C = TypeVar("C")
 
+# How long ago (seconds) another message may have been routed, so that one which isn't is at fault.
+_ROUTED_LATELY = 60.0
 #: How long (seconds) a publisher waits for confirmations, unless it is said so.
 PUBLISH_TIMEOUT = 30.0
 
@@ -51,6 +55,8 @@ class BrokerPublisher(ABC):
 
     name: str
     prefix: ClassVar[str] = "ce-"
+    #: What a destination must be; another one is the fault of the message that it was made of.
+    possible: ClassVar[re.Pattern[str]] = re.compile(r".+", re.DOTALL)
 
     def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
         self.timeout: float = check_seconds("timeout", timeout)
@@ -78,7 +84,10 @@ class BrokerPublisher(ABC):
         Raises:
             InvalidMessage, Undeliverable: it never can be.
         """
-        return RelayRecord(message, self._destination(message), self._headers(message), message.raw)
+        destination = self._destination(message)
+        if not self.possible.fullmatch(destination):
+            raise Undeliverable(f"{self.name}: {destination!r} can't be a destination; it comes of the message")
+        return RelayRecord(message, destination, self._headers(message), message.raw)
 
     def _headers(self, message: Message) -> dict[str, str]:
         return {**self._envelope.headers(message), "content-type": message.content_type}
@@ -98,6 +107,12 @@ class ConnectedPublisher(LoopClient[C], BrokerPublisher):
     def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
         BrokerPublisher.__init__(self, destination, envelope, timeout)
         LoopClient.__init__(self)
+        self._routed_at = -_ROUTED_LATELY
+
+    def _unroutable(self, text: str) -> HandlerAnswer:
+        """Return the answer for a message that has nowhere to go: its own fault, if another one was routed lately."""
+        is_its_own = time.monotonic() - self._routed_at < _ROUTED_LATELY
+        return Park(text) if is_its_own else Unavailable(text)
 
     async def _send(self, client: C, record: RelayRecord) -> HandlerAnswer:
         """Publish one record, and wait until it is confirmed; to be defined where `_send_all` isn't.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
@@ -18,9 +19,6 @@ from outbox.relay.envelope import Destination, Envelope, RelayRecord
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
 from outbox.relay.source import ConnectedSource, Received
 from outbox.text import class_name
-
-# A message that can't be routed is its own fault if another one was routed so many seconds ago.
-_ROUTED_LATELY = 60.0
 
 
 class _Channel:
@@ -37,7 +35,7 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
     are routed; else the broker counts as not available.
     """
 
-    prefix: ClassVar[str] = "ce-"
+    possible = re.compile(r".{1,255}", re.DOTALL)
 
     def __init__(
         self,
@@ -55,7 +53,6 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
         if not url.startswith(("amqp://", "amqps://")):
             raise InvalidHandler("RabbitPublisher: the URL must begin with amqp:// or amqps://")
         self._url, self._exchange, self._options = url, exchange, options
-        self._routed_at = -_ROUTED_LATELY
 
     async def _connect(self) -> _Channel:
         # Not a robust one: that hangs while it connects anew, and hides that.
@@ -85,11 +82,8 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
         )
         try:
             await client.exchange.publish(sent, record.destination, mandatory=True, timeout=self.timeout)
-        except PublishError as error:  # a Basic.Return
-            text = f"{self.name}: no queue takes messages of routing key {record.destination!r}"
-            if time.monotonic() - self._routed_at < _ROUTED_LATELY:
-                raise Undeliverable(text) from error
-            return Unavailable(text)
+        except PublishError:  # a Basic.Return, told by the answer
+            return self._unroutable(f"{self.name}: no queue takes messages of {record.destination!r}")
         except DeliveryError as error:  # a Basic.Nack
             return Unavailable(f"{self.name} has refused the message for now: {class_name(error.frame)}")
         except ChannelClosed as error:

@@ -37,6 +37,11 @@ _SHOWN = 200
 #: What says nothing of this message: the endpoint isn't there, or isn't ready for any.
 _OF_THE_ENDPOINT = {401, 403, 404, 405, 407, 408, 421, 423, 425, 426, 429}
 
+# Headers by which HTTP itself works, and by which the call is believed: those of a message would speak for it.
+_OF_HTTP = {"content-length", "transfer-encoding", "host", "connection", "keep-alive", "te", "trailer", "upgrade"}
+_OF_HTTP |= {"expect", "proxy-authorization", "proxy-connection", "authorization", "cookie", "content-encoding"}
+_OF_HTTP |= {"webhook-id", "webhook-timestamp", "webhook-signature"}
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Of the sixth version all that is global unicast; and addresses that a gateway sends on to the one that they carry.
 _UNICAST, _NAT64 = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
@@ -83,7 +88,8 @@ class Webhook(ConnectedPublisher[httpx.AsyncClient]):
         self._addresses: Sequence[str] = ()
 
     def _headers(self, message: Message) -> dict[str, str]:
-        return ascii_headers(super()._headers(message))
+        headers = super()._headers(message).items()
+        return ascii_headers({name: value for name, value in headers if name.lower() not in _OF_HTTP})
 
     async def _connect(self) -> httpx.AsyncClient:
         # As many at once as the relay has on their way: to wait in the client for one costs more with each that waits.
@@ -117,15 +123,24 @@ class Webhook(ConnectedPublisher[httpx.AsyncClient]):
         message_id = str(record.message.id)
         headers = {**record.headers, **self._extra, "Host": self._url.netloc.decode(), "webhook-id": message_id}
         headers |= signature(self._secrets, message_id, int(time.time()), record.body)
-        url = self._url.copy_with(host=self._addresses[0])
-        extensions = {"sni_hostname": self._url.host}
-        request = client.build_request("POST", url, content=record.body, headers=headers, extensions=extensions)
-        response = await client.send(request, stream=True)
+        response = await self._posted(client, record.body, headers)
         try:
             text = await _beginning(response)
         finally:
             await response.aclose()
         return self._answer(response, text)
+
+    async def _posted(self, client: httpx.AsyncClient, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        """Post a body to the first of the addresses that can be connected to."""
+        for number, address in enumerate(self._addresses, 1):
+            url, extensions = self._url.copy_with(host=address), {"sni_hostname": self._url.host}
+            request = client.build_request("POST", url, content=body, headers=headers, extensions=extensions)
+            try:
+                return await client.send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if number == len(self._addresses):
+                    raise
+        raise ConnectionError(f"{self._url.host} has no address")
 
     def _answer(self, response: httpx.Response, text: str) -> HandlerAnswer:
         if response.is_success:

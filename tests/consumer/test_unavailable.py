@@ -218,3 +218,86 @@ def test_what_fails_as_a_whole_is_tried_alone(bench: Bench, heard: list[Telemetr
     assert taken == [[0, 1, 2], [0], [1], [2]]
     assert bench.statuses() == [("consumed", 1), ("parked", 1), ("consumed", 1)]
     assert [each.size for each in heard if isinstance(each, BatchUndone)] == [3]
+
+
+# --- what a fresh pair of eyes has found -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ENGINES, ids=NAMES)
+def test_a_trial_that_fails_is_the_last_one_until_the_next_is_due(bench: Bench, options: dict[str, Any]) -> None:
+    """However many passes there are meanwhile, and whatever time the handler asks for."""
+    clock = Clock()
+    provider, consumer = declared(bench, clock, options, after=600)
+    bench.send(*range(8))
+    bench.consume(consumer)
+    trial_due(bench, clock)
+    before = len(provider.calls)
+    for _ in range(20):
+        bench.consume(consumer)
+        bench.retry(consumer, due=False)
+        clock.now += 0.01
+    assert len(provider.calls) == before + 1
+    assert 590 < seconds_to_trial(bench) <= 600
+
+
+@pytest.mark.parametrize("options", [{}, OUTSIDE, {**OUTSIDE, "ordered": "key"}], ids=["plain", "outside", "by-key"])
+def test_a_retry_does_not_have_each_trial(bench: Bench, options: dict[str, Any]) -> None:
+    """One that fails by itself is due again at once; those that are new have their turn."""
+    clock = Clock()
+    provider, consumer = declared(bench, clock, options)
+    provider.only, provider.away = {"ill"}, True
+    (ill,) = bench.send("ill", key="a")
+    bench.run(
+        "INSERT INTO outbox.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts,"
+        " next_attempt_at, last_error) SELECT 'g', :id, 't', queue, position, 'failed', 1, clock_timestamp(), 'x'"
+        " FROM unnest(CAST(:queues AS int[]), CAST(:positions AS bigint[])) AS m (queue, position)",
+        **place(bench, ill),
+    )
+    bench.run(
+        "INSERT INTO outbox.group_control (consumer_group, topic, opened_at, trial_at, opened_because) VALUES"
+        " ('g', 't', clock_timestamp(), clock_timestamp(), 'x')"
+    )
+    bench.send(*range(20), key=None)
+    for _ in range(12):
+        bench.retry(consumer)
+        bench.consume(consumer)
+        trial_due(bench, clock)
+    assert len(provider.done) == 20
+
+
+def test_of_several_the_gravest_counts(bench: Bench) -> None:
+    """A pause and the longest wait, whichever comes last."""
+    clock = Clock()
+    answers = {0: Unavailable("gone", pause=True), 1: Unavailable("busy", after=600), 2: Unavailable("x")}
+    consumer = gated(
+        bench,
+        clock,
+        lambda messages: [answers[message.body] for message in messages],
+        **{**OUTSIDE, "ordered": False, "takes_batch": True, "batch": 3},
+    )
+    bench.app.declare_topic("t", 1)
+    bench.send(0, 1, 2)
+    bench.consume(consumer)
+    assert control(bench).state == "paused"
+    assert control(bench).pause_reason == "gone"
+    assert seconds_to_trial(bench) > 500
+
+
+@pytest.mark.parametrize("options", [{}, OUTSIDE], ids=["plain", "outside"])
+def test_a_trial_that_is_parked_closes_the_breaker(bench: Bench, options: dict[str, Any]) -> None:
+    """The handler has looked at the message, and what it needs is there."""
+    clock, away = Clock(), [True]
+
+    def handle(message: Message, _: Any = None) -> Any:
+        return Unavailable("away") if away[0] else Park("ill") if message.body < 3 else None
+
+    consumer = gated(bench, clock, handle if options else lambda message, session: handle(message), **options)
+    bench.send(*range(6), key="k")
+    bench.consume(consumer)
+    away[0] = False
+    trial_due(bench, clock)
+    for _ in range(3):
+        bench.consume(consumer)
+        clock.look()
+    assert [status for status, _ in bench.statuses()] == ["parked"] * 3 + ["consumed"] * 3
+    assert control(bench).state == "running"

@@ -1,6 +1,6 @@
 """Run brokers of a real Kafka (KRaft), and say where they listen, as one line of JSON.
 
-``python -m tests.relay.kafka_brokers BROKERS CACHE``. Maven brings the jars, once, into a folder of the cache; the data
+``python -m tests.relay.kafka_brokers BROKERS``. Maven brings the jars, once, into a folder of the cache; the data
 are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP starts those again
 that a test has killed, with their data and ports, and says where all are.
 """
@@ -25,6 +25,8 @@ from typing import IO, NoReturn
 VERSION, LOG4J = "4.4.0", "2.25.5"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 180
+#: Where the jars are kept from one run to the next.
+CACHE = Path(os.environ.get("OUTBOX_TEST_KAFKA_CACHE", "~/.cache/outbox-tests-kafka")).expanduser()
 #: The exit code where Maven couldn't fetch the jars, which it has told of.
 NO_JARS = 3
 
@@ -104,6 +106,11 @@ def installed(cache: Path) -> Path:
     return home
 
 
+def fetch() -> None:
+    """Have the jars in the cache."""
+    installed(CACHE)
+
+
 def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path) -> Path:
     voters = ",".join(f"{each}@127.0.0.1:{own[2]}" for each, own in ports.items())
     path = folder / f"{node}.properties"
@@ -147,13 +154,13 @@ def _start(processes: dict[int, subprocess.Popen[bytes]], ports: dict[int, Ports
     print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)  # noqa: T201 - for the test
 
 
-def main(brokers: int, cache: Path) -> NoReturn:
+def main(brokers: int) -> NoReturn:
     """Run them until a signal comes."""
     _end_with_parent(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    home, free = installed(cache), iter(_free_ports(3 * brokers))
+    home, free = installed(CACHE), iter(_free_ports(3 * brokers))
     ports = {node: (next(free), next(free), next(free)) for node in range(1, brokers + 1)}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="kafka-") as name:
@@ -175,4 +182,4 @@ def main(brokers: int, cache: Path) -> NoReturn:
 
 if __name__ == "__main__":
     os.chdir("/")
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]))

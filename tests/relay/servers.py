@@ -24,9 +24,6 @@ from tests.kit.processes import ROOT
 from tests.kit.programs import lacks, unpacked
 from tests.relay.kafka_brokers import NO_JARS
 
-#: Where the jars of a real Kafka are kept from one run to the next.
-KAFKA_CACHE = Path(os.environ.get("OUTBOX_TEST_KAFKA_CACHE", "~/.cache/outbox-tests-kafka")).expanduser()
-
 
 def free_port() -> int:
     """Return a port that is free now."""
@@ -194,7 +191,7 @@ def kafka_servers(brokers: int = 1) -> Iterator[KafkaServers]:
     for needed in ("java", "mvn"):
         if shutil.which(needed) is None:
             lacks(needed, "apt-get install openjdk-17-jre-headless maven")
-    command = [sys.executable, "-m", "tests.relay.kafka_brokers", str(brokers), str(KAFKA_CACHE)]
+    command = [sys.executable, "-m", "tests.relay.kafka_brokers", str(brokers)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with process:
         try:

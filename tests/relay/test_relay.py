@@ -15,6 +15,7 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.model import HandlerAnswer
 from outbox.relay.envelope import Envelope, destination_of
 from outbox.relay.kafka import KafkaPublisher
+from outbox.relay.nats import NatsPublisher
 from outbox.relay.publisher import Publisher
 from tests.kit import wait_until
 from tests.kit.bench import Bench
@@ -132,6 +133,19 @@ def test_lists_are_as_long_as_there_are_keys(bench: Bench, relaying: Any) -> Non
     other = Memory()
     bench.consume(relaying(other, ordered=False))
     assert max(other.sizes) == 20
+
+
+@pytest.mark.parametrize("key", [None, "", "a b", "*", "a.>", "x\r\ny", ".", "a..b"])
+def test_a_destination_that_its_message_spoils(bench: Bench, relaying: Any, key: str | None) -> None:
+    """It is parked: nothing is asked of the broker, and nothing is held up."""
+    bench.send(1, key=key)
+    bench.consume(relaying(NatsPublisher("nats://127.0.0.1:1", "t.{key}")))
+    assert [row.status for row in bench.inbox().values()] == ["parked"]
+    bench.run("TRUNCATE outbox.consumer_message, outbox.consumer_offset")
+    if key != "a..b":
+        return
+    bench.consume(relaying(KafkaPublisher({"bootstrap.servers": "127.0.0.1:1"}, "t/{key}")))
+    assert [row.status for row in bench.inbox().values()] == ["parked"]
 
 
 def test_what_cannot_be_declared(engine: Engine, settings: Settings) -> None:

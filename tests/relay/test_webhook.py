@@ -223,6 +223,23 @@ def test_what_is_sent_beside_it(bench: Bench, relaying: Relaying, endpoint: Endp
     assert headers["authorization"] == "Bearer x"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["content-length", "Host", "Transfer-Encoding", "connection", "expect", "Webhook-Signature", "Authorization"],
+)
+def test_a_header_that_would_speak_for_the_call(
+    bench: Bench, relaying: Relaying, endpoint: Endpoint, name: str
+) -> None:
+    """It is left out: the call is whole, and signed by nothing but the secrets."""
+    bench.send({"a": 1}, headers={name: "chunked"})
+    consumer = relaying(hook(endpoint, headers={"authorization": "Bearer x"}))
+    assert bench.consume(consumer).done == 1
+    ((headers, body),) = endpoint.took
+    assert body == b'{"a":1}'
+    assert "chunked" not in headers.values()
+    assert headers["authorization"] == "Bearer x"
+
+
 def test_a_header_that_http_cannot_have(bench: Bench, relaying: Relaying, endpoint: Endpoint) -> None:
     """Its message is parked; a value with a line break is encoded, and makes no header of its own."""
     ids = bench.send(1, headers={"my header": "x"}) + bench.send(2, headers={"note": "a\r\nevil: b"})

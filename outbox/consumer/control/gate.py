@@ -193,13 +193,17 @@ class Gate:
             _, opened = execute(connection, COMMIT_SYNCHRONOUSLY, sql.trip(self._schema, **values, **limits))
         self._tell_opened(opened, breaker.failures, because)
 
-    def unavailable(self, connection: Connection, failure: HandlerFailure) -> None:
-        """Open the breaker since something isn't available; where it is open, put off the next trial."""
+    def unavailable(self, connection: Connection, failure: HandlerFailure, *, is_trial: bool) -> None:
+        """Open the breaker since something isn't available; where it is open, put off the next trial.
+
+        ``is_trial``: by a trial; a call that began before may only put it off further.
+        """
+        self._trial_until = -_NEVER
         group, topic = self._pair
         values = {"group": group, "topic": topic, "because": failure.reason}
-        after = min(failure.delay or 0.0, LONGEST_TRIAL_WAIT)
+        how = {"after": min(failure.delay or 0.0, LONGEST_TRIAL_WAIT), "is_trial": is_trial}
         with begin(connection):
-            open_now, put_off = sql.open_now(self._schema, **values), sql.put_off(self._schema, **values, after=after)
+            open_now, put_off = sql.open_now(self._schema, **values), sql.put_off(self._schema, **values, **how)
             _, opened, _ = execute(connection, COMMIT_SYNCHRONOUSLY, open_now, put_off)
             if failure.pauses:
                 pause = sql.pause(self._schema, group=group, topics=[topic], by=_HANDLER, why=failure.reason)

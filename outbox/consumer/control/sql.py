@@ -107,9 +107,11 @@ put_off: Template = Template(
     f"""
 UPDATE {{s}}.group_control
    SET opened_because = %(because)s,
-       trial_at = clock_timestamp() + greatest(make_interval(secs => %(after)s), least(
-           greatest((clock_timestamp() - opened_at) / 4, make_interval(secs => {FIRST_TRIAL_AFTER})),
-           make_interval(secs => {LAST_TRIAL_AFTER})))
+       trial_at = greatest(
+           CASE WHEN NOT %(is_trial)s THEN trial_at END,
+           clock_timestamp() + greatest(make_interval(secs => %(after)s), least(
+               greatest((clock_timestamp() - opened_at) / 4, make_interval(secs => {FIRST_TRIAL_AFTER})),
+               make_interval(secs => {LAST_TRIAL_AFTER}))))
  WHERE consumer_group = %(group)s AND topic = %(topic)s AND opened_at IS NOT NULL
 """,
     lossy=("because",),

@@ -26,7 +26,7 @@ from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.subscription import Entry, Subscription, count_call, failure_from
 from outbox.database.engines import start_loop
 from outbox.message.answer import HandlerFailure, failures_of
-from outbox.message.model import HANDLED, Message, Status
+from outbox.message.model import HANDLED, Message
 from outbox.telemetry.hooks import Handling, middlewares_here, observed, observers
 
 #: Of a call that says nothing of its end: only a return is a success, and it has to be said.
@@ -72,11 +72,6 @@ class Call:
     has_expired: bool = False
     is_trial: bool = False
     run: HandlerRun | None = field(default=None, repr=False)
-
-    @property
-    def is_refused(self) -> bool:
-        """Tell whether the handler has answered `Park`: what it needs is there, and didn't want this message."""
-        return self.error is None and self.failure is not None and self.failure.status is Status.PARKED
 
     @property
     def message(self) -> Message:

@@ -270,10 +270,22 @@ class OutsideConsumer(Consumer):
         if self._trial is not None and not any(self._trial.entry.id in each.running for each in self._leased.values()):
             self._trial = None
             self.gate.trial_ended()
-        is_shut = self._trial is not None or self.gate.shut(connection)
-        if not is_shut and time.monotonic() >= self._next_retries and self._calls.free > 0:
+        last = self.gate.on_trial and self._tried_retry
+        if not last:
+            self._begin_retries(connection, source, retries)
+        self._begin_new(connection, source)
+        if last:
+            self._begin_retries(connection, source, retries)
+
+    def _begin_retries(self, connection: Connection, source: Connection, most: int) -> None:
+        if self._trial is None and time.monotonic() >= self._next_retries and self._calls.free > 0:
+            if self.gate.shut(connection):
+                return
             self._next_retries = time.monotonic() + self._settings.retry_interval if self._retries else math.inf
-            self._begin_due(connection, source, min(retries, self._calls.free))
+            self._begin_due(connection, source, min(most, self._calls.free))
+
+    def _begin_new(self, connection: Connection, source: Connection) -> None:
+        is_shut = self._trial is not None or self.gate.shut(connection)
         self._begin_read(connection)
         if not self._consumes or self._calls.free <= 0 or self._trial is not None:
             return
@@ -328,7 +340,7 @@ class OutsideConsumer(Consumer):
     def _start(self, calls: Sequence[Call]) -> None:
         self.gate.began(len(calls))
         if self.gate.on_trial:
-            calls[0].is_trial, self._trial = True, calls[0]
+            calls[0].is_trial, self._trial, self._tried_retry = True, calls[0], calls[0].retries
         self._calls.start(calls)
 
     def _has_more(self, progress: ConsumerProgress) -> bool:

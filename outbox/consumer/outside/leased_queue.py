@@ -145,9 +145,10 @@ class LeasedQueue:
         self._ahead: list[_Slot] = []
         self._in_flight: dict[UUID, Call] = {}
         self._results: list[Call] = []
-        # Of messages for which something wasn't available: the retries, and what was said last.
+        # Of messages for which something wasn't available: the retries, what was said, and whether one was a trial.
         self._unavailable_retries: list[UUID] = []
         self._unavailable: HandlerFailure | None = None
+        self._unavailable_trial = False
         #: Did the last write make a message due that had waited for another one of its key?
         self.released: bool = False
 
@@ -444,7 +445,11 @@ class LeasedQueue:
             return
         failure, counts = call.failure, not (call.has_expired or call.undone)
         if counts and failure is not None and failure.unavailable and not self._gate.is_alone(call.entry.id):
-            self._unavailable, counts = failure, False
+            earlier, counts = self._unavailable, False
+            if earlier is not None:
+                delay = max(failure.delay or 0.0, earlier.delay or 0.0)
+                failure = replace(earlier, delay=delay, pauses=failure.pauses or earlier.pauses)
+            self._unavailable, self._unavailable_trial = failure, self._unavailable_trial or call.is_trial
             if call.retries:
                 self._unavailable_retries.append(call.entry.id)
         if counts:
@@ -473,7 +478,7 @@ class LeasedQueue:
         with begin(connection):
             self._lock(connection)
             self._write(connection, updates)
-            if any(call.is_trial and (update.status == Status.CONSUMED or call.is_refused) for call, update in updates):
+            if any(call.is_trial and (call.failure is None or call.failure.is_answered) for call, _ in updates):
                 self._gate.close(connection)
             if waiting:
                 # After what they wait for.
@@ -514,8 +519,8 @@ class LeasedQueue:
             with begin(connection):
                 self._lock(connection)
                 execute(connection, again)
-        self._gate.unavailable(connection, failure)
-        self._unavailable_retries, self._unavailable = [], None
+        self._gate.unavailable(connection, failure, is_trial=self._unavailable_trial)
+        self._unavailable_retries, self._unavailable, self._unavailable_trial = [], None, False
 
     def _hold_back(self, keys: Collection[str | None]) -> None:
         """Have the entries read of these keys wait: messages of them have failed."""
