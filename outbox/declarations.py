@@ -20,7 +20,7 @@ from outbox.message.content import Codec, Codecs, check_group, check_seconds, ch
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
-from outbox.relay.intake import Intake, intake_of
+from outbox.relay.intake import Intake, check_intake
 from outbox.relay.relay import RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
@@ -503,18 +503,18 @@ class Declarations:
         ``id_from(received)``, a UUID or a business string. So what comes again is stored once, as long as it is known:
         ``broker_retention`` (timedelta or seconds) is how long the broker keeps messages, and may deliver them again;
         where it is said, it is checked.
-        What can't be a message here (a key that is too long, headers) is stored as its bytes, with the header
-        ``intake-refused``.
+        What can't be a message here (a key that is too long, headers, the first part of a body that is too large) is
+        stored as its bytes, with the header ``intake-refused``.
 
         Raises:
-            InvalidHandler: it is no source; or ``broker_retention`` is longer than the setting ``inbox_retention``.
+            InvalidHandler: it is no source, or that of another intake; or ``broker_retention`` is longer than the
+                setting ``inbox_retention``.
             InvalidMessage: the topic isn't a name, or the duration isn't one.
         """
         name, _ = self._as_read(topic, None)
+        declared = Intake(check_topic(name), source, self._send_reply, id_from, self.settings.max_body_bytes)
         retention = self.settings.inbox_retention
-        self.intakes.append(
-            intake_of(check_topic(name), source, self._send_reply, retention, broker_retention, id_from)
-        )
+        self.intakes.append(check_intake(declared, self.intakes, retention, broker_retention))
 
     def reconciliation(
         self,

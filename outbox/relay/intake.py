@@ -10,6 +10,7 @@ gives the same list again; if the worker dies, the broker does.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,13 @@ from outbox.database.execute import Template, execute
 from outbox.database.session import begin
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index
 from outbox.errors import InvalidHandler, InvalidMessage
-from outbox.message.content import BYTES, StoredBytes, check_group, check_seconds
+from outbox.message.content import BYTES, MAX_KEY_BYTES, StoredBytes, check_group, check_seconds
 from outbox.message.ids import MESSAGE_NAMESPACE, derived_id, message_id
 from outbox.message.model import Counts, Outgoing
 from outbox.relay.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import emit
-from outbox.text import message_of
+from outbox.text import message_of, storable, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,7 +37,9 @@ _OF_OTHERS: Template = Template(
     "SELECT id FROM {s}.half_message WHERE id = ANY (%(ids)s::uuid[]) AND topic <> %(topic)s"
 )
 
-#: Messages of one transaction, and seconds that a pass waits for the first of them.
+# Bytes of the bodies of one transaction.
+_MOST_BYTES = 16 * 1024 * 1024
+#: Messages of one list, and seconds that a pass waits for the first of them.
 BATCH, WAIT = 500, 1.0
 # Headers of a message that say what was wrong with it when it was taken in, and where the broker has it.
 REFUSED_HEADER, ORIGIN_HEADER = "intake-refused", "intake-origin"
@@ -46,32 +49,38 @@ REFUSED_HEADER, ORIGIN_HEADER = "intake-refused", "intake-origin"
 class Intake:
     """What is taken in as messages of ``topic``, from ``source``.
 
-    ``id_from`` returns a message's id, or a text that tells it from others. ``keeps`` is how long (seconds) the broker
-    keeps messages, and may deliver them again. ``send`` sends, in a transaction.
+    ``id_from`` returns a message's id, or a text that tells it from others. ``send`` sends, in a transaction. Of a body
+    that is too large the first ``most`` bytes are stored; the broker has the rest. ``alone`` is held by the pass that
+    uses the source.
     """
 
     topic: str
     source: IntakeSource
     send: Callable[[Any, str, Outgoing], Any] = field(repr=False)
     id_from: Callable[[Received], UUID | str] | None = None
+    most: int = 4 * 1024 * 1024
+    alone: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def outgoing(self, received: Received, id_: UUID) -> Outgoing:
         """Return what is sent for a message."""
-        headers = {name: value for name, value in received.own_headers.items() if name.lower() != "content-type"}
+        headers = received.own_headers
         content_type = received.content_type or _content_type(received.headers) or BYTES
-        key = received.attribute("partitionkey") or received.key
+        key = received.attribute("partitionkey")
+        key = received.key if key is None else key
         body = StoredBytes(received.body)
         tag, kind = received.attribute("outboxtag"), received.attribute("type")
         if kind and kind != self.topic:
             headers.setdefault("type", kind)
-        options: dict[str, Any] = {"key": key or None, "tag": tag, "headers": headers, "content_type": content_type}
+        options: dict[str, Any] = {"key": key, "tag": tag, "headers": headers, "content_type": content_type}
         return Outgoing(body, id=id_, on_duplicate="ignore", **options)
 
     def as_it_is(self, received: Received, id_: UUID, why: str) -> Outgoing:
         """Return what is sent for a message that can't be one here: its bytes, and what is wrong with it."""
-        headers = {REFUSED_HEADER: why[:500], ORIGIN_HEADER: received.origin[:200]}
-        body = StoredBytes(received.body)
-        return Outgoing(body, id=id_, on_duplicate="ignore", headers=headers, content_type=BYTES)
+        headers = {REFUSED_HEADER: storable(why)[:500], ORIGIN_HEADER: storable(received.origin)[:200]}
+        key = received.attribute("partitionkey")
+        key = _fit(received.key if key is None else key, MAX_KEY_BYTES)
+        body = StoredBytes(received.body[: self.most])
+        return Outgoing(body, id=id_, on_duplicate="ignore", headers=headers, content_type=BYTES, key=key)
 
     def id_of(self, received: Received) -> UUID:
         """Return the id of a message, which is the same whenever it comes.
@@ -80,75 +89,114 @@ class Intake:
             InvalidMessage: ``id_from`` has returned neither an id nor a text.
             InvalidHandler: it has none, and the broker knows none.
         """
+        found: object = received.attribute("id") if self.id_from is None else self.id_from(received)
+        if isinstance(found, UUID):
+            return found
+        if self.id_from is not None and not (isinstance(found, str) and found):
+            raise InvalidMessage(f"id_from of the intake of {self.topic!r} returned {found!r}; return a UUID or a text")
+        if not found:
+            return self._id_of_origin(received)
+        text = storable(found)
         if self.id_from is not None:
-            found: object = self.id_from(received)
-            if not isinstance(found, UUID | str):
-                raise InvalidMessage(
-                    f"id_from of the intake of {self.topic!r} returned {found!r}; return a UUID or a str"
-                )
-            return found if isinstance(found, UUID) else message_id(self.topic, found)
-        if (text := received.attribute("id")) is None:
-            if not received.origin:
-                raise InvalidHandler(
-                    f"intake of {self.topic!r}: {self.source.name} has given a message without an id, which would be "
-                    "stored again whenever it comes again; declare the intake with id_from="
-                )
-            return message_id(self.topic, f"{self.source.name}:{received.origin}")
+            return message_id(self.topic, text)
         try:
             return UUID(text)
         except ValueError:
-            return uuid5(uuid5(MESSAGE_NAMESPACE, received.attribute("source") or ""), text)
+            return uuid5(uuid5(MESSAGE_NAMESPACE, storable(received.attribute("source") or "")), text)
+
+    def _id_of_origin(self, received: Received) -> UUID:
+        if received.origin:
+            return message_id(self.topic, storable(f"{self.source.name}:{received.origin}"))
+        raise InvalidHandler(
+            f"intake of {self.topic!r}: {self.source.name} has given a message without an id, which would be stored "
+            "again whenever it comes again; declare the intake with id_from="
+        )
 
     def once(self, connection: Connection, schema: str) -> Counts:
         """Take what is there, at most a list of it, and store it."""
-        received = self.source.take(BATCH, WAIT)
-        if not received:
+        if not self.alone.acquire(blocking=False):  # another worker of this process has the source
             return Counts()
-        with begin(connection):
-            # The broker forgets what is confirmed.
-            ids = [self.id_of(each) for each in received]
-            others = _OF_OTHERS(schema, ids=ids, topic=self.topic)
-            *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, plan_by_index(), others)
-            taken = {id_ for (id_,) in rows}
-            self._store(received, [derived_id(id_, self.topic) if id_ in taken else id_ for id_ in ids], connection)
-        self.source.confirm()
-        return Counts(taken=len(received), done=len(received), more=True)
+        try:
+            received = self.source.take(BATCH, WAIT)
+            for part in _parts(received):
+                with begin(connection):
+                    self._store(part, connection, schema)
+            if received:
+                self.source.confirm()
+        finally:
+            self.alone.release()
+        return Counts(taken=len(received), done=len(received), more=bool(received))
 
-    def _store(self, received: Sequence[Received], ids: Sequence[UUID], connection: Connection) -> None:
+    def _store(self, received: Sequence[Received], connection: Connection, schema: str) -> None:
         """Store messages; one that can't be one here as its bytes, or the broker would give it for ever."""
-        for each, id_ in zip(received, ids, strict=True):
+        named = [self._named(each) for each in received]
+        others = _OF_OTHERS(schema, ids=[id_ for id_, _ in named], topic=self.topic)
+        # The broker forgets what is confirmed.
+        *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, plan_by_index(), others)
+        taken = {id_ for (id_,) in rows}
+        for each, (id_, refusal) in zip(received, named, strict=True):
+            own, why = derived_id(id_, self.topic) if id_ in taken else id_, refusal
             try:
-                self.send(connection, self.topic, self.outgoing(each, id_))
+                if not why:
+                    self.send(connection, self.topic, self.outgoing(each, own))
             except InvalidMessage as error:
                 why = message_of(error)
-                self.send(connection, self.topic, self.as_it_is(each, id_, why))
+            if why:
+                self.send(connection, self.topic, self.as_it_is(each, own, why))
                 emit(IntakeRefused(topic=self.topic, source=self.source.name, origin=each.origin, reason=why))
 
+    def _named(self, received: Received) -> tuple[UUID, str]:
+        """Return the id of a message, and what is wrong with it: then it is that of where the broker has it."""
+        try:
+            return self.id_of(received), ""
+        except InvalidHandler:
+            raise
+        except Exception as error:  # the application's function, or what it returned
+            return self._id_of_origin(received), summary_of(error)
 
-def intake_of(
-    topic: str,
-    source: IntakeSource,
-    send: Callable[..., Any],
-    retention: float,
-    keeps: Any,
-    id_from: Callable[..., Any] | None,
-) -> Intake:
-    """Return an intake with options as users write them.
+
+def _parts(received: Sequence[Received]) -> Iterator[list[Received]]:
+    """Yield messages in lists that one transaction takes."""
+    part, size = list[Received](), 0
+    for each in received:
+        if part and size + len(each.body) > _MOST_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += len(each.body)
+    if part:
+        yield part
+
+
+def _fit(value: str | None, most: int) -> str | None:
+    """Return a key, unless it can't be one."""
+    return None if value is None or "\0" in value or len(storable(value).encode()) > most else value
+
+
+def check_intake(intake: Intake, others: Sequence[Intake], retention: float, keeps: Any) -> Intake:
+    """Return an intake, beside ``others``; ``keeps`` is how long the broker keeps messages, None: that isn't said.
 
     Raises:
-        InvalidHandler: no source; or what it repeats wouldn't be known any more, since it keeps messages for longer.
+        InvalidHandler: no source, one that another intake has, or whose messages couldn't be told from those of another
+            one; or what it repeats wouldn't be known any more, since ``keeps`` is longer than ``retention``.
     """
+    topic, source = intake.topic, intake.source
     if not all(callable(getattr(source, name, None)) for name in ("take", "confirm", "close")):
         raise InvalidHandler(
             f"intake of {topic!r}: {source!r} is no IntakeSource, which has name, take, confirm and close"
+        )
+    check_group(source.name)
+    if any(each.source is source or (each.topic, each.source.name) == (topic, source.name) for each in others):
+        raise InvalidHandler(
+            f"intake of {topic!r}: source {source.name!r} has an intake already; each needs an object and a name of "
+            "its own"
         )
     if keeps is not None and (seconds := check_seconds("broker_retention", keeps)) > retention:
         raise InvalidHandler(
             f"intake of {topic!r}: the broker keeps messages for {seconds:g} s, and the setting inbox_"
             f"retention is {retention:g} s: one that it delivers again after that would be a new one; set that longer"
         )
-    check_group(source.name)
-    return Intake(topic, source, send, id_from)
+    return intake
 
 
 def _content_type(headers: Mapping[str, str]) -> str | None:

@@ -51,7 +51,7 @@ class KafkaPublisher(BrokerPublisher):
     """
 
     prefix: ClassVar[str] = "ce_"
-    possible = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+    possible: ClassVar[re.Pattern[str]] = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
     def __init__(
         self,
@@ -216,6 +216,11 @@ _REVOKED |= {KafkaError.FENCED_INSTANCE_ID, KafkaError._NO_OFFSET, KafkaError._S
 _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MAX_POLL_EXCEEDED}
 
 
+# What a source sets itself, or goes by: partitions come and go as a whole.
+_OF_INTAKES = {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"}
+_OF_INTAKES |= {"enable.partition.eof", "partition.assignment.strategy", "group.protocol"}
+
+
 class KafkaSource:
     """Takes from ``topics`` as a member of the consumer group ``group``, with the client's configuration ``config``.
 
@@ -235,7 +240,7 @@ class KafkaSource:
         start: str = "first",
         name: str = "kafka",
     ) -> None:
-        for setting in ("group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"):
+        for setting in sorted(_OF_INTAKES):
             if setting in config:
                 raise InvalidHandler(
                     f"KafkaSource: {setting} is for the intake; leave it out, or give group= and start="
@@ -248,6 +253,9 @@ class KafkaSource:
         self._topics, self._start = list(topics), OFFSET_BEGINNING if start == "first" else OFFSET_END
         self._consumer: Consumer | None = None
         self._taken: list[Report] = []
+        self._paused = False
+        # What went wrong while there were messages, or where no exception may be raised.
+        self._error: Exception | None = None
 
     def take(self, most: int, seconds: float, /) -> Sequence[Received]:
         """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
@@ -258,11 +266,20 @@ class KafkaSource:
             )
         if self._taken:  # to be a member still, it has to poll, and must get nothing by that
             self._consumer.pause(self._consumer.assignment())
+            self._paused = True
             self._keep([self._consumer.poll(0)])
         else:
+            if self._paused:  # what was taken has gone to another member
+                self._consumer.resume(self._consumer.assignment())
+                self._paused = False
             self._keep([self._consumer.poll(seconds)])
             if self._taken:
                 self._keep(self._consumer.consume(most - 1, 0.0))
+        # Behind what was taken before it: a commit of what comes later would pass over that.
+        if self._error is not None and not self._taken:
+            error = self._error
+            self.close()
+            raise error
         return [_received(each) for each in self._taken]
 
     def _keep(self, reports: Sequence[Report | None]) -> None:
@@ -274,22 +291,22 @@ class KafkaSource:
                 self._taken.append(report)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 group, where = self._config["group.id"], f"{report.topic()}[{report.partition()}]"
-                raise LookupError(
+                self._error = LookupError(
                     f"{self.name}: messages of {where} were deleted before they were taken ({error.str()}); to go on "
                     f"without them, move the offset of group {group!r}"
                 )
             elif error.code() not in _PASSING:
-                raise KafkaException(error)
+                self._error = KafkaException(error)
 
     def confirm(self) -> None:
         """Tell the broker that those which were taken last are stored."""
-        assert self._consumer is not None  # noqa: S101 - there is nothing to confirm otherwise
+        if self._consumer is None:  # closed meanwhile: it comes again, and is known
+            return
         ends: dict[tuple[str, int], int] = {}
         for each in self._taken:
             ends[str(each.topic()), int(each.partition() or 0)] = int(each.offset() or 0) + 1
         offsets = [TopicPartition(topic, partition, end) for (topic, partition), end in ends.items()]
         self._taken = []
-        self._consumer.resume(self._consumer.assignment())
         try:
             if offsets:
                 self._consumer.commit(offsets=offsets, asynchronous=False)
@@ -298,10 +315,15 @@ class KafkaSource:
                 raise
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for each in consumer.committed(partitions, timeout=30):
-            partition = next(p for p in partitions if (p.topic, p.partition) == (each.topic, each.partition))
-            partition.offset = self._start if each.offset < 0 else each.offset
-        consumer.assign(partitions)
+        try:
+            for each in consumer.committed(partitions, timeout=30):
+                partition = next(p for p in partitions if (p.topic, p.partition) == (each.topic, each.partition))
+                partition.offset = self._start if each.offset < 0 else each.offset
+            consumer.assign(partitions)
+            consumer.resume(partitions)  # the client knows of a partition that comes back that it was paused
+        except Exception as error:  # raised by `take`: what is raised here would end its thread
+            self._error = ConnectionError(f"{self.name}: it isn't known where to begin: {message_of(error)}")
+            consumer.assign([])
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget what isn't stored yet: the next owner takes it."""
@@ -311,6 +333,7 @@ class KafkaSource:
     def close(self) -> None:
         """Leave the group; the next call joins it again."""
         consumer, self._consumer, self._taken = self._consumer, None, []
+        self._paused, self._error = False, None
         if consumer is not None:
             consumer.close()
 

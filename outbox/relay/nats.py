@@ -6,14 +6,14 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.errors import APIError, NoStreamResponseError
 
 from outbox.message.model import HandlerAnswer, Message
 from outbox.relay.envelope import Destination, Envelope, RelayRecord, ascii_headers
@@ -34,7 +34,7 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
     """
 
     # Tokens without a space or a wildcard, none of them empty.
-    possible = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
+    possible: ClassVar[re.Pattern[str]] = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
     def __init__(
         self,
@@ -111,32 +111,52 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
         client = await nats.connect(self._servers, **{"allow_reconnect": False, "error_cb": _ignore, **self._options})
         try:
             stream = client.jetstream()
-            await self._make_consumer(stream)
-            return client, await stream.pull_subscribe_bind(self.group, self._stream)
+            return client, await stream.pull_subscribe_bind(await self._consumer(stream), self._stream)
         except BaseException:
             await client.close()
             raise
 
-    async def _make_consumer(self, stream: JetStreamContext) -> None:
-        """Make the consumer if it isn't there, and anew where it waits for a worker that is gone."""
-        config = ConsumerConfig(durable_name=self.group, ack_policy=AckPolicy.EXPLICIT)
-        config.filter_subject = None if self._subject == ">" else self._subject
-        config.deliver_policy = DeliverPolicy.ALL if self.start == "first" else DeliverPolicy.NEW
-        before = None
-        try:
-            for _ in range(_LOOKS):  # or another one is at work
-                info = await stream.consumer_info(self._stream, self.group)
-                if not info.num_ack_pending:
-                    return
-                if before is not None and (info.delivered, info.ack_floor) == (before.delivered, before.ack_floor):
-                    floor = info.ack_floor.stream_seq if info.ack_floor else 0
-                    config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, floor + 1
-                    await stream.delete_consumer(self._stream, self.group)
-                    raise NotFoundError
-                before = info
-                await asyncio.sleep(_SETTLES)
-        except NotFoundError:  # not yet, or no more
+    async def _consumer(self, stream: JetStreamContext) -> str:
+        """Return the name of the consumer, which is made if it isn't there, and anew if it waits for one that is gone.
+
+        Anew it has a number behind its name. It is there before the old one goes: so a death in between loses nothing.
+        """
+        infos = [each for each in await stream.consumers_info(self._stream) if self._number(each.name) is not None]
+        infos.sort(key=lambda each: self._number(each.name) or 0)
+        for each in infos[:-1]:
+            await stream.delete_consumer(self._stream, each.name)
+        if not infos:
+            config = ConsumerConfig(durable_name=self.group, ack_policy=AckPolicy.EXPLICIT)
+            config.filter_subject = None if self._subject == ">" else self._subject
+            config.deliver_policy = DeliverPolicy.ALL if self.start == "first" else DeliverPolicy.NEW
             await stream.add_consumer(self._stream, config)
+            return self.group
+        before, info = None, infos[-1]
+        for _ in range(_LOOKS):  # or another one is at work
+            if not info.num_ack_pending:
+                break
+            if before is not None and (info.delivered, info.ack_floor) == (before.delivered, before.ack_floor):
+                return await self._anew(stream, info)
+            before = info
+            await asyncio.sleep(_SETTLES)
+            info = await stream.consumer_info(self._stream, info.name)
+        return info.name
+
+    async def _anew(self, stream: JetStreamContext, info: ConsumerInfo) -> str:
+        """Make the next consumer, behind the last message that is confirmed, and take the one of before away."""
+        name, known = f"{self.group}-{(self._number(info.name) or 0) + 1}", info.config
+        config = ConsumerConfig(durable_name=name, ack_policy=AckPolicy.EXPLICIT, filter_subject=known.filter_subject)
+        config.ack_wait, config.max_ack_pending = known.ack_wait, known.max_ack_pending
+        config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
+        config.opt_start_seq = (info.ack_floor.stream_seq if info.ack_floor else 0) + 1
+        await stream.add_consumer(self._stream, config)
+        await stream.delete_consumer(self._stream, info.name)
+        return name
+
+    def _number(self, name: str) -> int | None:
+        """Return the number of a consumer of the group; None: it isn't one."""
+        match = re.fullmatch(re.escape(self.group) + r"(?:-(\d+))?", name)
+        return None if match is None else int(match[1] or 0)
 
     async def _disconnect(self, client: tuple[Client, JetStreamContext.PullSubscription]) -> None:
         await client[0].close()
@@ -152,7 +172,9 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
     def _received(self, message: Msg) -> Received:
         headers = percent_decoded(message.headers or {})
         headers.pop("Nats-Msg-Id", None)
-        return Received(f"{self._stream}@{message.metadata.sequence.stream}", message.data, headers)
+        # A stream that is made anew has the same numbers again.
+        origin = f"{self._stream}@{message.metadata.sequence.stream}/{message.metadata.timestamp.isoformat()}"
+        return Received(origin, message.data, headers)
 
     async def _acknowledge(
         self, client: tuple[Client, JetStreamContext.PullSubscription], messages: Sequence[Msg]

@@ -23,6 +23,7 @@ from outbox.text import message_of, summary_of
 
 C = TypeVar("C")
 
+_TYPE = "content-type"
 # How long ago (seconds) another message may have been routed, so that one which isn't is at fault.
 _ROUTED_LATELY = 60.0
 #: How long (seconds) a publisher waits for confirmations, unless it is said so.
@@ -90,7 +91,8 @@ class BrokerPublisher(ABC):
         return RelayRecord(message, destination, self._headers(message), message.raw)
 
     def _headers(self, message: Message) -> dict[str, str]:
-        return {**self._envelope.headers(message), "content-type": message.content_type}
+        headers = {name: value for name, value in self._envelope.headers(message).items() if name.lower() != _TYPE}
+        return {**headers, _TYPE: message.content_type}
 
     @abstractmethod
     async def _deliver(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:

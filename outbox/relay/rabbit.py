@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
@@ -35,7 +35,7 @@ class RabbitPublisher(ConnectedPublisher[_Channel]):
     are routed; else the broker counts as not available.
     """
 
-    possible = re.compile(r".{1,255}", re.DOTALL)
+    possible: ClassVar[re.Pattern[str]] = re.compile(r".{1,255}", re.DOTALL)
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
         self._left_at = 0.0
 
     async def _connect(self) -> Redis:
-        client: Redis = Redis.from_url(self._url, **self._options)
+        client: Redis = Redis.from_url(self._url, **{**self._options, "decode_responses": False})
         self._left_at = 0.0
         try:
             await client.xgroup_create(
@@ -122,15 +122,17 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
 
     async def _read(self, client: Redis, after: str, most: int, wait: int | None) -> Sequence[Any]:
         streams: Any = {self._stream: after}
-        found: Any = await client.xreadgroup(self.group, _CONSUMER, streams, count=most, block=wait)
-        entries = [tuple(each) for each in found[0][1]] if found else []
-        if trimmed := [entry for entry, fields in entries if not fields]:
-            reason = "it was trimmed before it was confirmed: it may be lost"
-            for entry in trimmed:
-                origin = f"{self._stream}@{entry.decode()}"
-                emit(IntakeRefused(topic=self._stream, source=self.name, origin=origin, reason=reason))
-            await client.xack(self._stream, self.group, *trimmed)
-        return [each for each in entries if each[1]]
+        while True:
+            found: Any = await client.xreadgroup(self.group, _CONSUMER, streams, count=most, block=wait)
+            entries = [tuple(each) for each in found[0][1]] if found else []
+            if trimmed := [entry for entry, fields in entries if not fields]:
+                reason = "it was trimmed before it was confirmed: it may be lost"
+                for entry in trimmed:
+                    origin = f"{self._stream}@{entry.decode()}"
+                    emit(IntakeRefused(topic=self._stream, source=self.name, origin=origin, reason=reason))
+                await client.xack(self._stream, self.group, *trimmed)
+            if len(trimmed) < len(entries) or not entries:
+                return [each for each in entries if each[1]]
 
     def _received(self, message: tuple[bytes, dict[bytes, bytes]]) -> Received:
         entry, fields = message

@@ -6,6 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -22,10 +23,14 @@ STARTS = ("first", "now")
 # Seconds in which a client must answer, beside those that it is to wait for messages.
 _ANSWER_TIMEOUT = 30.0
 #: Where CloudEvents has its attributes: before the name in Kafka, in AMQP, NATS and HTTP.
-_PREFIXES = ("ce_", "ce-", "cloudEvents_", "cloudEvents:")
+_PREFIXES = ("ce_", "ce-", "cloudevents_", "cloudevents:")
+# The attributes that an intake reads, and those of a relay; others are kept, as headers.
+_READ = {"id", "specversion", "type", "partitionkey", "subject", "datacontenttype", "sequence"}
+_READ |= {"outboxtopic", "outboxqueue", "outboxsend", "outboxtag"}
+_OURS = ("outbox-", "intake-")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Received:
     """A message as a broker has it; ``origin`` says where, and is the same whenever it comes; or it is empty."""
 
@@ -35,14 +40,26 @@ class Received:
     key: str | None = None
     content_type: str | None = None
 
+    @cached_property
+    def _attributes(self) -> dict[str, str]:
+        """The attributes of CloudEvents, whatever the broker calls them."""
+        folded = ((name.lower(), value) for name, value in self.headers.items())
+        return {name[len(prefix) :]: value for name, value in folded for prefix in _PREFIXES if name.startswith(prefix)}
+
     def attribute(self, name: str) -> str | None:
-        """Return an attribute of CloudEvents, whatever the broker calls it."""
-        return next((self.headers[prefix + name] for prefix in _PREFIXES if prefix + name in self.headers), None)
+        """Return an attribute of CloudEvents."""
+        return self._attributes.get(name)
 
     @property
     def own_headers(self) -> dict[str, str]:
-        """The headers that are no attributes of CloudEvents."""
-        return {name: value for name, value in self.headers.items() if not name.startswith(_PREFIXES)}
+        """The headers that a message here has: not those which an intake reads, or that are the framework's own."""
+        headers: dict[str, str] = {}
+        for name, value in self.headers.items():
+            folded = name.lower()
+            attribute = next((folded[len(prefix) :] for prefix in _PREFIXES if folded.startswith(prefix)), "")
+            if attribute not in _READ and not folded.startswith(_OURS) and folded != "content-type":
+                headers[name] = value
+        return headers
 
 
 class IntakeSource(Protocol):
@@ -118,9 +135,16 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
                 await self._drop(self._client)
                 raise
 
-        return asyncio.run_coroutine_threadsafe(timed(), loop).result()
+        return asyncio.run_coroutine_threadsafe(timed(), loop).result(2 * timeout)
 
 
 def percent_decoded(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers as they were before HTTP or NATS took them."""
-    return {name: unquote(value) for name, value in headers.items()}
+    return {name: _decoded(value) for name, value in headers.items()}
+
+
+def _decoded(value: str) -> str:
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:  # it wasn't encoded so
+        return value

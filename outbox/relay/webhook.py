@@ -46,6 +46,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Of the sixth version all that is global unicast; and addresses that a gateway sends on to the one that they carry.
 _UNICAST, _NAT64 = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
 _MAPPED = ipaddress.ip_network("::ffff:0:0/96")
+# The third quarter of an ISATAP address, whose last one is of the fourth version (RFC 5214).
+_ISATAP = 0x00005EFE
+# What Python takes for global: relays of 6to4, documentation, and where a cloud has its own services.
+_SPECIAL = [ipaddress.ip_network(each) for each in ("192.88.99.0/24", "168.63.129.16/32", "3fff::/20")]
 
 
 class Webhook(ConnectedPublisher[httpx.AsyncClient]):
@@ -85,11 +89,12 @@ class Webhook(ConnectedPublisher[httpx.AsyncClient]):
         self.name: str = name or self._url.host.replace(".", "-").replace(":", "-")
         self._secrets = [secret_bytes(secret) for secret in secrets]
         self._extra, self._private = ascii_headers(headers or {}), private
+        self._own = _OF_HTTP | {name.lower() for name in self._extra}
         self._addresses: Sequence[str] = ()
 
     def _headers(self, message: Message) -> dict[str, str]:
         headers = super()._headers(message).items()
-        return ascii_headers({name: value for name, value in headers if name.lower() not in _OF_HTTP})
+        return ascii_headers({name: value for name, value in headers if name.lower() not in self._own})
 
     async def _connect(self) -> httpx.AsyncClient:
         # As many at once as the relay has on their way: to wait in the client for one costs more with each that waits.
@@ -181,11 +186,15 @@ def _retry_after(text: str | None) -> float | None:
 
 def is_global(address: Address) -> bool:
     """Tell whether an address is of the public internet, also by the one that it may carry in it."""
+    if any(address in each for each in _SPECIAL):
+        return False
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not address.is_multicast
     if address in _MAPPED or address in _NAT64:
         return is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     carried = [address.sixtofour, *(address.teredo or ())]
+    if (int(address) >> 32) & 0xFDFFFFFF == _ISATAP:
+        carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return address in _UNICAST and address.is_global and all(is_global(each) for each in carried if each)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from redis import Redis
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
@@ -18,6 +19,7 @@ from outbox import Message, Outbox, Settings, Topic, Worker, testing
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.errors import InvalidHandler
 from outbox.relay.intake import REFUSED_HEADER
+from outbox.relay.kafka import KafkaSource
 from outbox.relay.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import TelemetryEvent
@@ -242,7 +244,6 @@ def test_what_cannot_be_declared(engine: Engine, settings: Settings) -> None:
     app = Outbox(engine, settings=settings)
     with pytest.raises(InvalidHandler, match="no IntakeSource"):
         app.intake("t", source=object())  # type: ignore[arg-type]  # what is tested
-    from outbox.relay.kafka import KafkaSource
     from outbox.relay.nats import NatsSource
 
     source = KafkaSource({"bootstrap.servers": "x"}, ["a"], group="g")
@@ -271,3 +272,188 @@ def test_entries_that_were_trimmed_are_told(receiving: Any, tmp_path: Path, hear
         assert len([each for each in heard if isinstance(each, IntakeRefused)]) == 2
         receiver.source.close()
         assert len(receiver.source.take(10, 0.1)) == 0
+
+
+# --- what a fresh pair of eyes has found: without a broker ----------------------------------------------------------
+
+
+class Given:
+    """A source that gives messages until they are confirmed."""
+
+    name = "given"
+
+    def __init__(self, *received: Received) -> None:
+        self.received: list[Received] = list(received)
+        self.confirmed = 0
+
+    def take(self, *_: float) -> list[Received]:
+        """Return them."""
+        return self.received
+
+    def confirm(self) -> None:
+        """Give no more."""
+        self.confirmed += 1
+        self.received = []
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def stored(receiver: Receiver) -> list[tuple[str | None, bytes]]:
+    """Return key and body of each message."""
+    engine: Any = receiver.app.engine
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT key, body FROM outbox.half_message ORDER BY length(body), body").all()
+    return [(key, bytes(body)) for key, body in rows]
+
+
+HOSTILE = {
+    "too large": [Received("1", b"x" * (5 * 2**20), {}, "k")],
+    "no ids": [Received(str(number), b"x", {"ce_id": ""}) for number in range(3)],
+    "NUL everywhere": [Received("a\0b", b"x", {"note": "\0", "ce-id": "\0"}, "k")],
+    "lone surrogates": [Received("\ud800", b"x", {"ce_id": "\udfff", "ce_source": "\ud800", "n": "\ud800"})],
+    "a type that is none": [Received("1", b"x", {"content-type": "no type"}, "k")],
+    "a key too long": [Received("1", b"x", {}, "k" * 300)],
+    "headers of ours": [Received("1", b"x", {"outbox-dedupe": "a", "outbox-encoding": "gzip", "intake-refused": "no"})],
+}
+
+
+@pytest.mark.parametrize("given", HOSTILE)
+def test_nothing_holds_it_up(receiving: Any, given: str) -> None:
+    """Whatever comes is stored, each once, and confirmed."""
+    source = Given(*HOSTILE[given])
+    receiver = receiving(source)
+    assert receiver.app.intakes[0].once(receiver.connection, "outbox").done == len(HOSTILE[given])
+    assert source.confirmed == 1
+    assert len(stored(receiver)) == len(HOSTILE[given])
+    (message, *_) = receiver.handle()
+    if given == "too large":
+        assert (len(message.body), message.key) == (4 * 2**20, "k")
+    if given == "headers of ours":
+        assert message.headers == {}
+
+
+def test_a_list_that_no_transaction_takes_is_stored_in_several(receiving: Any) -> None:
+    """Each of its messages is one that may be sent."""
+    receiver = receiving(Given(*(Received(str(number), b"x" * (4 * 2**20 - 1)) for number in range(70))))
+    assert receiver.app.intakes[0].once(receiver.connection, "outbox").done == 70
+    assert len(stored(receiver)) == 70
+
+
+@pytest.mark.parametrize("answer", [None, "", 3, ValueError("no")])
+def test_an_id_that_the_application_cannot_tell(receiving: Any, answer: Any) -> None:
+    """Where the broker has the message tells it from others then, and its handler sees what was wrong."""
+
+    def id_from(received: Received) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    receiver = receiving(Given(Received("1", b"a"), Received("2", b"b")), id_from=id_from)
+    receiver.app.intakes[0].once(receiver.connection, "outbox")
+    assert {message.headers[REFUSED_HEADER] != "" for message in receiver.handle()} == {True}
+    assert [body for _, body in stored(receiver)] == [b"a", b"b"]
+
+
+def test_one_source_has_one_intake(engine: Engine, settings: Settings) -> None:
+    """What one confirms could be what the other has taken; two of one name couldn't be told from each other."""
+    app, source = Outbox(engine, settings=settings), Given()
+    app.intake("a", source=source)
+    with pytest.raises(InvalidHandler, match="has an intake already"):
+        app.intake("b", source=source)
+    with pytest.raises(InvalidHandler, match="has an intake already"):
+        app.intake("a", source=Given())
+
+
+def test_attributes_in_any_case(receiving: Any) -> None:
+    """And those of other senders are kept as headers."""
+    given = str(uuid4())
+    receiver = receiving(Given(Received("1", b"x", {"Ce-Id": given, "CE-partitionkey": "k", "ce-dataschema": "s"})))
+    receiver.app.intakes[0].once(receiver.connection, "outbox")
+    (message,) = receiver.handle()
+    assert (str(message.id), message.key, message.headers) == (given, "k", {"ce-dataschema": "s"})
+
+
+class KafkaFaults:
+    """A source of a mock Kafka of four partitions, with 24 messages."""
+
+    def __init__(self, address: str) -> None:
+        self.config = {"bootstrap.servers": address, "log_level": 0, "session.timeout.ms": 6000}
+        self.topic = f"t{uuid4().hex[:8]}"
+        producer = Producer({"bootstrap.servers": address, "log_level": 0})
+        producer.list_topics(self.topic, timeout=30)
+        for number in range(24):
+            producer.produce(self.topic, str(number), partition=number % 4)
+        assert producer.flush(30) == 0
+        self.source = self.another()
+
+    def another(self) -> KafkaSource:
+        """Return another member of the group."""
+        return KafkaSource(self.config, [self.topic], group="g")
+
+    def all_of(self, source: KafkaSource) -> set[str]:
+        """Take and confirm until all are there."""
+        found: set[str] = set()
+
+        def more() -> bool:
+            found.update(each.body.decode() for each in source.take(100, 0.5))
+            source.confirm()
+            return len(found) == 24
+
+        wait_until(more, "all are taken")
+        return found
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Iterator[KafkaFaults]:
+    """A Kafka of the test's own."""
+    with TARGETS["kafka"].serve(tmp_path) as address:
+        faults = KafkaFaults(address)
+        yield faults
+        faults.source.close()
+
+
+def test_a_member_that_cannot_tell_where_to_begin(faults: KafkaFaults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so by an exception like any other, joins anew, and goes on."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    class Failing(Consumer):
+        committed = fails
+
+    monkeypatch.setattr("outbox.relay.kafka.Consumer", Failing)
+    with pytest.raises(ConnectionError, match="where to begin"):
+        wait_until(lambda: faults.source.take(100, 0.5), "it joins")
+    monkeypatch.undo()
+    assert len(faults.all_of(faults.source)) == 24
+
+
+def test_what_another_member_has_taken_over_leaves_nothing_paused(faults: KafkaFaults) -> None:
+    """A list that isn't stored for long, and then is another one's, doesn't stop the partitions that come back."""
+    wait_until(lambda: faults.source.take(100, 0.5), "some are taken")
+    faults.source.take(100, 0.1)
+    second = faults.another()
+    wait_until(lambda: second.take(1, 0.2) or faults.source.take(100, 0.2) == [], "the second joins")
+    second.close()
+    assert len(faults.all_of(faults.source)) == 24
+
+
+def test_an_error_comes_behind_what_was_taken(faults: KafkaFaults) -> None:
+    """Messages that a list has beside it aren't passed over."""
+    wait_until(lambda: faults.source.take(100, 0.5), "some are taken")
+    source = faults.source
+    source._error = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    before = {each.body for each in source.take(100, 0.1)}
+    assert before
+    source.confirm()
+    with pytest.raises(KafkaException):
+        source.take(100, 0.1)
+    rest = {each.decode() for each in before}
+
+    def more() -> bool:
+        rest.update(each.body.decode() for each in source.take(100, 0.5))
+        source.confirm()
+        return len(rest) == 24
+
+    wait_until(more, "the rest is taken")

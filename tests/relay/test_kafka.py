@@ -144,11 +144,11 @@ def test_between_two_owners_each_is_stored_once(
     assert producer.flush(60) == 0
     config = {"bootstrap.servers": kafka.bootstrap, "session.timeout.ms": 6000, "max.poll.interval.ms": 6000}
     engine = new_engine()
-    app = Outbox(engine, settings=settings)
-    for _ in range(3):
-        app.intake("taken", source=KafkaSource(config, [topic], group="g"))
+    workers = [Outbox(engine, settings=settings) for _ in range(3)]
+    for each in workers:
+        each.intake("taken", source=KafkaSource(config, [topic], group="g"))
     connection = WorkerDatabase(engine).connect()
-    first, second, third = app.intakes
+    first, second, third = (each.intakes[0] for each in workers)
     try:
         wait_until(lambda: first.source.take(40, 1.0), "the first has some, which it never stores")
         second.source.take(1, 0.2)  # it asks to be a member, by which the first loses some of what it has
@@ -166,8 +166,8 @@ def test_between_two_owners_each_is_stored_once(
 
         wait_until(count, "all are stored")
     finally:
-        for each in app.intakes:
-            each.source.close()
+        for worker in (first, second, third):
+            worker.source.close()
         connection.close()
     with engine.connect() as other:
         sql = "SELECT DISTINCT convert_from(body, 'UTF8')::int FROM outbox.half_message ORDER BY 1"
