@@ -15,6 +15,8 @@ C = TypeVar("C")
 
 # Seconds in which a connection must be closed when a worker ends.
 _CLOSE_TIMEOUT = 5.0
+# Turns of a loop in which what a closed connection calls has begun.
+_TURNS = 10
 
 
 class LoopClient(ABC, Generic[C]):
@@ -60,6 +62,14 @@ class LoopClient(ABC, Generic[C]):
                 self._loop = *start_loop(f"outbox-{self.name}"), os.getpid()
             return self._loop[0]
 
+    async def _end(self) -> None:
+        """Close the client, and let the tasks end that it begins then."""
+        await self._drop(self._client)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=1.0)
+
     def close(self) -> None:
         """Close the connection, and end its loop; from any thread. The next use opens it again."""
         with self._lock:
@@ -68,7 +78,7 @@ class LoopClient(ABC, Generic[C]):
             return
         loop, thread, _ = found
         with suppress(Exception):  # the loop is ended all the same
-            asyncio.run_coroutine_threadsafe(self._drop(self._client), loop).result(2 * _CLOSE_TIMEOUT)
+            asyncio.run_coroutine_threadsafe(self._end(), loop).result(2 * _CLOSE_TIMEOUT)
         self._client = self._connecting = None
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_CLOSE_TIMEOUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from outbox.errors import InvalidHandler
 from outbox.relay.rabbit import RabbitPublisher
 from tests.consumer.test_control import control
 from tests.kit.bench import Bench
-from tests.relay.targets import RabbitTarget
+from tests.relay.targets import RabbitTarget, run
 
 Relaying = Callable[..., OutsideConsumer]
 
@@ -68,7 +67,7 @@ def test_a_full_queue(bench: Bench, relaying: Relaying, target: RabbitTarget) ->
             arguments: Any = {"x-max-length": 2, "x-overflow": "reject-publish"}
             await (await connection.channel()).declare_queue("full", arguments=arguments)
 
-    asyncio.run(declare())
+    run(declare())
     bench.send(*range(5), key="k")
     bench.consume(relaying(RabbitPublisher(target.url, routing_key="full")))
     assert bench.statuses() == [("consumed", 1)] * 2
