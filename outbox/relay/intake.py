@@ -4,8 +4,8 @@ So consumers of the topic know nothing of the broker: order, retries, parked mes
 time limit of the broker's binds their handlers. A message that comes again has its id again, and is stored once: an id
 of CloudEvents is that of the message, others follow from the source and the id, or from where the broker has it.
 
-One pass takes a list, writes it in one transaction, and confirms it. If the database is away in between, the source
-gives the same list again; if the worker dies, the broker does.
+One pass takes a list, writes it (in several transactions, where its bodies are large), and confirms it. If the database
+is away in between, the source gives the same list again; if the worker dies, the broker does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Publish to Kafka and take from it, by confluent-kafka. Published is idempotently, to all
-replicas in sync, in the partition of the key.
+"""Publish to Kafka and take from it, by confluent-kafka; idempotently, confirmed by all replicas in sync.
 
 The client delivers in the background; a thread polls it, so that its reports come at once. A message is sent again by
 its group alone, never behind a later one of its key, for of each key one at a time is on its way.

@@ -144,7 +144,7 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
 
     async def _anew(self, stream: JetStreamContext, info: ConsumerInfo) -> str:
         """Make the next consumer, behind the last message that is confirmed, and take the one of before away."""
-        name, known = f"{self.group}-{(self._number(info.name) or 0) + 1}", info.config
+        name, known = f"{self.group}={(self._number(info.name) or 0) + 1}", info.config
         config = ConsumerConfig(durable_name=name, ack_policy=AckPolicy.EXPLICIT, filter_subject=known.filter_subject)
         config.ack_wait, config.max_ack_pending = known.ack_wait, known.max_ack_pending
         config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
@@ -155,7 +155,8 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
 
     def _number(self, name: str) -> int | None:
         """Return the number of a consumer of the group; None: it isn't one."""
-        match = re.fullmatch(re.escape(self.group) + r"(?:-(\d+))?", name)
+        # By a character that no group's name has: "books-2" may be another group's.
+        match = re.fullmatch(re.escape(self.group) + r"(?:=(\d+))?", name)
         return None if match is None else int(match[1] or 0)
 
     async def _disconnect(self, client: tuple[Client, JetStreamContext.PullSubscription]) -> None:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from outbox.errors import InvalidMessage
+from outbox.errors import InvalidMessage, without_secrets
 from outbox.message.content import check_seconds
 from outbox.message.model import HandlerAnswer, Message, Park, Unavailable
 from outbox.relay.client import LoopClient
@@ -163,4 +163,4 @@ class ConnectedPublisher(LoopClient[C], BrokerPublisher):
     def _why(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError | asyncio.CancelledError) and not message_of(error):
             return f"{self.name} has confirmed nothing within {self.timeout:g} s"
-        return f"{self.name}: {summary_of(error)}"
+        return f"{self.name}: {without_secrets(summary_of(error))}"

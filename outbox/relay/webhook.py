@@ -13,6 +13,7 @@ import email.utils
 import hashlib
 import hmac
 import ipaddress
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -181,7 +182,7 @@ def _retry_after(text: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except ValueError:
             return None
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if seconds == seconds else None  # noqa: PLR0124 - not a number
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 def is_global(address: Address) -> bool:

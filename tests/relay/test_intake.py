@@ -26,7 +26,7 @@ from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker.connections import WorkerDatabase
 from tests.kit import wait_until
 from tests.kit.bench import Bench
-from tests.relay.targets import TARGETS, RedisTarget, Target
+from tests.relay.targets import TARGETS, NatsTarget, RedisTarget, Target
 
 Relaying = Callable[..., OutsideConsumer]
 
@@ -457,3 +457,21 @@ def test_an_error_comes_behind_what_was_taken(faults: KafkaFaults) -> None:
         return len(rest) == 24
 
     wait_until(more, "the rest is taken")
+
+
+def test_a_group_of_nats_leaves_others_alone(tmp_path: Path) -> None:
+    """One whose name is that of another and a number, too: its consumer and what it has taken are its own."""
+    with NatsTarget.serve(tmp_path) as server:
+        target = NatsTarget(server)
+        target.put(b"1", b"2")
+        other, dying = target.source(group="books-2"), target.source(group="books")
+        assert len(other.take(1, 1.0)) == 1
+        other.confirm()
+        assert len(dying.take(10, 1.0)) == 2
+        dying.close()
+        heir = target.source(group="books")  # its consumer is made anew
+        assert len(heir.take(10, 1.0)) == 2
+        heir.confirm()
+        assert [each.body for each in other.take(10, 1.0)] == [b"2"]
+        for each in (heir, other):
+            each.close()
