@@ -11,6 +11,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from outbox.database.engines import know_further, run_from_async
 from outbox.database.execute import execute
 from outbox.database.sql import take_lock
@@ -23,6 +25,7 @@ from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
+from outbox.relay.intake import Intake, OwnLoop
 from outbox.settings import Settings
 from outbox.telemetry.hooks import work_for
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     )
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
+    from outbox.relay.source import Received
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -258,6 +262,44 @@ class Outbox(Declarations):
             TypeError: an option that a message doesn't have.
         """
         return self._producer.send(carrier, self._name_of(topic), Outgoing(body, **options))
+
+    def receive(
+        self,
+        carrier: Session | Connection,
+        received: Received,
+        topic: str | Topic[Any],
+        *,
+        group: str,
+        source: str = "loop",
+        id_from: Callable[[Received], UUID | str] | None = None,
+    ) -> bool:
+        """Store a message that a loop of yours has of a broker, and handle it, in the transaction of ``carrier``.
+
+        Where an `intake` can't have the loop. Commit, and then tell the broker. The handler is that of the
+        `consumer` ``group`` of ``topic``, and is called in this transaction; True tells that it was. False: the group
+        has had the message, or its workers will handle it: as its handler has failed here, which undoes what that did
+        and nothing else; or since it is ordered, has a filter or a rate, is paused, or its breaker is open. In async
+        code: ``await session.run_sync(outbox.receive, received, topic, group=…)``.
+
+        Ids are as of `intake`; ``source`` names the broker, for messages whose id follows from where it has them.
+
+        Raises:
+            InvalidHandler: the group has no such handler, or the message no id.
+            TransactionRequired: ``carrier`` isn't on this database, or the handler has ended the transaction: don't
+                tell the broker.
+        """
+        from outbox.relay import inline  # noqa: PLC0415 - importing outbox must not pay for it
+
+        app, name = self.current, self._name_of(topic)
+        subscription = self.subscriptions.get((name, group))
+        if subscription is None or not subscription.transactional or subscription.sources != (None,):
+            raise InvalidHandler(
+                f"receive: group {group!r} of topic {name!r} has no handler that runs in transactions of this "
+                "database; declare one by @outbox.consumer, without source= and transactional=False"
+            )
+        connection = carrier if isinstance(carrier, Connection) else carrier.connection()
+        intake = Intake(name, OwnLoop(source), app._send_reply, id_from, app.settings.max_body_bytes)
+        return inline.receive(connection, subscription, app.settings, intake, received)
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.

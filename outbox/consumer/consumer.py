@@ -48,6 +48,7 @@ from outbox.consumer.subscription import (
     Entry,
     Subscription,
     TransactionEnded,
+    columns,
     consumed,
     count_attempt,
     counts_of,
@@ -316,6 +317,10 @@ class QueueConsumer:
             at_commit(connection, sql.MARKED, *sql.settle(of, row, self.progress.passage))
         elif entries:
             at_commit(connection, *consumed(of, self.progress.passage, entries, batch.again))
+        if batch.inline:
+            ids, positions, _ = columns(batch.inline)
+            values = {"group": of.group, "queue": of.queue, "passage": self.progress.passage}
+            at_commit(connection, sql.give_positions(of.schema, ids=ids, positions=positions, **values))
         after = self.progress.past(last, len(batch.passed))
         at_commit(connection, after.append())
         goes_on = self._goes_on and not (after.one_by_one or self._gate.limited or last.position == after.end)

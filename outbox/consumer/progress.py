@@ -69,6 +69,7 @@ class Batch(NamedTuple):
     """What becomes of the next messages: those ``passed`` are done with once those to ``run`` are.
 
     ``stop`` is what the next one said that isn't passed with them. ``is_retry``: the one to run has failed before.
+    ``inline`` were handled before they had a position (`outbox.relay.inline`).
     """
 
     run: Sequence[Entry] = ()
@@ -79,6 +80,7 @@ class Batch(NamedTuple):
     is_retry: bool = False
     attempt: int = 1
     first_failed_at: dt.datetime | None = None
+    inline: Sequence[Entry] = ()
 
 
 class ConsumerProgress(NamedTuple):
@@ -275,7 +277,8 @@ class ConsumerProgress(NamedTuple):
                 retried = row
                 break
         how = retried is not sql.NO_ROW, retried[2] + 1, retried[8]
-        return Batch(list(run.values()), list(wait.values()), passed, inbox.again, stop, *how)
+        inline = [each for each in passed if inbox.known.get(each.id, sql.NO_ROW)[5] == 0]
+        return Batch(list(run.values()), list(wait.values()), passed, inbox.again, stop, *how, inline)
 
     def resend(self, entry: Entry) -> Statement:
         """Have a message tried again that was sent again. Rows: none if its row is held: not to be passed then."""

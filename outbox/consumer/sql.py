@@ -331,6 +331,13 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
  WHERE {MARKED_TRANSACTION}
 """)
 
+#: Say where messages stand that were handled before they were dispatched: in a queue, of the passage that meets them.
+give_positions: Template = Template("""
+UPDATE {s}.consumer_message c SET queue = %(queue)s, position = m.position, passage = %(passage)s
+  FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[]) AS m (id, position)
+ WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND c.position = 0
+""")
+
 #: The condition that a row of the inbox holds back the later messages of its key: the partial index has it.
 HOLDS_KEY = f"order_key IS NOT NULL AND status IN {OPEN} AND discarded_at IS NULL"
 

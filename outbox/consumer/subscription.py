@@ -543,9 +543,9 @@ def consumed(queue: GroupQueue, passage: int, entries: Sequence[Entry], earlier:
     statements: list[Statement] = []
     again = [entry for entry in entries if entry.id in earlier] if earlier else []
     if new := [entry for entry in entries if entry.id not in earlier] if again else entries:
-        statements.append(sql.consumed(queue.schema, *queue.values, passage, *_columns(new)))
+        statements.append(sql.consumed(queue.schema, *queue.values, passage, *columns(new)))
     if again:
-        ids, positions, digests = _columns(again)
+        ids, positions, digests = columns(again)
         of_passage = {"group": queue.group, "ids": ids, "passage": passage}
         written = {"queue": queue.queue, "positions": positions, "digests": digests}
         statements.append(sql.keep_earlier(queue.schema, **of_passage))
@@ -553,7 +553,7 @@ def consumed(queue: GroupQueue, passage: int, entries: Sequence[Entry], earlier:
     return statements
 
 
-def _columns(entries: Sequence[Entry]) -> tuple[Uuids, Bigints, Byteas]:
+def columns(entries: Sequence[Entry]) -> tuple[Uuids, Bigints, Byteas]:
     """Return ids, positions and digests."""
     return (
         Uuids([entry.id for entry in entries]),

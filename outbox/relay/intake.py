@@ -46,6 +46,32 @@ REFUSED_HEADER, ORIGIN_HEADER = "intake-refused", "intake-origin"
 
 
 @dataclass(frozen=True, slots=True)
+class OwnLoop:
+    """The source of an application that takes messages by itself, which this one therefore has none of."""
+
+    name: str
+
+    def take(self, most: int, seconds: float, /) -> Sequence[Received]:  # noqa: ARG002 - it has none
+        """Return nothing."""
+        return ()
+
+    def confirm(self) -> None:
+        """Do nothing: the application tells the broker."""
+
+    def close(self) -> None:
+        """Do nothing: the application has the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it was stored; ``is_refused``: as its bytes, since it can't be one here."""
+
+    id: UUID
+    outgoing: Outgoing
+    is_refused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Intake:
     """What is taken in as messages of ``topic``, from ``source``.
 
@@ -120,30 +146,35 @@ class Intake:
             received = self.source.take(BATCH, WAIT)
             for part in _parts(received):
                 with begin(connection):
-                    self._store(part, connection, schema)
+                    execute(connection, plan_by_index())
+                    self.store(connection, schema, part)
             if received:
                 self.source.confirm()
         finally:
             self.alone.release()
         return Counts(taken=len(received), done=len(received), more=bool(received))
 
-    def _store(self, received: Sequence[Received], connection: Connection, schema: str) -> None:
+    def store(self, connection: Connection, schema: str, received: Sequence[Received]) -> list[Stored]:
         """Store messages; one that can't be one here as its bytes, or the broker would give it for ever."""
         named = [self._named(each) for each in received]
         others = _OF_OTHERS(schema, ids=[id_ for id_, _ in named], topic=self.topic)
         # The broker forgets what is confirmed.
-        *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, plan_by_index(), others)
-        taken = {id_ for (id_,) in rows}
+        *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, others)
+        taken, stored = {id_ for (id_,) in rows}, list[Stored]()
         for each, (id_, refusal) in zip(received, named, strict=True):
             own, why = derived_id(id_, self.topic) if id_ in taken else id_, refusal
             try:
                 if not why:
-                    self.send(connection, self.topic, self.outgoing(each, own))
+                    sent = self.outgoing(each, own)
+                    self.send(connection, self.topic, sent)
             except InvalidMessage as error:
                 why = message_of(error)
             if why:
-                self.send(connection, self.topic, self.as_it_is(each, own, why))
+                sent = self.as_it_is(each, own, why)
+                self.send(connection, self.topic, sent)
                 emit(IntakeRefused(topic=self.topic, source=self.source.name, origin=each.origin, reason=why))
+            stored.append(Stored(own, sent, is_refused=bool(why)))
+        return stored
 
     def _named(self, received: Received) -> tuple[UUID, str]:
         """Return the id of a message, and what is wrong with it: then it is that of where the broker has it."""

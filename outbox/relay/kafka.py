@@ -279,7 +279,7 @@ class KafkaSource:
             error = self._error
             self.close()
             raise error
-        return [_received(each) for each in self._taken]
+        return [self.received(each) for each in self._taken]
 
     def _keep(self, reports: Sequence[Report | None]) -> None:
         for report in reports:
@@ -336,12 +336,13 @@ class KafkaSource:
         if consumer is not None:
             consumer.close()
 
-
-def _received(report: Report) -> Received:
-    found: Any = report.headers() or []
-    headers = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in found}
-    key, body = report.key(), report.value()
-    # A topic that is made anew has the same offsets again.
-    origin = f"{report.topic()}[{report.partition()}]@{report.offset()}/{report.timestamp()[1]}"
-    decoded = None if key is None else bytes(key).decode("utf-8", "backslashreplace")
-    return Received(origin, b"" if body is None else bytes(body), headers, decoded)
+    @staticmethod
+    def received(message: Report) -> Received:
+        """Return a message of the client as it is taken in."""
+        found: Any = message.headers() or []
+        headers = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in found}
+        key, body = message.key(), message.value()
+        # A topic that is made anew has the same offsets again.
+        origin = f"{message.topic()}[{message.partition()}]@{message.offset()}/{message.timestamp()[1]}"
+        decoded = None if key is None else bytes(key).decode("utf-8", "backslashreplace")
+        return Received(origin, b"" if body is None else bytes(body), headers, decoded)

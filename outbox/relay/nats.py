@@ -170,11 +170,15 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
         except TimeoutError:  # none came
             return ()
 
-    def _received(self, message: Msg) -> Received:
+    @staticmethod
+    def received(message: Msg) -> Received:
+        """Return a message of the client as it is taken in."""
         headers = percent_decoded(message.headers or {})
         headers.pop("Nats-Msg-Id", None)
         # A stream that is made anew has the same numbers again.
-        origin = f"{self._stream}@{message.metadata.sequence.stream}/{message.metadata.timestamp.isoformat()}"
+        origin = (
+            f"{message.metadata.stream}@{message.metadata.sequence.stream}/{message.metadata.timestamp.isoformat()}"
+        )
         return Received(origin, message.data, headers)
 
     async def _acknowledge(

@@ -141,7 +141,9 @@ class RabbitSource(ConnectedSource[_Consuming, AbstractIncomingMessage]):
             messages.append(client.arrived.get_nowait())
         return messages
 
-    def _received(self, message: AbstractIncomingMessage) -> Received:
+    @staticmethod
+    def received(message: AbstractIncomingMessage) -> Received:
+        """Return a message of the client as it is taken in."""
         headers = {name: str(value) for name, value in message.headers.items()}
         return Received(message.message_id or "", message.body, headers, None, message.content_type)
 

@@ -134,7 +134,8 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
             if len(trimmed) < len(entries) or not entries:
                 return [each for each in entries if each[1]]
 
-    def _received(self, message: tuple[bytes, dict[bytes, bytes]]) -> Received:
+    def received(self, message: tuple[bytes, dict[bytes, bytes]]) -> Received:
+        """Return an entry of the stream as it is taken in."""
         entry, fields = message
         headers = {
             name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")

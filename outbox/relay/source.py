@@ -97,7 +97,7 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
         """Return messages, waiting so many seconds for the first."""
 
     @abstractmethod
-    def _received(self, message: R) -> Received:
+    def received(self, message: R) -> Received:
         """Return a message as an intake takes it."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
 
     def take(self, most: int, seconds: float, /) -> Sequence[Received]:
         """Return messages, waiting so many seconds for the first; those of before again if they aren't confirmed."""
-        return [self._received(each) for each in self._wait(self._take(most, seconds), seconds)]
+        return [self.received(each) for each in self._wait(self._take(most, seconds), seconds)]
 
     async def _take(self, most: int, seconds: float) -> Sequence[R]:
         client = await self._connected()
