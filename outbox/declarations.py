@@ -495,6 +495,7 @@ class Declarations:
         source: IntakeSource,
         broker_retention: dt.timedelta | float | None = None,
         id_from: Callable[[Received], UUID | str] | None = None,
+        complete: bool = True,
     ) -> None:
         """Have workers take messages of a broker in, as messages of ``topic`` of this database.
 
@@ -504,7 +505,9 @@ class Declarations:
         ``broker_retention`` (timedelta or seconds) is how long the broker keeps messages, and may deliver them again;
         where it is said, it is checked.
         What can't be a message here (a key that is too long, headers, the first part of a body that is too large) is
-        stored as its bytes, with the header ``intake-refused``.
+        stored as its bytes, with the header ``intake-refused``. Of messages that a relay has published, positions that
+        don't come are told (`IntakeGap`, and the doctor's ``intake.gap``), unless the source has a part of its topics
+        only: then say ``complete=False``.
 
         Raises:
             InvalidHandler: it is no source, or that of another intake; or ``broker_retention`` is longer than the
@@ -512,7 +515,7 @@ class Declarations:
             InvalidMessage: the topic isn't a name, or the duration isn't one.
         """
         name, _ = self._as_read(topic, None)
-        declared = Intake(check_topic(name), source, self._send_reply, id_from, self.settings.max_body_bytes)
+        declared = Intake(check_topic(name), source, self._send_reply, id_from, self.settings.max_body_bytes, complete)
         retention = self.settings.inbox_retention
         self.intakes.append(check_intake(declared, self.intakes, retention, broker_retention))
 

@@ -105,6 +105,10 @@ UPGRADE = (
         paused_by TEXT, pause_reason TEXT, ordered_at TIMESTAMPTZ)""",
     """CREATE TABLE {s}.topic_growth (topic {name}, queues INTEGER, ends BIGINT[] NOT NULL, grown_at {now},
         CONSTRAINT pk_topic_growth PRIMARY KEY (topic, queues))""",
+    """CREATE TABLE {s}.intake_range (
+        id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_intake_range PRIMARY KEY, topic {name} NOT NULL,
+        source TEXT NOT NULL, published TEXT NOT NULL, queue INTEGER NOT NULL, first BIGINT NOT NULL,
+        last BIGINT NOT NULL, stored_at {now}, told BOOLEAN NOT NULL DEFAULT false)""",
     """CREATE TABLE {s}.compensation (
         half_id UUID CONSTRAINT pk_compensation PRIMARY KEY, function TEXT NOT NULL, requested_by TEXT NOT NULL,
         reason TEXT NOT NULL, result JSONB, compensated_at {now}, bulk_job_id UUID)""",

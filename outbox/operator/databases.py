@@ -305,7 +305,7 @@ DUTIES = (
         producer: viewer operator admin
         {COUNTED_PRODUCER}
         SELECT ON audit bulk_job bulk_item worker stats_sample check_history compensation delivery_cursor half_error
-        SELECT ON producer_process topic_pause cron_schedule
+        SELECT ON producer_process topic_pause cron_schedule intake_range
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from outbox.database.duty import Duty, Post, Task
+from outbox.database.duty import Duty, Post, Task, alone
 from outbox.database.execute import Template, execute
 from outbox.database.session import begin
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index
@@ -24,6 +24,7 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import BYTES, MAX_KEY_BYTES, StoredBytes, check_group, check_seconds
 from outbox.message.ids import MESSAGE_NAMESPACE, derived_id, message_id
 from outbox.message.model import Counts, Outgoing
+from outbox.relay.gaps import JOIN_EVERY, join_once, ranges_of
 from outbox.relay.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import emit
@@ -76,7 +77,8 @@ class Intake:
     """What is taken in as messages of ``topic``, from ``source``.
 
     ``id_from`` returns a message's id, or a text that tells it from others. ``send`` sends, in a transaction. Of a body
-    that is too large the first ``most`` bytes are stored; the broker has the rest. ``alone`` is held by the pass that
+    that is too large the first ``most`` bytes are stored; the broker has the rest. ``complete``: the source has all
+    messages of the topics that a relay publishes there, so that gaps between their positions are told. ``alone`` is held by the pass that
     uses the source.
     """
 
@@ -85,6 +87,7 @@ class Intake:
     send: Callable[[Any, str, Outgoing], Any] = field(repr=False)
     id_from: Callable[[Received], UUID | str] | None = None
     most: int = 4 * 1024 * 1024
+    complete: bool = False
     alone: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def outgoing(self, received: Received, id_: UUID) -> Outgoing:
@@ -161,6 +164,8 @@ class Intake:
         # The broker forgets what is confirmed.
         *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, others)
         taken, stored = {id_ for (id_,) in rows}, list[Stored]()
+        if self.complete and (noted := ranges_of(schema, self.topic, received)) is not None:
+            execute(connection, noted)
         for each, (id_, refusal) in zip(received, named, strict=True):
             own, why = derived_id(id_, self.topic) if id_ in taken else id_, refusal
             try:
@@ -244,6 +249,9 @@ def _tasks(at: Post) -> Iterator[Task]:
         # A lane of its own: it waits for the broker.
         name = f"take in {intake.topic} from {intake.source.name}"
         yield Task(name=name, one_pass=one_pass, every=WAIT / 10, after=at.wake_dispatch, parts=("producer",))
+    if "producer" in at.parts and any(intake.complete for intake in at.outbox.intakes):
+        join = alone(lambda connection, stopping: join_once(connection, at.settings))  # noqa: ARG005 - one statement
+        yield Task(name="gaps of intakes", one_pass=join, every=JOIN_EVERY, lane="upkeep", parts=("producer",))
 
 
 DUTIES = (
@@ -253,6 +261,7 @@ DUTIES = (
         """
         producer: worker
         INSERT ON half_check op_message
+        SELECT INSERT DELETE ON intake_range
         SELECT(id topic) INSERT ON half_message
         USAGE ON op_sequence
         """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_group
 from outbox.relay.client import LoopClient
+from outbox.text import storable
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -27,6 +29,8 @@ _PREFIXES = ("ce_", "ce-", "cloudevents_", "cloudevents:")
 # The attributes that an intake reads, and those of a relay; others are kept, as headers.
 _READ = {"id", "specversion", "type", "partitionkey", "subject", "datacontenttype", "sequence"}
 _READ |= {"outboxtopic", "outboxqueue", "outboxsend", "outboxtag"}
+# What others write there is no number of ours.
+_QUEUE, _POSITION = re.compile(r"[0-9]{1,4}", re.ASCII), re.compile(r"0*[0-9]{1,18}", re.ASCII)
 _OURS = ("outbox-", "intake-")
 
 
@@ -49,6 +53,14 @@ class Received:
     def attribute(self, name: str) -> str | None:
         """Return an attribute of CloudEvents."""
         return self._attributes.get(name)
+
+    @property
+    def published(self) -> tuple[str, str, int, int] | None:
+        """Source, topic, queue and position that a relay has published it under; None: no relay of ours did."""
+        topic, queue, position = map(self.attribute, ("outboxtopic", "outboxqueue", "sequence"))
+        if topic is None or not (_QUEUE.fullmatch(queue or "") and _POSITION.fullmatch(position or "")):
+            return None
+        return storable(self.attribute("source") or ""), storable(topic), int(queue or 0), int(position or 0)
 
     @property
     def own_headers(self) -> dict[str, str]:

@@ -234,6 +234,18 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("ends", ARRAY(BigInteger), nullable=False),
             Column("grown_at", TIME, nullable=False, server_default=NOW),
         ],
+        # Which positions of a queue that another database's relay publishes are stored in a topic here.
+        "intake_range": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("source", Text, nullable=False),
+            Column("published", Text, nullable=False),
+            Column("queue", Integer, nullable=False),
+            Column("first", BigInteger, nullable=False),
+            Column("last", BigInteger, nullable=False),
+            Column("stored_at", TIME, nullable=False, server_default=NOW),
+            Column("told", Boolean, nullable=False, server_default=text("false")),
+        ],
         # The primary key is what makes a compensation happen once ever.
         "compensation": [
             Column("half_id", Uuid, primary_key=True),

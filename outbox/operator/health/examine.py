@@ -208,6 +208,7 @@ INSPECTIONS = (
     Inspection("unsent messages", judging(sql.UNSENT, "half.unsent"), "producer"),
     Inspection("torn rows", judging(sql.TORN, "message.torn"), "producer"),
     Inspection("deliveries", judging(sql.EXHAUSTED, "delivery.exhausted"), "producer"),
+    Inspection("intakes", judging(sql.GAPS, "intake.gap"), "producer"),
     Inspection("sagas", judging(sql.SAGAS, "saga.overdue"), "producer"),
     Inspection("confirmed groups", inspections.confirming, "producer"),
     Inspection("scheduled messages", judging(sql.SCHEDULED, "message.overdue"), "producer"),

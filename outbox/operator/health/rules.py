@@ -227,6 +227,16 @@ RULES: Mapping[str, Rule] = {
         details="topic messages=exhausted age=oldest_exhausted message_id=exhausted_id group=exhausted_group",
         page="messages?topic&status=resend_exhausted",
     ),
+    "intake.gap": Rule(
+        "{missing:message|messages} of topic {published!r} of {source!r} {missing:=hasn't|haven't} come to topic "
+        "{topic!r}, though later ones of the same queues have for {age:duration}; the first are {first} to {last} of "
+        "queue {queue}.",
+        "see what the relay of {source!r} has parked; send it again there: outbox messages resend\n"
+        "what the broker has and this database hasn't: outbox intake compare {topic}\n"
+        "an intake that takes a part of the topic only: declare it with complete=False",
+        value="missing",
+        details="topic source published missing queue first last age",
+    ),
     "saga.overdue": Rule(
         "{flows:flow|flows} of saga {saga!r} {flows:=waits|wait} for an answer that is overdue, the first ({flow_id}) "
         "for {age:duration}: whether step {step!r} was done, or undone, is unknown.",

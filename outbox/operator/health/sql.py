@@ -11,6 +11,7 @@ from outbox.database.execute import Statement, Template
 from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, JOINED_SOURCE, SENDS_LATELY, number, topic_sql
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
+from outbox.relay.gaps import GRACE, SPANS
 
 # --- halves and messages at the producer -------------------------------------------------------------------------
 
@@ -87,6 +88,18 @@ SELECT h.topic, count(*), min(d.deliver_at) FILTER (WHERE d.held_topic IS NULL),
          WHERE recalled_at IS NULL ORDER BY deliver_at, half_id LIMIT %(limit)s) d
   JOIN {s}.half_message h ON h.id = d.half_id
  GROUP BY h.topic ORDER BY h.topic
+""")
+
+#: Counts of messages that relays have published and that never came, by the topic here and the one there: a part of
+#: the doctor's.
+GAPS = Query(f"""
+-- topic source published missing queue first last age
+SELECT topic, source, published, sum(first - before - 1)::int8, (array_agg(queue ORDER BY stored_at, first))[1],
+       (array_agg(before + 1 ORDER BY stored_at, first))[1], (array_agg(first - 1 ORDER BY stored_at, first))[1],
+       extract(epoch FROM clock_timestamp() - min(stored_at))::float8
+  FROM ({SPANS}) r
+ WHERE first > before + 1 AND stored_at < clock_timestamp() - make_interval(secs => {GRACE})
+ GROUP BY topic, source, published ORDER BY 1, 2, 3 LIMIT %(limit)s
 """)
 
 # A message that a group has after all, since an operator sent it again, has a newer delivery.

@@ -332,6 +332,23 @@ class IntakeRefused(TelemetryEvent):
     reason: str
 
 
+@event(
+    "intake.gap",
+    "worker",
+    logging.ERROR,
+    "topic %(topic)s: %(first)d to %(last)d of queue %(queue)d of %(published)s of %(source)s never came",
+)
+class IntakeGap(TelemetryEvent):
+    """Positions of a queue that a relay publishes haven't come, though later ones have for ten minutes."""
+
+    topic: str
+    source: str
+    published: str
+    queue: int
+    first: int
+    last: int
+
+
 # --- reconciliations without an end ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,162 @@
+"""Positions that a relay has published and that never came to an intake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from outbox import Outbox, Settings
+from outbox.relay import Received
+from outbox.relay.gaps import GRACE, join_once
+from outbox.telemetry.events import IntakeGap
+from outbox.telemetry.hooks import TelemetryEvent
+from outbox.worker.connections import WorkerDatabase
+from tests.doctor.support import codes, examine
+
+
+def of(position: int, queue: int = 0, topic: str = "orders", source: str = "/shop") -> Received:
+    """Return a message that a relay has published."""
+    headers = {"id": str(uuid4()), "source": source, "outboxtopic": topic, "outboxqueue": str(queue)}
+    headers["sequence"] = f"{position:020d}"
+    return Received("", b"x", {f"ce-{name}": value for name, value in headers.items()})
+
+
+class Given:
+    """A source that gives what a test puts in."""
+
+    name = "given"
+
+    def __init__(self) -> None:
+        self.messages: list[Received] = []
+
+    def take(self, most: int, _: float, /) -> list[Received]:
+        """Return the first ones."""
+        return self.messages[:most]
+
+    def confirm(self) -> None:
+        """Forget them."""
+        self.messages.clear()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Taking:
+    """A service that takes messages in."""
+
+    def __init__(self, engine: Engine, settings: Settings, **options: Any) -> None:
+        self.engine, self.settings, self.source = engine, settings, Given()
+        self.app = Outbox(engine, settings=settings)
+        self.app.intake("taken", source=self.source, **options)
+        self.connection: Connection = WorkerDatabase(engine).connect()
+
+    def take(self, *positions: int, **options: Any) -> None:
+        """Take messages of these positions, in one list."""
+        self.source.messages = [of(each, **options) for each in positions]
+        self.app.intakes[0].once(self.connection, self.settings.schema)
+
+    def join(self, seconds: float = 0.0) -> int:
+        """Let so many seconds go by, and join what can be; return how many gaps were told."""
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "UPDATE outbox.intake_range SET stored_at = stored_at - make_interval(secs => %s)", (seconds,)
+            )
+        return join_once(self.connection, self.settings).done
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges that there are."""
+        with self.engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT first, last FROM outbox.intake_range ORDER BY first, last").all()
+        return [(row.first, row.last) for row in rows]
+
+
+@pytest.fixture
+def taking(engine: Engine, settings: Settings) -> Iterator[Taking]:
+    """A service that takes messages in."""
+    taking = Taking(engine, settings)
+    yield taking
+    taking.connection.close()
+
+
+def told(heard: list[TelemetryEvent]) -> list[tuple[int, int, int]]:
+    """Return queue, first and last of the gaps that were told."""
+    return [(each.queue, each.first, each.last) for each in heard if isinstance(each, IntakeGap)]
+
+
+def test_what_comes_late_or_twice_is_no_gap(taking: Taking, heard: list[TelemetryEvent]) -> None:
+    """Ranges are joined as they come, in any order."""
+    taking.take(1, 2, 5, 6)
+    taking.take(9, 8)
+    assert (taking.join(), taking.ranges()) == (0, [(1, 2), (5, 6), (8, 9)])
+    taking.take(2, 3, 4)
+    taking.take(7, 7, 8)
+    assert (taking.join(), taking.ranges()) == (0, [(1, 9)])
+    assert (taking.join(2 * GRACE), told(heard)) == (0, [])
+
+
+def test_a_gap_is_told_once_and_found_until_it_is_filled(taking: Taking, heard: list[TelemetryEvent]) -> None:
+    """By the event, and by the doctor."""
+    taking.take(1, 2, 6)
+    taking.take(1, 3, queue=7)
+    assert taking.join(GRACE / 2) == 0
+    assert "intake.gap" not in codes(examine(taking.engine, taking.settings))
+    assert (taking.join(GRACE), taking.join(GRACE)) == (2, 0)
+    assert told(heard) == [(0, 3, 5), (7, 2, 2)]
+    assert "intake.gap" in codes(examine(taking.engine, taking.settings))
+    taking.take(3, 4, 5)
+    taking.take(2, queue=7)
+    assert taking.join() == 0
+    assert "intake.gap" not in codes(examine(taking.engine, taking.settings))
+
+
+def test_sources_topics_queues_and_epochs_are_by_themselves(taking: Taking) -> None:
+    """Numbers of one say nothing of another; a new epoch begins anew."""
+    taking.take(1, 2)
+    taking.take(8, queue=1)
+    taking.take(20, topic="other")
+    taking.take(30, source="/else")
+    taking.take((1 << 32) + 3, (1 << 32) + 4)
+    assert taking.join(2 * GRACE) == 0
+    assert len(taking.ranges()) == 5
+
+
+def test_what_is_forgotten_is_no_gap(taking: Taking, settings: Settings) -> None:
+    """The inbox knows nothing of that time any more."""
+    taking.take(1, 5)
+    assert taking.join(GRACE + 1) == 1
+    assert (taking.join(settings.inbox_retention), taking.ranges()) == (0, [(1, 5)])
+
+
+def test_a_part_of_a_topic(engine: Engine, settings: Settings) -> None:
+    """Nothing is noted where positions are left out on purpose."""
+    taking = Taking(engine, settings, complete=False)
+    taking.take(1, 5)
+    taking.connection.close()
+    assert taking.ranges() == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ce-outboxtopic": "t", "ce-outboxqueue": "0"},
+        {"ce-outboxtopic": "t", "ce-outboxqueue": "x", "ce-sequence": "1"},
+        {"ce-outboxtopic": "t", "ce-outboxqueue": "0", "ce-sequence": "9" * 30},
+        {"ce-outboxtopic": "t", "ce-outboxqueue": "0", "ce-sequence": "-1"},
+        {"ce-outboxtopic": "t", "ce-outboxqueue": "99999999999", "ce-sequence": "1"},
+    ],
+)
+def test_what_is_no_position(taking: Taking, headers: dict[str, str]) -> None:
+    """What others publish, or forge, is taken in and noted nowhere."""
+    taking.source.messages = [Received("x@1", b"x", headers)]
+    assert taking.app.intakes[0].once(taking.connection, taking.settings.schema).done == 1
+    assert taking.ranges() == []
+
+
+def test_a_source_that_cannot_be_stored(taking: Taking, new_engine: Callable[[], Engine]) -> None:
+    """Its letters are replaced."""
+    taking.take(1, source="a\0b", topic="c\0d")
+    assert taking.ranges() == [(1, 1)]
