@@ -25,7 +25,7 @@ from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
 from outbox.producer import decorators
 from outbox.producer.producer import Producer
-from outbox.relay.intake import Intake, OwnLoop
+from outbox.relay.intake.intake import Intake, OwnLoop
 from outbox.settings import Settings
 from outbox.telemetry.hooks import work_for
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
-    from outbox.relay.source import Received
+    from outbox.relay.intake.source import Received
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -288,7 +288,7 @@ class Outbox(Declarations):
             TransactionRequired: ``carrier`` isn't on this database, or the handler has ended the transaction: don't
                 tell the broker.
         """
-        from outbox.relay import inline  # noqa: PLC0415 - importing outbox must not pay for it
+        from outbox.relay.intake import inline  # noqa: PLC0415 - importing outbox must not pay for it
 
         app, name = self.current, self._name_of(topic)
         subscription = self.subscriptions.get((name, group))

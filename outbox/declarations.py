@@ -20,7 +20,7 @@ from outbox.message.content import Codec, Codecs, check_group, check_seconds, ch
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
-from outbox.relay.intake import Intake, check_intake
+from outbox.relay.intake.intake import Intake, check_intake
 from outbox.relay.relay import RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
         ScheduleDecorator,
         TopicOptions,
     )
+    from outbox.relay.intake.source import IntakeSource, Received
     from outbox.relay.publisher import Publisher
-    from outbox.relay.source import IntakeSource, Received
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -439,3 +439,17 @@ def feed_among(numbers: Collection[tuple[int, UUID]], topic: str, source_id: UUI
 def topic_of(feed: str) -> str:
     """Return the topic of a feed."""
     return feed.partition(OF_SOURCE)[0]
+
+
+class AtLeast(int):
+    """A count that stopped at its limit; a sentence says so."""
+
+    __slots__ = ()
+
+    def __format__(self, format_spec: str) -> str:
+        return f"at least {int(self):{format_spec}}"
+
+
+def at_most(value: Any, limit: int) -> Any:
+    """Return a number; as `AtLeast` where it is a count that has reached its limit."""
+    return AtLeast(value) if isinstance(value, int) and value >= limit else value

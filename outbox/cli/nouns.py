@@ -18,7 +18,6 @@ from outbox.cli.groups import CommandGroup, add_acts, add_list, all_rows, comman
 from outbox.cli.messages import fates_text
 from outbox.cli.options import ActorOptions, AppOption, PageOptions, as_id, cli_actor, command
 from outbox.cli.output import (
-    Code,
     ExportForm,
     ExportFormOption,
     Failure,
@@ -35,7 +34,7 @@ from outbox.cli.output import (
     say,
     table,
 )
-from outbox.cli.processes import load_quietly
+from outbox.cli.processes import named_app
 from outbox.flow.views import FlowFilter, FlowRow, Sagas
 from outbox.message.topic import Topic
 from outbox.operator import model
@@ -169,9 +168,7 @@ add_acts(cron_app, "cron")
 
 
 def _declared(path: str | None) -> Mapping[str, Topic[Any]]:
-    if path is None:
-        raise Failure("say where your Outbox is: --app MODULE:OBJECT (or OUTBOX_APP)", Code.USAGE)
-    return load_quietly(path).topics
+    return named_app(path).topics
 
 
 def _reads_since(topic: Topic[Any]) -> int:

@@ -315,6 +315,13 @@ def load_quietly(path: str) -> Outbox:
         return load(path)
 
 
+def named_app(path: str | None) -> Outbox:
+    """Import an Outbox as `load_quietly` does; say so where none is named."""
+    if path is None:
+        raise Failure("say where your Outbox is: --app MODULE:OBJECT (or OUTBOX_APP)", Code.USAGE)
+    return load_quietly(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """Hold an application's declarations of bodies: how they are read, and the model of each topic."""

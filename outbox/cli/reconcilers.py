@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.cli import options, output
 from outbox.cli.options import command, options_of, read_options
 from outbox.cli.output import Code, Output, needing
+from outbox.cli.processes import named_app
 from outbox.cli.reconcile import (
     FILTERS,
     SHOWN,
@@ -31,9 +32,9 @@ from outbox.cli.reconcile import (
     no_result,
     writing,
 )
-from outbox.database.engines import connect, discard
+from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
-from outbox.errors import SourceError, was_interrupted
+from outbox.errors import InvalidSettings, SourceError, was_interrupted
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
 from outbox.reconcile.job import PASS_EVERY, Job, Repair, Window, hidden
 from outbox.text import summary_of
@@ -239,6 +240,44 @@ def _run_followers(job: Job, followers: list[Follower]) -> None:
                     discard(connection)
                 connection, wait = None, backoff.next()
             time.sleep(wait)
+
+
+@app.command("intake")
+def compare_intake(
+    topic: Annotated[str, typer.Argument(help="The topic of this service that an intake stores messages in.")],
+    app: options.AppOption = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="The source, where the topic has several.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Store what is missing.")] = False,
+    form: output.OutputOption = Output.TABLE,
+) -> None:
+    """Compare what a broker still has with what an intake has stored here, message by message.
+
+    Only what was confirmed to the broker counts, and nothing is confirmed by this. The exit code is 0 if all is here
+    (or stored now), 6 if messages are missing, 70 if there is no result.
+
+    \b
+    Examples:
+      outbox reconcile intake orders --app loyalty.app:outbox
+      outbox reconcile intake orders --app loyalty.app:outbox --apply
+    """
+    from outbox.relay.intake.comparison import compare  # noqa: PLC0415 - needed by this command alone
+
+    with no_result([]), output.Bars() as bars:
+        outbox = named_app(app)
+        named = [each for each in outbox.intakes if each.topic == topic and source in {None, each.source.name}]
+        if len(named) != 1:
+            known = ", ".join(f"{each.topic} from {each.source.name}" for each in outbox.intakes) or "none"
+            raise InvalidSettings(f"{len(named)} intakes are called so; name one by TOPIC and --source: {known}")
+        bars.stage(f"messages of {named[0].source.name}", None)
+        engine = sync_engine(outbox.engine)
+        with closing(connect(engine)) as connection:
+            found = compare(connection, outbox.settings, named[0], apply=apply, done=bars.done)
+    counts = dataclasses.asdict(found)
+    shown = [{**each, "id": str(each["id"]), "at": each["at"].isoformat()} for each in counts.pop("missing")]
+    tables = [output.facts_table(f"{topic} from {found.source}", counts)]
+    tables += [output.rows_table("missing=id origin at", shown)] if shown else []
+    output.print_as(form, {**counts, "missing": shown}, *tables)
+    raise typer.Exit(Code.PROBLEMS if found.lost > found.stored else Code.DONE)
 
 
 @dataclasses.dataclass

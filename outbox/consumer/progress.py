@@ -69,7 +69,7 @@ class Batch(NamedTuple):
     """What becomes of the next messages: those ``passed`` are done with once those to ``run`` are.
 
     ``stop`` is what the next one said that isn't passed with them. ``is_retry``: the one to run has failed before.
-    ``inline`` were handled before they had a position (`outbox.relay.inline`).
+    ``inline`` were handled before they had a position (`outbox.relay.intake.inline`).
     """
 
     run: Sequence[Entry] = ()

@@ -44,7 +44,7 @@ MODULES = (
     "outbox.dispatch.dispatch_pass",
     "outbox.check.check_pass",
     "outbox.schedule.schedule_pass",
-    "outbox.relay.intake",
+    "outbox.relay.intake.intake",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
     "outbox.reconcile.duty",
@@ -199,7 +199,7 @@ class ServedOutbox(Protocol):
 
     @property
     def intakes(self) -> Sequence[Any]:
-        """What is taken in from brokers (`outbox.relay.intake.Intake`)."""
+        """What is taken in from brokers (`outbox.relay.intake.intake.Intake`)."""
 
     @property
     def reconciliations(self) -> Mapping[str, Any]:

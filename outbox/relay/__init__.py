@@ -13,6 +13,8 @@ from outbox.errors import pip_install
 if TYPE_CHECKING:
     from outbox.relay.envelope import Envelope as Envelope
     from outbox.relay.faststream import FastStreamPublisher as FastStreamPublisher
+    from outbox.relay.intake.source import IntakeSource as IntakeSource
+    from outbox.relay.intake.source import Received as Received
     from outbox.relay.kafka import KafkaPublisher as KafkaPublisher
     from outbox.relay.kafka import KafkaSource as KafkaSource
     from outbox.relay.nats import NatsPublisher as NatsPublisher
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from outbox.relay.rabbit import RabbitSource as RabbitSource
     from outbox.relay.redis import RedisPublisher as RedisPublisher
     from outbox.relay.redis import RedisSource as RedisSource
-    from outbox.relay.source import IntakeSource as IntakeSource
-    from outbox.relay.source import Received as Received
     from outbox.relay.webhook import Webhook as Webhook
 
 #: The module of each name, and the extra that brings its library.
@@ -37,10 +37,10 @@ _HOMES = {
     "Publisher": ("publisher", ""),
     "RabbitPublisher": ("rabbit", "rabbitmq"),
     "RabbitSource": ("rabbit", "rabbitmq"),
-    "Received": ("source", ""),
+    "Received": ("intake.source", ""),
     "RedisPublisher": ("redis", "redis"),
     "RedisSource": ("redis", "redis"),
-    "IntakeSource": ("source", ""),
+    "IntakeSource": ("intake.source", ""),
     "Webhook": ("webhook", "http"),
 }
 __all__ = list(_HOMES)

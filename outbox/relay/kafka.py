@@ -7,10 +7,11 @@ its group alone, never behind a later one of its key, for of each key one at a t
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -19,8 +20,8 @@ from confluent_kafka import Message as Report
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Park, Unavailable
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
+from outbox.relay.intake.source import ANSWER_TIMEOUT, PAGE, STARTS, Confirmed, Received
 from outbox.relay.publisher import PUBLISH_TIMEOUT, BrokerPublisher
-from outbox.relay.source import STARTS, Received
 from outbox.text import message_of
 
 #: What a broker says of a message, and of others that are in one request with it.
@@ -215,6 +216,11 @@ _REVOKED |= {KafkaError.FENCED_INSTANCE_ID, KafkaError._NO_OFFSET, KafkaError._S
 _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MAX_POLL_EXCEEDED}
 
 
+def _names(topic: str, name: str) -> bool:
+    """Tell whether a topic of a source, which is an expression where it begins with ``^``, names a topic."""
+    return re.match(topic, name) is not None if topic.startswith("^") else topic == name
+
+
 # What a source sets itself, or goes by: partitions come and go as a whole.
 _OF_INTAKES = {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset"}
 _OF_INTAKES |= {"enable.partition.eof", "partition.assignment.strategy", "group.protocol"}
@@ -328,6 +334,40 @@ class KafkaSource:
         """Forget what isn't stored yet: the next owner takes it."""
         gone = {(each.topic, each.partition) for each in partitions}
         self._taken = [each for each in self._taken if (each.topic(), each.partition()) not in gone]
+
+    def confirmed(self) -> Iterator[Sequence[Confirmed]]:
+        """Yield what Kafka still has of what was confirmed, in lists; the group keeps its members and its offsets."""
+        consumer = Consumer({**self._config, "enable.partition.eof": True})
+        try:
+            known = consumer.list_topics(timeout=ANSWER_TIMEOUT).topics
+            names = [name for name in known if any(_names(topic, name) for topic in self._topics)]
+            of = [TopicPartition(name, number) for name in names for number in known[name].partitions]
+            for each in consumer.committed(of, timeout=ANSWER_TIMEOUT):
+                low, high = consumer.get_watermark_offsets(each, timeout=ANSWER_TIMEOUT)
+                if low < (end := min(each.offset, high)):
+                    consumer.assign([TopicPartition(each.topic, each.partition, low)])
+                    yield from self._up_to(consumer, end)
+        finally:
+            consumer.close()
+
+    def _up_to(self, consumer: Consumer, end: int) -> Iterator[Sequence[Confirmed]]:
+        left = True
+        while left:
+            found, first = list[Confirmed](), consumer.poll(ANSWER_TIMEOUT)
+            if first is None:
+                raise TimeoutError(f"{self.name} has given nothing more within {ANSWER_TIMEOUT:g} s")
+            for report in (first, *consumer.consume(PAGE, 0.0)):
+                error, offset = report.error(), int(report.offset() or 0)
+                if error is not None and error.code() in _PASSING:
+                    continue
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                # Transactions leave gaps: there may be nothing right before the end.
+                left = left and error is None and offset + 1 < end
+                if error is None and offset < end:
+                    at = dt.datetime.fromtimestamp(report.timestamp()[1] / 1000, dt.UTC)
+                    found.append(Confirmed(self.received(report), at))
+            yield found
 
     def close(self) -> None:
         """Leave the group; the next call joins it again."""

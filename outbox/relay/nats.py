@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import nats
@@ -17,8 +18,8 @@ from nats.js.errors import APIError, NoStreamResponseError
 
 from outbox.message.model import HandlerAnswer, Message
 from outbox.relay.envelope import Destination, Envelope, RelayRecord, ascii_headers
+from outbox.relay.intake.source import ANSWER_TIMEOUT, PAGE, Confirmed, ConnectedSource, Received, percent_decoded
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
-from outbox.relay.source import ConnectedSource, Received, percent_decoded
 
 # Seconds in which a worker that is alive confirms something, and how often that is looked at.
 _SETTLES, _LOOKS = 2.0, 4
@@ -180,6 +181,34 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
             f"{message.metadata.stream}@{message.metadata.sequence.stream}/{message.metadata.timestamp.isoformat()}"
         )
         return Received(origin, message.data, headers)
+
+    def confirmed(self) -> Iterator[Sequence[Confirmed]]:
+        """Yield what the stream still has of what was confirmed, in lists."""
+        return self._again(self._pages())
+
+    async def _pages(self) -> AsyncIterator[Sequence[Confirmed]]:
+        # By a connection of its own, which makes no consumer and takes none over.
+        client = await nats.connect(self._servers, **{"error_cb": _ignore, **self._options})
+        try:
+            stream = client.jetstream()
+            named = [(self._number(each.name), each) for each in await stream.consumers_info(self._stream)]
+            own = [(number, each.ack_floor) for number, each in named if number is not None]
+            floor = max(own, key=itemgetter(0))[1] if own else None
+            end = floor.stream_seq if floor else 0
+            config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL)
+            config.inactive_threshold = ANSWER_TIMEOUT
+            config.filter_subject = None if self._subject == ">" else self._subject
+            info = await stream.add_consumer(self._stream, config)
+            reader = await stream.pull_subscribe_bind(info.name, self._stream)
+            left = info.num_pending or 0
+            while left and end:
+                messages = await reader.fetch(min(PAGE, left), timeout=ANSWER_TIMEOUT)
+                found = [each for each in messages if each.metadata.sequence.stream <= end]
+                yield [Confirmed(self.received(each), each.metadata.timestamp) for each in found]
+                left = left - len(messages) if len(found) == len(messages) else 0
+            await stream.delete_consumer(self._stream, info.name)
+        finally:
+            await client.close()
 
     async def _acknowledge(
         self, client: tuple[Client, JetStreamContext.PullSubscription], messages: Sequence[Msg]

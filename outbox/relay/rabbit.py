@@ -16,8 +16,8 @@ from aiormq.exceptions import ChannelClosed
 from outbox.errors import InvalidHandler
 from outbox.message.model import HandlerAnswer, Unavailable
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
+from outbox.relay.intake.source import ConnectedSource, Received
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
-from outbox.relay.source import ConnectedSource, Received
 from outbox.text import class_name
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -14,8 +15,8 @@ from redis.exceptions import ResponseError
 
 from outbox.message.model import Message
 from outbox.relay.envelope import Destination, Envelope, RelayRecord
+from outbox.relay.intake.source import PAGE, Confirmed, ConnectedSource, Received
 from outbox.relay.publisher import PUBLISH_TIMEOUT, ConnectedPublisher, Undeliverable
-from outbox.relay.source import ConnectedSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import emit
 
@@ -144,5 +145,36 @@ class RedisSource(ConnectedSource["Redis", tuple[bytes, dict[bytes, bytes]]]):
         }
         return Received(f"{self._stream}@{entry.decode()}", fields.get(BODY_FIELD.encode(), b""), headers)
 
+    def confirmed(self) -> Iterator[Sequence[Confirmed]]:
+        """Yield what the stream still has of what was confirmed, in lists."""
+        return self._again(self._pages())
+
+    async def _pages(self) -> AsyncIterator[Sequence[Confirmed]]:
+        # By a connection of its own, which makes no group.
+        async with Redis.from_url(self._url, **{**self._options, "decode_responses": False}) as client:
+            groups: Any = await client.xinfo_groups(self._stream) if await client.exists(self._stream) else []
+            for group in groups:
+                if group["name"] != self.group.encode():
+                    continue
+                taken: Any = await client.xpending(self._stream, self.group)
+                end, first = taken["min"] and _number(taken["min"]), "-"
+                while True:
+                    entries: Any = await client.xrange(self._stream, first, group["last-delivered-id"], count=PAGE)
+                    found = [each for each in entries if end is None or _number(each[0]) < end]
+                    yield [Confirmed(self.received(each), _time_of(each[0])) for each in found]
+                    if not entries or len(found) < len(entries):
+                        break
+                    first = f"({entries[-1][0].decode()}"
+
     async def _acknowledge(self, client: Redis, messages: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         await client.xack(self._stream, self.group, *(entry for entry, _ in messages))
+
+
+def _number(entry: bytes) -> tuple[int, int]:
+    """Return the id of an entry as Redis orders them."""
+    milliseconds, _, number = entry.decode().partition("-")
+    return int(milliseconds), int(number)
+
+
+def _time_of(entry: bytes) -> dt.datetime:
+    return dt.datetime.fromtimestamp(_number(entry)[0] / 1000, dt.UTC)

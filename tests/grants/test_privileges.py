@@ -44,6 +44,7 @@ SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("intake", "producer"): [Statement("SELECT nextval('outbox.op_sequence')")],
     ("report", "consumer"): [identity.sources("outbox")],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
+    ("look", "producer"): [health_sql.GAPS("outbox", limit=1)],
     ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],
     ("runs", "producer"): [RunRequest("all", "t", "g").send("outbox", _ID)],
     ("reconcile", "producer"): [

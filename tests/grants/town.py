@@ -50,7 +50,8 @@ from outbox.reconcile.record.timetable import last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
-from outbox.relay.source import Received
+from outbox.relay.intake.gaps import join_once
+from outbox.relay.intake.source import Received
 from outbox.schedule.schedule_pass import Scheduler
 from outbox.testing import make_due, schedules
 from outbox.testing.runners import PassRunners
@@ -271,7 +272,8 @@ class Given:
 
     def take(self, *_: float) -> list[Received]:
         """Return them."""
-        return [Received("1", b"x", {"ce-id": str(uuid4())}), Received("2", b"y", {"a" * 9000: "b" * 9000})]
+        position = {"ce-outboxtopic": "t", "ce-outboxqueue": "0", "ce-sequence": "1"}
+        return [Received("1", b"x", {"ce-id": str(uuid4()), **position}), Received("2", b"y", {"a" * 9000: "b" * 9000})]
 
     def confirm(self) -> None:
         """Do nothing."""
@@ -287,6 +289,7 @@ def intake(town: Town) -> None:
     with town.at["producer"].connect() as connection:
         assert app.intakes[0].once(connection, "outbox").done == 2
         assert app.intakes[0].once(connection, "outbox").done == 2
+        join_once(connection, town.settings)
 
 
 def check(town: Town) -> None:

@@ -21,12 +21,12 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from redis import Redis
 
 from outbox.relay.envelope import Envelope
+from outbox.relay.intake.source import IntakeSource
 from outbox.relay.kafka import KafkaPublisher, KafkaSource
 from outbox.relay.nats import NatsPublisher, NatsSource
 from outbox.relay.publisher import BrokerPublisher
 from outbox.relay.rabbit import RabbitPublisher, RabbitSource
 from outbox.relay.redis import RedisPublisher, RedisSource
-from outbox.relay.source import IntakeSource
 from outbox.relay.webhook import Webhook
 from tests.relay import servers
 

@@ -1,8 +1,11 @@
-"""Positions that a relay has published and that never came to an intake."""
+"""What never came to an intake: by the positions that a relay has published, and by what the broker has."""
 
 from __future__ import annotations
 
+import datetime as dt
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -11,10 +14,13 @@ from sqlalchemy import Connection, Engine
 
 from outbox import Outbox, Settings
 from outbox.relay import Received
-from outbox.relay.gaps import GRACE, join_once
-from outbox.telemetry.events import IntakeGap
+from outbox.relay.intake.comparison import compare
+from outbox.relay.intake.gaps import GRACE, join_once
+from outbox.relay.intake.source import Confirmed
+from outbox.telemetry.events import IntakeGap, IntakeMissing
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker.connections import WorkerDatabase
+from tests.cli.conftest import run_cli
 from tests.doctor.support import codes, examine
 
 
@@ -160,3 +166,76 @@ def test_a_source_that_cannot_be_stored(taking: Taking, new_engine: Callable[[],
     """Its letters are replaced."""
     taking.take(1, source="a\0b", topic="c\0d")
     assert taking.ranges() == [(1, 1)]
+
+
+# --- against the broker ----------------------------------------------------------------------------------------------
+
+
+class Keeping(Given):
+    """A source whose broker keeps what was confirmed; ``age`` is how old (seconds) it is."""
+
+    age = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Received] = []
+
+    def confirm(self) -> None:
+        """Keep them."""
+        self.kept += self.messages
+        super().confirm()
+
+    def confirmed(self) -> Iterator[list[Confirmed]]:
+        """Yield them, two by two."""
+        at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.age)
+        for first in range(0, len(self.kept), 2):
+            yield [Confirmed(each, at) for each in self.kept[first : first + 2]]
+
+
+@pytest.fixture
+def keeping(taking: Taking) -> Taking:
+    """A service whose broker keeps what it gave, of which one message is lost here."""
+    taking.app.intakes.clear()
+    taking.source = Keeping()
+    taking.app.intake("taken", source=taking.source)
+    taking.take(1, 2, 3, 4, 5)
+    with taking.engine.begin() as connection:
+        lost = connection.exec_driver_sql(
+            "DELETE FROM outbox.half_message WHERE id = (SELECT id FROM outbox.half_message ORDER BY id LIMIT 1)"
+            " RETURNING id"
+        )
+        connection.exec_driver_sql("DELETE FROM outbox.op_message WHERE half_id = %s", (lost.scalar_one(),))
+    return taking
+
+
+def test_the_command(keeping: Taking, monkeypatch: pytest.MonkeyPatch, heard: list[TelemetryEvent]) -> None:
+    """It shows what is missing, and where the broker has it; then it stores that."""
+    module = ModuleType("loyalty_app")
+    module.outbox = keeping.app  # type: ignore[attr-defined]  # as an application has it
+    monkeypatch.setitem(sys.modules, "loyalty_app", module)
+    command = "reconcile", "intake", "taken", "--app", "loyalty_app:outbox"
+    found = run_cli(*command, "-o", "json")
+    assert (found.code, found.json["confirmed"], found.json["known"], found.json["lost"]) == (6, 5, 4, 1)
+    (missing,) = found.json["missing"]
+    assert found.json["missing"][0]["id"] in run_cli(*command).out
+    assert (run_cli(*command, "--apply").code, run_cli(*command).code) == (0, 0)
+    assert [str(each.message_id) for each in heard if isinstance(each, IntakeMissing)] == [missing["id"]] * 3
+    assert run_cli(*command[:2], "other", *command[3:]).code != 0
+    assert run_cli(*command, "--source", "other").code != 0
+    assert run_cli(*command[:3]).code == 2
+
+
+def test_what_is_older_than_the_retention_is_not_judged(keeping: Taking, settings: Settings) -> None:
+    """It may have been consumed and deleted."""
+    monkey: Any = keeping.source
+    monkey.age = settings.retention + 1
+    found = compare(keeping.connection, settings, keeping.app.intakes[0])
+    assert (found.confirmed, found.unjudged, found.known, found.lost) == (5, 5, 0, 0)
+
+
+def test_what_is_in_another_topic_too(keeping: Taking, settings: Settings) -> None:
+    """Its id here follows from its own: it isn't missing."""
+    with keeping.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE outbox.half_message SET topic = 'other'")
+    assert compare(keeping.connection, settings, keeping.app.intakes[0], apply=True).stored == 5
+    assert compare(keeping.connection, settings, keeping.app.intakes[0]).lost == 0

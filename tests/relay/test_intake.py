@@ -18,15 +18,16 @@ from sqlalchemy.exc import OperationalError
 from outbox import Message, Outbox, Settings, Topic, Worker, testing
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.errors import InvalidHandler
-from outbox.relay.intake import REFUSED_HEADER
+from outbox.relay.intake.comparison import compare
+from outbox.relay.intake.intake import REFUSED_HEADER
+from outbox.relay.intake.source import IntakeSource, Received
 from outbox.relay.kafka import KafkaSource
-from outbox.relay.source import IntakeSource, Received
-from outbox.telemetry.events import IntakeRefused
+from outbox.telemetry.events import IntakeMissing, IntakeRefused
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker.connections import WorkerDatabase
 from tests.kit import wait_until
 from tests.kit.bench import Bench
-from tests.relay.targets import TARGETS, NatsTarget, RedisTarget, Target
+from tests.relay.targets import TARGETS, NatsTarget, RabbitTarget, RedisTarget, Target
 
 Relaying = Callable[..., OutsideConsumer]
 
@@ -482,3 +483,36 @@ def test_a_group_of_nats_leaves_others_alone(tmp_path: Path) -> None:
         assert [each.body for each in other.take(10, 1.0)] == [b"2"]
         for each in (heir, other):
             each.close()
+
+
+# --- what the broker has and this database hasn't --------------------------------------------------------------------
+
+
+def test_what_is_missing_is_found_and_stored(receiving: Any, target: Target, heard: list[TelemetryEvent]) -> None:
+    """By where the broker has it; what was not confirmed isn't missing, and nothing is taken from the group."""
+    target.put(*(b"%d" % number for number in range(7)))
+    receiver = receiving(target.source())
+    intake, settings = receiver.app.intakes[0], receiver.app.settings
+    if isinstance(target, RabbitTarget):
+        with pytest.raises(InvalidHandler, match="forgets"):
+            compare(receiver.connection, settings, intake)
+        return
+    assert compare(receiver.connection, settings, intake).confirmed == 0
+    assert receiver.take() == 7
+    assert len(receiver.handle()) == 7
+    with receiver.app.engine.begin() as connection:
+        for table in ("consumer_message", "half_message", "op_message", "message"):
+            column = "message_id" if table == "consumer_message" else "id" if table == "half_message" else "half_id"
+            connection.exec_driver_sql(f"DELETE FROM outbox.{table} WHERE {column} = %s", (receiver.handled[2].id,))
+            connection.exec_driver_sql(f"DELETE FROM outbox.{table} WHERE {column} = %s", (receiver.handled[4].id,))
+    target.put(b"later")
+    found = compare(receiver.connection, settings, intake)
+    assert (found.confirmed, found.known, found.lost, found.stored) == (7, 5, 2, 0)
+    assert {each.id for each in found.missing} == {receiver.handled[2].id, receiver.handled[4].id}
+    assert all(target.destination in each.origin and "@" in each.origin for each in found.missing)
+    assert len([each for each in heard if isinstance(each, IntakeMissing)]) == 2
+    assert compare(receiver.connection, settings, intake, apply=True).stored == 2
+    assert compare(receiver.connection, settings, intake).lost == 0
+    assert receiver.take() == 1
+    assert sorted(each.body for each in receiver.handle()[7:])[-1] == b"later"
+    assert len(receiver.handled) == 10

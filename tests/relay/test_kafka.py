@@ -134,8 +134,8 @@ def test_between_two_owners_each_is_stored_once(
     new_engine: Callable[[], Engine], settings: Settings, kafka: KafkaServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members of one group come and go; what one has taken and not stored, the next one takes."""
-    monkeypatch.setattr("outbox.relay.intake.BATCH", 20)
-    monkeypatch.setattr("outbox.relay.intake.WAIT", 0.2)
+    monkeypatch.setattr("outbox.relay.intake.intake.BATCH", 20)
+    monkeypatch.setattr("outbox.relay.intake.intake.WAIT", 0.2)
     topic = f"many-{uuid4().hex[:8]}"
     make_kafka_topic(kafka.bootstrap, topic, 4)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})

@@ -13,7 +13,7 @@ from outbox.database import duty as rows
 from outbox.database.duty import ROLES, duties
 from outbox.database.tables import common_tables, consumer_tables, producer_tables
 from outbox.operator.health.grants import ROLES as GRANT_ROLES
-from outbox.relay.source import Received
+from outbox.relay.intake.source import Received
 from outbox.worker.clock import Clock
 from outbox.worker.plan import Plan, check_roles
 from tests.cli.conftest import run_cli

@@ -23,12 +23,12 @@ from outbox.database.migration import chain
 from outbox.database.sql import ALIVE, NOW
 from outbox.dispatch.sql import SEQUENCE
 from outbox.operator.health import sql, stats
-from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity, at_most
+from outbox.operator.health.rules import IN_ORDER, LIMIT, NotInspected, Severity
 from outbox.operator.health.workers import DISPATCH, alive, done, held_locks, merged
 from outbox.prune.ahead import last_moment, letting_in, refusal_of
 from outbox.prune.inbox import INBOX
 from outbox.prune.segments import PRODUCER, SegmentedSide, is_overdue, now_ms, segments
-from outbox.text import counted, duration
+from outbox.text import at_most, counted, duration
 
 if TYPE_CHECKING:
     from outbox.operator.databases import Query

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.errors import pip_install
 from outbox.operator.health.sql import WORKERS
 from outbox.operator.health.workers import WorkerReport, reports
-from outbox.text import counted, duration
+from outbox.text import at_most, counted, duration
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -83,15 +83,6 @@ class Thresholds:
     held_wal: int = 10 * 1024**3
     connections: int | None = None
     statement: float = 5.0
-
-
-class AtLeast(int):
-    """A count that stopped at its limit; a sentence says so."""
-
-    __slots__ = ()
-
-    def __format__(self, format_spec: str) -> str:
-        return f"at least {int(self):{format_spec}}"
 
 
 class NotInspected(Exception):
@@ -231,9 +222,8 @@ RULES: Mapping[str, Rule] = {
         "{missing:message|messages} of topic {published!r} of {source!r} {missing:=hasn't|haven't} come to topic "
         "{topic!r}, though later ones of the same queues have for {age:duration}; the first are {first} to {last} of "
         "queue {queue}.",
-        "see what the relay of {source!r} has parked; send it again there: outbox messages resend\n"
-        "what the broker has and this database hasn't: outbox intake compare {topic}\n"
-        "an intake that takes a part of the topic only: declare it with complete=False",
+        "see what the relay of {source!r} has parked, and what the broker has: outbox reconcile intake {topic} --app "
+        "{app}\nan intake that takes a part of the topic only: declare it with complete=False",
         value="missing",
         details="topic source published missing queue first last age",
     ),
@@ -703,8 +693,3 @@ class Subject:
                 fields = [each.partition("=") for each in rule.details.split()]
                 details = {name: at_most(row[source or name], limit) for name, _, source in fields}
                 yield self.finding(code, details, **row)
-
-
-def at_most(value: Any, limit: int) -> Any:
-    """Return a number; as `AtLeast` where it is a count that has reached its limit."""
-    return AtLeast(value) if isinstance(value, int) and value >= limit else value

@@ -11,7 +11,7 @@ from outbox.database.execute import Statement, Template
 from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, JOINED_SOURCE, SENDS_LATELY, number, topic_sql
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
-from outbox.relay.gaps import GRACE, SPANS
+from outbox.relay.intake.gaps import GRACE, SPANS
 
 # --- halves and messages at the producer -------------------------------------------------------------------------
 

@@ -349,6 +349,22 @@ class IntakeGap(TelemetryEvent):
     last: int
 
 
+@event(
+    "intake.missing",
+    "worker",
+    logging.ERROR,
+    "%(source)s has %(origin)s, which was confirmed, and topic %(topic)s has no message %(message_id)s",
+)
+class IntakeMissing(TelemetryEvent):
+    """A comparison with a broker has found a message that isn't here; ``stored``: it is stored now."""
+
+    topic: str
+    source: str
+    origin: str
+    message_id: uuid.UUID
+    stored: bool
+
+
 # --- reconciliations without an end ----------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from outbox.database.duty import Duty, Post, Task, alone
+from outbox.database.duty import Duty, DutyPass, Post, Task
 from outbox.database.execute import Template, execute
 from outbox.database.session import begin
 from outbox.database.sql import COMMIT_SYNCHRONOUSLY, plan_by_index
@@ -24,8 +24,8 @@ from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.content import BYTES, MAX_KEY_BYTES, StoredBytes, check_group, check_seconds
 from outbox.message.ids import MESSAGE_NAMESPACE, derived_id, message_id
 from outbox.message.model import Counts, Outgoing
-from outbox.relay.gaps import JOIN_EVERY, join_once, ranges_of
-from outbox.relay.source import IntakeSource, Received
+from outbox.relay.intake.gaps import JOIN_EVERY, join_once, ranges_of
+from outbox.relay.intake.source import IntakeSource, Received
 from outbox.telemetry.events import IntakeRefused
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, storable, summary_of
@@ -78,8 +78,8 @@ class Intake:
 
     ``id_from`` returns a message's id, or a text that tells it from others. ``send`` sends, in a transaction. Of a body
     that is too large the first ``most`` bytes are stored; the broker has the rest. ``complete``: the source has all
-    messages of the topics that a relay publishes there, so that gaps between their positions are told. ``alone`` is held by the pass that
-    uses the source.
+    messages of the topics that a relay publishes there, so that gaps between their positions are told. ``alone`` is
+    held by the pass that uses the source.
     """
 
     topic: str
@@ -159,7 +159,7 @@ class Intake:
 
     def store(self, connection: Connection, schema: str, received: Sequence[Received]) -> list[Stored]:
         """Store messages; one that can't be one here as its bytes, or the broker would give it for ever."""
-        named = [self._named(each) for each in received]
+        named = [self.name_of(each) for each in received]
         others = _OF_OTHERS(schema, ids=[id_ for id_, _ in named], topic=self.topic)
         # The broker forgets what is confirmed.
         *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, others)
@@ -181,7 +181,7 @@ class Intake:
             stored.append(Stored(own, sent, is_refused=bool(why)))
         return stored
 
-    def _named(self, received: Received) -> tuple[UUID, str]:
+    def name_of(self, received: Received) -> tuple[UUID, str]:
         """Return the id of a message, and what is wrong with it: then it is that of where the broker has it."""
         try:
             return self.id_of(received), ""
@@ -250,7 +250,7 @@ def _tasks(at: Post) -> Iterator[Task]:
         name = f"take in {intake.topic} from {intake.source.name}"
         yield Task(name=name, one_pass=one_pass, every=WAIT / 10, after=at.wake_dispatch, parts=("producer",))
     if "producer" in at.parts and any(intake.complete for intake in at.outbox.intakes):
-        join = alone(lambda connection, stopping: join_once(connection, at.settings))  # noqa: ARG005 - one statement
+        join: DutyPass = lambda connection, _, __: join_once(connection, at.settings)  # noqa: E731 - a pass
         yield Task(name="gaps of intakes", one_pass=join, every=JOIN_EVERY, lane="upkeep", parts=("producer",))
 
 

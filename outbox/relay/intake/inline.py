@@ -32,8 +32,8 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection, NestedTransaction
 
-    from outbox.relay.intake import Intake, Stored
-    from outbox.relay.source import Received
+    from outbox.relay.intake.intake import Intake, Stored
+    from outbox.relay.intake.source import Received
     from outbox.settings import Settings
 
 # Where a worker meets the message in its queue, this row says that it was handled. It has no position yet.

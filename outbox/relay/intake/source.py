@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import re
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,8 +23,10 @@ T = TypeVar("T")
 
 #: Where a source begins that nothing was taken from yet: with the oldest message there is, or with what comes from now.
 STARTS = ("first", "now")
-# Seconds in which a client must answer, beside those that it is to wait for messages.
-_ANSWER_TIMEOUT = 30.0
+#: Seconds in which a client must answer, beside those that it is to wait for messages.
+ANSWER_TIMEOUT = 30.0
+#: Messages of a list that are read again.
+PAGE = 500
 #: Where CloudEvents has its attributes: before the name in Kafka, in AMQP, NATS and HTTP.
 _PREFIXES = ("ce_", "ce-", "cloudevents_", "cloudevents:")
 # The attributes that an intake reads, and those of a relay; others are kept, as headers.
@@ -74,8 +77,20 @@ class Received:
         return headers
 
 
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A message that was confirmed as stored, and that the broker still has, since ``at``."""
+
+    received: Received
+    at: dt.datetime
+
+
 class IntakeSource(Protocol):
-    """Where an intake takes from; used by one thread."""
+    """Where an intake takes from; used by one thread.
+
+    One whose broker keeps what was confirmed may have ``confirmed() -> Iterator[Sequence[Confirmed]]``, which gives all
+    of that again, in lists, and changes nothing: so `outbox reconcile intake` can compare.
+    """
 
     @property
     def name(self) -> str:
@@ -135,9 +150,18 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
             self._wait(self._acknowledge(*self._taken), 0.0)
             self._taken = None
 
+    def _again(self, pages: AsyncIterator[Sequence[Confirmed]]) -> Iterator[Sequence[Confirmed]]:
+        """Yield what the client yields on its loop."""
+
+        async def following() -> Sequence[Confirmed] | None:
+            return await anext(pages, None)
+
+        while (page := self._wait(following(), 0.0)) is not None:
+            yield page
+
     def _wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Return what comes of some work on the client's loop; where it fails, the next one has a new connection."""
-        loop, timeout = self._own_loop(), seconds + _ANSWER_TIMEOUT
+        loop, timeout = self._own_loop(), seconds + ANSWER_TIMEOUT
 
         async def timed() -> T:
             try:

@@ -21,7 +21,7 @@ from outbox.telemetry.hooks import emit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.relay.source import Received
+    from outbox.relay.intake.source import Received
     from outbox.settings import Settings
 
 #: How much later (seconds) than the messages behind it one may come: partitions of a broker are read at their own pace.
@@ -44,7 +44,8 @@ SELECT *, max(last) OVER (PARTITION BY {_OF_QUEUE} ORDER BY first, last, id
   FROM {{s}}.intake_range"""
 
 # What came first behind a gap says since when it is one. A gap that is older than what anything here remembers is none.
-_JOIN: Template = Template(f"""
+_JOIN: Template = Template(
+    f"""
 WITH spans AS ({SPANS}
 ), parts AS (
     SELECT *, before IS NULL OR (first > before + 1
@@ -70,7 +71,8 @@ WITH spans AS ({SPANS}
     SELECT topic, source, published, queue, first, last, stored_at, told OR tells FROM changed
 )
 SELECT topic, source, published, queue, before + 1, first - 1 FROM changed WHERE tells ORDER BY 1, 2, 3, 4, 5
-""".replace(f"GROUP BY {_OF_QUEUE}", f"GROUP BY topic, source, published, queue, first >> {NUMBER_BITS}"))
+""".replace(f"GROUP BY {_OF_QUEUE}", f"GROUP BY topic, source, published, queue, first >> {NUMBER_BITS}")
+)
 
 
 def ranges_of(schema: str, topic: str, received: Sequence[Received]) -> Statement | None:
