@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from string import Formatter
 from urllib.parse import quote
 
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.model import Message
 
-_ATTRIBUTES = {"id", "source", "specversion", "type", "time", "partitionkey", "subject", "sequence"}
-_ATTRIBUTES |= {"outboxtopic", "outboxqueue", "outboxsend", "outboxtag"}
+# In the order in which `Envelope.headers` gives them.
+_ATTRIBUTES = ["id", "source", "specversion", "type", "time", "partitionkey", "subject"]
+_ATTRIBUTES += ["outboxtopic", "outboxqueue", "sequence", "outboxsend", "outboxtag"]
 
 #: The header of a message that says its type, where that isn't its topic.
 TYPE_HEADER = "type"
@@ -61,38 +63,37 @@ class Envelope:
     prefix: str = "ce-"
     names: Mapping[str, str] = field(default_factory=dict)
     type_of: Callable[[Message], str] | None = None
+    _called: Sequence[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.source:
             raise InvalidHandler("Envelope: source is empty; CloudEvents asks for a URI reference, such as '/shop'")
-        if unknown := sorted(self.names.keys() - _ATTRIBUTES):
+        if unknown := sorted(self.names.keys() - set(_ATTRIBUTES)):
             raise InvalidHandler(
                 f"Envelope: names has {unknown[0]!r}, which is no attribute: those are {', '.join(sorted(_ATTRIBUTES))}"
             )
+        called = tuple(self.names.get(attribute, self.prefix + attribute) for attribute in _ATTRIBUTES)
+        object.__setattr__(self, "_called", called)
 
     def headers(self, message: Message) -> dict[str, str]:
         """Return the headers of a message, without the type of its content."""
-        type_of = self.type_of or (lambda each: each.headers.get(TYPE_HEADER) or each.topic)
-        attributes = {
-            "id": str(message.id),
-            "source": self.source,
-            "specversion": "1.0",
-            "type": type_of(message),
-            "time": message.born_at.astimezone(dt.UTC).isoformat().replace("+00:00", "Z"),
-            "partitionkey": message.key,
-            "subject": message.key,
-            "outboxtopic": message.topic,
-            "outboxqueue": str(message.queue),
-            "sequence": f"{message.position:020d}",
-            "outboxsend": str(message.send_number),
-            "outboxtag": message.tag,
-        }
-        headers = dict(message.headers)
-        for attribute, value in attributes.items():
-            name = self.names.get(attribute, self.prefix + attribute)
-            if name and value is not None:
-                headers[name] = value
-        return headers
+        type_of, key = self.type_of, message.key
+        values = (
+            str(message.id),
+            self.source,
+            "1.0",
+            type_of(message) if type_of else message.headers.get(TYPE_HEADER) or message.topic,
+            f"{message.born_at.astimezone(dt.UTC).replace(tzinfo=None).isoformat()}Z",
+            key,
+            key,
+            message.topic,
+            str(message.queue),
+            f"{message.position:020d}",
+            str(message.send_number),
+            message.tag,
+        )
+        called = zip(self._called, values, strict=True)
+        return {**message.headers, **{name: value for name, value in called if name and value is not None}}
 
 
 def ascii_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -101,10 +102,16 @@ def ascii_headers(headers: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InvalidMessage: a name can't be one.
     """
-    if wrong := [name for name in headers if not _TOKEN.fullmatch(name)]:
+    if wrong := [name for name in headers if not _is_token(name)]:
         raise InvalidMessage(f"header {wrong[0]!r} has a name that can't be sent; use letters, digits and hyphens")
-    plain = _PLAIN.fullmatch  # most are, and to encode one takes longer than all else here
-    return {name: value if plain(value) else quote(value, safe=_AS_IT_IS) for name, value in headers.items()}
+    if _PLAIN.fullmatch("".join(headers.values())):  # as of most messages, and to look at each takes longest here
+        return dict(headers)
+    return {name: quote(value, safe=_AS_IT_IS) for name, value in headers.items()}
+
+
+@lru_cache(1024)
+def _is_token(name: str) -> bool:
+    return _TOKEN.fullmatch(name) is not None
 
 
 def destination_of(what: str, destination: Destination) -> Callable[[Message], str]:
