@@ -8,13 +8,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import admin as kafka_admin
 from sqlalchemy import Engine
 
 from outbox import Outbox, Settings
 from outbox.consumer.control.gate import Gate
 from outbox.consumer.outside.consumer import OutsideConsumer
+from outbox.relay.intake.comparison import compare
 from outbox.relay.kafka import KafkaPublisher, KafkaSource
 from outbox.worker.connections import WorkerDatabase
 from tests.consumer.test_control import Clock, control
@@ -173,3 +174,68 @@ def test_between_two_owners_each_is_stored_once(
         sql = "SELECT DISTINCT convert_from(body, 'UTF8')::int FROM outbox.half_message ORDER BY 1"
         stored = [body for (body,) in other.exec_driver_sql(sql)]
     assert stored == list(range(600))
+
+
+def _murmur2(raw: bytes) -> int:
+    """Return the hash by which Kafka's own clients choose a partition (`org.apache.kafka.common.utils.Utils`)."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = (0x9747B28C ^ len(raw)) & mask
+    for i in range(0, len(raw) & ~3, 4):
+        k = int.from_bytes(raw[i : i + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    if rest := raw[len(raw) & ~3 :]:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def test_keys_go_where_other_clients_put_them(bench: Bench, relaying: Relaying, kafka: KafkaServers) -> None:
+    """By murmur2, also an empty key; no key is none, and an empty body is no tombstone."""
+    topic, count = f"keys-{uuid4().hex[:8]}", 4
+    make_kafka_topic(kafka.bootstrap, topic, count)
+    assert _murmur2(b"foobar") == -790332482 & 0x7FFFFFFF  # of Kafka's tests
+    keys = [f"конто {number}" for number in range(20)]
+    for key in keys:
+        bench.send(key, key=key)
+    bench.send(b"", key=None)
+    bench.consume(relaying(KafkaPublisher({"bootstrap.servers": kafka.bootstrap}, topic)))
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
+    found: list[Any] = []
+    while len(found) <= len(keys):
+        found += consumer.consume(100, 30)
+    consumer.close()
+    partitions = {each.key(): each.partition() for each in found if each.key() is not None}
+    assert partitions == {key.encode(): _murmur2(key.encode()) % count for key in keys}
+    (none,) = [each for each in found if each.key() is None]
+    assert none.value() == b""
+
+
+def test_what_is_missing_of_a_topic_with_transactions(
+    new_engine: Callable[[], Engine], settings: Settings, kafka: KafkaServers
+) -> None:
+    """Their markers have offsets, and are no messages: what was rolled back is never taken in, or missed."""
+    topic = f"transactions-{uuid4().hex[:8]}"
+    make_kafka_topic(kafka.bootstrap, topic, 1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": topic})
+    producer.init_transactions(60)
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.flush(60)
+        (producer.commit_transaction if number % 2 else producer.abort_transaction)(60)
+    app = Outbox(new_engine(), settings=settings)
+    source = KafkaSource({"bootstrap.servers": kafka.bootstrap, "session.timeout.ms": 6000}, [f"^{topic}$"], group="g")
+    app.intake("taken", source=source)
+    engine: Any = app.engine
+    with WorkerDatabase(engine).connect() as connection:
+        taken = 0
+        while taken < 3:
+            taken += app.intakes[0].once(connection, "outbox").taken
+        assert compare(connection, settings, app.intakes[0]).known == 3
+        with engine.begin() as other:
+            other.exec_driver_sql("DELETE FROM outbox.half_message WHERE body = '3'")
+        found = compare(connection, settings, app.intakes[0])
+    source.close()
+    assert (found.confirmed, found.lost) == (3, 1)
+    assert f"{topic}[0]@" in found.missing[0].origin
