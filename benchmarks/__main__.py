@@ -34,6 +34,7 @@ _LONG = (
     "reconcile_follow",
     "dispatch_backlog",
     "relay",
+    "relay_outage",
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.
