@@ -19,7 +19,7 @@ NAMES = (
     *("outside", "imports", "reconcile", "dedupe", "wal"),
 )
 #: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty, five, 23, ten
-#: and three minutes; the first two, the reconciliation of scattered differences and the dispatch of a backlog take 10,
+#: three and 15 minutes; the first two, the reconciliation of scattered differences and the dispatch of a backlog take 10,
 #: 30, 30 and 12 GB of disk.
 _LONG = (
     "console",

@@ -569,7 +569,7 @@ def relayed(declarations: Declarations, rule: RelayRule, topic: str) -> Subscrip
     key = topic, rule.group
     if not rule.patterns or key not in declarations.subscriptions:
         options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
-        declarations._register(Subscription, topic, None, **options)(rule.publisher.publish)
+        declarations._register(Subscription, topic, None, **options)(rule.publish)
     return declarations.subscriptions[key]
 
 

@@ -6,21 +6,57 @@ import asyncio
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outbox.database.engines import start_loop
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 # Seconds in which a connection must be closed when a worker ends.
 _CLOSE_TIMEOUT = 5.0
+#: Seconds in which what is cancelled must end.
+CANCEL_TIMEOUT = 1.0
 # Turns of a loop in which what a closed connection calls has begun.
 _TURNS = 10
 
 
+# Tasks that nothing waits for, and that must not be collected meanwhile.
+_KEPT: set[asyncio.Future[Any]] = set()
+
+
+async def settled(tasks: Collection[asyncio.Future[T]], seconds: float) -> list[T | BaseException]:
+    """Return what comes of tasks within so many seconds, or the exceptions; those that take longer are cancelled.
+
+    Clients take no notice of that, some of them, for a while: they aren't waited for, and come to a `TimeoutError`.
+    """
+    try:
+        await asyncio.wait(tasks, timeout=max(seconds, 0.0))
+    finally:
+        late = [task for task in tasks if not task.done()]
+        for task in late:
+            task.cancel()
+            _KEPT.add(task)
+            task.add_done_callback(_ended)
+    if late:
+        await asyncio.wait(late, timeout=CANCEL_TIMEOUT)
+    outcomes: list[T | BaseException] = []
+    for task in tasks:
+        is_late = not task.done() or task.cancelled()
+        outcomes.append(TimeoutError() if is_late else task.exception() or task.result())
+    return outcomes
+
+
+def _ended(task: asyncio.Future[Any]) -> None:
+    _KEPT.discard(task)
+    if not task.cancelled():
+        task.exception()  # else the loop would tell that it is of no interest to anything
+
+
 class LoopClient(ABC, Generic[C]):
-    """Connects when it is first needed, and again after `_drop` or `close`."""
+    """Connects when it is first needed, and again after `_drop`, `_give_up_opening` or `close`."""
 
     name: str
 
@@ -28,7 +64,7 @@ class LoopClient(ABC, Generic[C]):
         self._lock = threading.Lock()
         self._loop: tuple[asyncio.AbstractEventLoop, threading.Thread, int] | None = None
         self._client: C | None = None
-        self._connecting: asyncio.Lock | None = None
+        self._opening: asyncio.Task[C] | None = None
 
     @abstractmethod
     async def _connect(self) -> C:
@@ -39,26 +75,44 @@ class LoopClient(ABC, Generic[C]):
         """Close a client."""
 
     async def _connected(self) -> C:
-        if self._connecting is None:
-            self._connecting = asyncio.Lock()
-        async with self._connecting:
-            if self._client is None:
-                self._client = await self._connect()
+        """Return the client; all that wait for it wait for one attempt to connect."""
+        if self._client is not None:
             return self._client
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._connect())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[C]) -> None:
+        client = None if task.cancelled() or task.exception() is not None else task.result()
+        if task is self._opening:
+            self._opening, self._client = None, client
+        elif client is not None:  # it came too late
+            _KEPT.add(closing := asyncio.ensure_future(self._closed(client)))
+            closing.add_done_callback(_KEPT.discard)
+
+    def _give_up_opening(self) -> None:
+        """Have the next call connect anew, also where a client takes no notice of being cancelled."""
+        task, self._opening = self._opening, None
+        if task is not None:
+            task.cancel()
 
     async def _drop(self, client: C | None) -> None:
         """Close the client, so that the next call connects anew."""
         if client is not None and client is self._client:
             self._client = None
-            with suppress(Exception):  # it is of no use any more
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await self._disconnect(client)
+            await self._closed(client)
+
+    async def _closed(self, client: C) -> None:
+        # It is of no use any more, and may take no notice of anything.
+        with suppress(Exception):
+            await settled([asyncio.ensure_future(self._disconnect(client))], _CLOSE_TIMEOUT)
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             # A fork has neither the thread nor the connection.
             if self._loop is None or self._loop[2] != os.getpid():
-                self._client = self._connecting = None
+                self._client = self._opening = None
                 self._loop = *start_loop(f"outbox-{self.name}"), os.getpid()
             return self._loop[0]
 
@@ -79,6 +133,6 @@ class LoopClient(ABC, Generic[C]):
         loop, thread, _ = found
         with suppress(Exception):  # the loop is ended all the same
             asyncio.run_coroutine_threadsafe(self._end(), loop).result(2 * _CLOSE_TIMEOUT)
-        self._client = self._connecting = None
+        self._client = self._opening = None
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_CLOSE_TIMEOUT)

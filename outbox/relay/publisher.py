@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from outbox.errors import InvalidMessage, without_secrets
 from outbox.message.content import check_seconds
 from outbox.message.model import HandlerAnswer, Message, Park, Unavailable
-from outbox.relay.client import LoopClient
+from outbox.relay.client import CANCEL_TIMEOUT, LoopClient, settled
 from outbox.relay.envelope import Destination, Envelope, RelayRecord, destination_of
 from outbox.text import message_of, summary_of
 
@@ -41,7 +41,9 @@ class Publisher(Protocol):
     timeout: float
 
     async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
-        """Publish messages; return what came of each, in their order. An exception counts as a failure of each."""
+        """Publish messages; return what came of each, in their order. An exception counts as a failure of
+        each, but for a `TimeoutError`, by which none is at fault.
+        """
 
     def close(self) -> None:
         """Give up what is open, from any thread; the next call of `publish` opens it again."""
@@ -132,12 +134,16 @@ class ConnectedPublisher(LoopClient[C], BrokerPublisher):
     async def _deliver_here(self, records: Sequence[RelayRecord]) -> Sequence[HandlerAnswer]:
         """Publish records on the loop of the client."""
         until = asyncio.get_running_loop().time() + self.timeout
-        try:
-            async with asyncio.timeout_at(until):
-                client = await self._connected()
-        except Exception as error:
-            return [Unavailable(self._why(error))] * len(records)
-        outcomes = await self._send_all(client, records, until)
+        (client,) = await settled([asyncio.ensure_future(self._connected())], self.timeout)
+        if isinstance(client, BaseException):
+            if isinstance(client, TimeoutError):
+                self._give_up_opening()
+            return [Unavailable(self._why(client))] * len(records)
+        left = until - asyncio.get_running_loop().time()
+        sending = asyncio.ensure_future(self._send_all(client, records, until))
+        (outcomes,) = await settled([sending], left + 2 * CANCEL_TIMEOUT)
+        if isinstance(outcomes, BaseException):
+            outcomes = [outcomes] * len(records)
         answers = [self._answer_to(each) if isinstance(each, BaseException) else each for each in outcomes]
         # Where one of them has got through, others may be on their way by this client.
         if all(isinstance(each, BaseException) and not isinstance(each, Undeliverable) for each in outcomes):
@@ -149,12 +155,7 @@ class ConnectedPublisher(LoopClient[C], BrokerPublisher):
     ) -> Sequence[HandlerAnswer | BaseException]:
         """Publish records at once, until a time of the loop; return what came of each, or the exception."""
         tasks = [asyncio.ensure_future(self._send(client, record)) for record in records]
-        try:
-            await asyncio.wait(tasks, timeout=max(until - asyncio.get_running_loop().time(), 0.0))
-        finally:
-            for task in tasks:
-                task.cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
+        return await settled(tasks, until - asyncio.get_running_loop().time())
 
     def _answer_to(self, error: BaseException) -> HandlerAnswer:
         """Return what an exception says of a message."""

@@ -6,6 +6,7 @@ is on its way, while many keys are. A destination that isn't there opens the gro
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -13,6 +14,8 @@ from typing import Any
 
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_group, check_topic, is_internal
+from outbox.message.model import HandlerAnswer, Message, Unavailable
+from outbox.relay.client import settled
 from outbox.relay.publisher import Publisher
 
 #: Messages that are published in one call at most, and calls that run at once in each worker.
@@ -64,6 +67,16 @@ class RelayRule:
         if is_internal(topic):
             return False
         return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
+        """Have messages published; where the publisher says nothing at all, no message is at fault."""
+        longest = 2 * self.publisher.timeout + _GRACE / 2
+        (answers,) = await settled([asyncio.ensure_future(self.publisher.publish(messages))], longest)
+        if isinstance(answers, TimeoutError):
+            return [Unavailable(f"{self.publisher.name} has said nothing within {longest:g} s")] * len(messages)
+        if isinstance(answers, BaseException):
+            raise answers
+        return answers
 
     @classmethod
     def of(

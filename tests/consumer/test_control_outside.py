@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from outbox import Breaker, Message
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.outside.leased_queue import LeasedQueue
-from outbox.message.model import Counts
 from tests.consumer.test_control import Clock, age_grants, control, gated, trial_due
 from tests.kit.bench import Bench, Ward
 
@@ -107,13 +106,13 @@ def test_a_retry_decides_too(bench: Bench) -> None:
 
 def test_a_success_among_failures_keeps_it_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the messages end together, so that the offset shows one of them alone."""
-    write_results = LeasedQueue.write_results
+    results = LeasedQueue.results
 
-    def together(queue: LeasedQueue, connection: Connection) -> Counts:
-        """Write what came of all, and nothing before: three failures alone would rightly open it."""
-        return Counts() if queue.in_flight else write_results(queue, connection)
+    def together(queue: LeasedQueue, connection: Connection) -> Any:
+        """Return what came of all, and nothing before: three failures alone would rightly open it."""
+        return None if queue.in_flight else results(queue, connection)
 
-    monkeypatch.setattr(LeasedQueue, "write_results", together)
+    monkeypatch.setattr(LeasedQueue, "results", together)
     all_began = threading.Barrier(4)
 
     def handle(message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from outbox import Message, Outbox, Park, Settings, Unavailable, Worker, testing
 from outbox.consumer import start
 from outbox.errors import InvalidHandler, InvalidMessage
 from outbox.message.model import HandlerAnswer
-from outbox.relay.envelope import Envelope, destination_of
+from outbox.relay.envelope import Envelope, RelayRecord, destination_of
 from outbox.relay.kafka import KafkaPublisher
 from outbox.relay.nats import NatsPublisher
-from outbox.relay.publisher import Publisher
+from outbox.relay.publisher import ConnectedPublisher, Publisher
+from tests.consumer.test_control import control
 from tests.kit import wait_until
 from tests.kit.bench import Bench
+from tests.relay.test_kafka import gated
+from tests.relay.test_targets import recover
 
 
 class Memory:
@@ -176,3 +180,73 @@ def test_what_cannot_be_declared(engine: Engine, settings: Settings) -> None:
         Envelope(names={"idd": "x"})
     with pytest.raises(InvalidHandler, match="source is empty"):
         Envelope(source="")
+
+
+class Deaf(ConnectedPublisher[object]):
+    """One whose client takes no notice of being cancelled, while it connects or while it sends."""
+
+    name = "deaf"
+
+    def __init__(self) -> None:
+        super().__init__("{topic}", None, 0.1)
+        self.busy_with = ""
+        self.connected = 0
+
+    async def _busy(self, what: str) -> None:
+        while self.busy_with == what:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async def _connect(self) -> object:
+        await self._busy("connect")
+        self.connected += 1
+        return object()
+
+    async def _disconnect(self, client: object) -> None:  # noqa: ARG002 - there is none
+        await self._busy("disconnect")
+
+    async def _send(self, client: object, record: RelayRecord) -> None:  # noqa: ARG002 - there is none
+        await self._busy("send")
+
+
+@pytest.mark.parametrize("what", ["connect", "send"])
+def test_a_client_that_takes_no_notice(bench: Bench, relaying: Any, what: str) -> None:
+    """No attempt is used up, and the relay goes on by another client."""
+    publisher = Deaf()
+    publisher.busy_with = what
+    consumer = relaying(publisher)
+    clock = gated(bench, consumer)
+    bench.send(*range(5), key=None)
+    bench.consume(consumer)
+    assert (bench.statuses(), control(bench).state) == ([], "open")
+    publisher.busy_with = "disconnect" if what == "send" else ""
+    recover(bench, consumer, clock, 5)
+    assert publisher.connected >= 1
+    publisher.busy_with = ""
+
+
+class Silent(Memory):
+    """A publisher that never says anything, while it is so."""
+
+    silent = True
+
+    async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
+        """Say nothing."""
+        while self.silent:
+            await asyncio.sleep(0.01)
+        return await super().publish(messages)
+
+
+def test_a_publisher_that_says_nothing(bench: Bench, relaying: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it costs an attempt either."""
+    monkeypatch.setattr("outbox.relay.relay._GRACE", 1.0)
+    publisher = Silent()
+    publisher.timeout = 0.1
+    consumer = relaying(publisher)
+    clock = gated(bench, consumer)
+    bench.send(*range(5), key=None)
+    bench.consume(consumer)
+    assert bench.statuses() == []
+    assert "nothing within" in control(bench).because
+    publisher.silent = False
+    recover(bench, consumer, clock, 5)

@@ -24,7 +24,7 @@ from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.outside import sql
 from outbox.consumer.outside.calls import Call, CallContext, Calls
-from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed
+from outbox.consumer.outside.leased_queue import LeasedQueue, LeaseLapsed, read_on, write_results
 from outbox.consumer.progress import ConsumerProgress
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Row, is_lost, read_source
@@ -217,16 +217,22 @@ class OutsideConsumer(Consumer):
 
     def _write(self, connection: Connection) -> Counts:
         """Write what came of calls, and renew leases that need it."""
-        counts = Counts()
+        counts, results = Counts(), {}
         for queue in list(self._leased.values()):
             with self._unless_lost(queue):
-                if written := queue.write_results(connection):
-                    counts += written
-                    if queue.may_read():  # there was no space for it before
-                        self._news.set()
-                if queue.released:  # nothing else wakes it, and its key may have many that wait for it
-                    self._next_retries, queue.released = 0.0, False
-                if queue.lease.renew_at <= time.monotonic():
+                if (its := queue.results(connection)) is not None:
+                    results[queue] = its
+        if results:
+            counts, lapsed = write_results(connection, results)
+            for queue in lapsed:
+                self._lose(queue)
+        for queue in list(self._leased.values()):
+            if queue in results and queue.may_read():  # there was no space for it before
+                self._news.set()
+            if queue.released:  # nothing else wakes it, and its key may have many that wait for it
+                self._next_retries, queue.released = 0.0, False
+            if queue.lease.renew_at <= time.monotonic():
+                with self._unless_lost(queue):
                     queue.renew(connection)
                     self._has_progressed = True
         self._has_progressed |= bool(counts)
@@ -351,19 +357,25 @@ class OutsideConsumer(Consumer):
 
     def _read_more(self, connection: Connection, source: Connection, waiting: list[ConsumerProgress]) -> Iterator[None]:
         """Read from queues, one after the other, those first of which this worker has no lease."""
-        more = sorted(filter(self._has_more, waiting), key=lambda progress: progress.number in self._leased)
-        if any(progress.number not in self._leased for progress in more):
+        more = list(filter(self._has_more, waiting))
+        others = [progress for progress in more if progress.number not in self._leased]
+        if others:
             self._leave(connection, [queue for queue in self._leased.values() if queue.is_idle])
         pruned: MessagesPruned | None = None
-        for progress in more:
+        for progress in others:
             try:
-                if (queue := self._leased.get(progress.number)) is not None:
-                    with self._unless_lost(queue):
-                        queue.read_on(connection, source, progress)
-                elif not self._lease(connection, source, progress):
+                if not self._lease(connection, source, progress):
                     self._refused[progress.number] = time.monotonic() + _REFUSED
             except MessagesPruned as error:
                 pruned = error  # the other queues have nothing to do with it
+            yield
+        numbers = {progress.number for progress in others}
+        leased = {self._leased[each.number]: each for each in more if each.number in self._leased.keys() - numbers}
+        if leased:
+            lapsed, error_of_one = read_on(connection, source, leased)
+            pruned = pruned or error_of_one
+            for queue in lapsed:
+                self._lose(queue)
             yield
         if pruned is not None:
             raise pruned

@@ -19,12 +19,14 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, takewhile
-from typing import TYPE_CHECKING
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
 
 from outbox.consumer import key_order, sql
 from outbox.consumer.control.gate import Gate
@@ -50,9 +52,10 @@ from outbox.consumer.subscription import (
     settled,
 )
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, Statement, execute, read_log
+from outbox.database.execute import Row, Statement, execute, is_lost, read_log
 from outbox.database.session import begin
 from outbox.database.sql import plan_by_index, take_lock, try_lock
+from outbox.errors import MessagesPruned
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Counts, Status
 from outbox.settings import Settings
@@ -113,6 +116,19 @@ class _Slot:
     def skip(self, *, waits: bool = False) -> None:
         """Go past it without a call."""
         self.settled, self.skipped, self.waits = True, True, waits
+
+
+class _Results(NamedTuple):
+    """What is to be written of a queue: of its calls, and of messages ``passed`` or ``waiting``; the offset ``after``.
+
+    ``blocked``: an ordered group is to wait for a retry.
+    """
+
+    updates: Sequence[tuple[Call, InboxUpdate]]
+    passed: Sequence[_Slot]
+    waiting: Sequence[_Slot]
+    after: ConsumerProgress
+    blocked: bool
 
 
 class LeasedQueue:
@@ -215,53 +231,46 @@ class LeasedQueue:
             # A message whose call an operator stopped by moving the group has killed no worker.
             suspect_until = doubt_until if progress.starts else 0
             self.lease = Lease((term or 0) + 1, began + LEASE_SECONDS, suspect_until, doubt_until)
-            self._append(connection, 0, entries[-1].position if entries else progress.position)
-        self._accept(connection, source, entries or [])
+            execute(connection, self._renewed(0, entries[-1].position if entries else progress.position))
+        accept(connection, source, {self: entries or []})
         if progress.starts > self._settings.max_starts and self._ahead:
             self._crash(self._call(self._ahead.pop(0)), progress.starts)
         return True
-
-    def read_on(self, connection: Connection, source: Connection, newest: ConsumerProgress) -> None:
-        """Read what follows, as far as the group may read by the newest look at its queues."""
-        began = time.monotonic()
-        at = self._read
-        self._read = newest.at((at.position, at.starts, at.message_id, at.passage))
-        with begin(connection):
-            renewal = self._lock(connection)
-            entries = self._entries_after(connection, source) or []
-            if not entries:
-                return
-            self._append(connection, renewal + 1, entries[-1].position)
-        self.lease = replace(self.lease, ends=began + LEASE_SECONDS)
-        self._accept(connection, source, entries)
 
     def renew(self, connection: Connection) -> None:
         """Move the end of the lease."""
         began = time.monotonic()
         with begin(connection):
-            self._append(connection, self._lock(connection) + 1, self._read.position)
+            execute(connection, self._renewed(self._lock(connection) + 1, self._read.position))
         self.lease = replace(self.lease, ends=began + LEASE_SECONDS)
 
     def give_up(self, connection: Connection) -> None:
         """Leave the queue, in which nothing runs, to others."""
         with begin(connection):
             self._lock(connection)
-            self._append(connection, 0, 0, ends=True)
+            execute(connection, self._renewed(0, 0, ends=True))
 
     def _newest(self) -> Statement:
         return lease_sql.progress(self._of.schema, **self._names)
 
-    def _append(self, connection: Connection, renewal: int, started: int, *, ends: bool = False) -> None:
+    def _renewed(self, renewal: int, started: int, *, ends: bool = False) -> Statement:
         """Append the lease, by which messages up to a position may have been begun; or its end."""
         if self._progress.position < self.lease.doubt_until:
             started = max(started, self.lease.doubt_until)
         values = {"term": self.lease.term + ends, "renewal": renewal, "started": started}
         until = {"worker": None, "seconds": 0.0} if ends else {"worker": process_name(), "seconds": LEASE_SECONDS}
-        execute(connection, lease_sql.append_lease(self._of.schema, **self._names, **values, **until))
+        return lease_sql.append_lease(self._of.schema, **self._names, **values, **until)
 
     def _lock(self, connection: Connection) -> int:
-        """Lock the queue, and make sure that the newest lease is ours; return the number of its renewal."""
+        """Lock the queue, and make sure that the newest lease is ours; return the number of its renewal.
+
+        Raises:
+            LeaseLapsed: it isn't.
+        """
         _, rows = execute(connection, take_lock(self._of.lock), self._newest())
+        return self._renewal_of(rows)
+
+    def _renewal_of(self, rows: Sequence[Row]) -> int:
         term, renewal = rows[0][4:6]
         if term != self.lease.term:
             raise LeaseLapsed(f"term {self.lease.term} is over: the newest one is {term}")
@@ -271,11 +280,13 @@ class LeasedQueue:
 
     def _entries_after(self, connection: Connection, source: Connection) -> list[Entry] | None:
         """Read what follows what was read; None if the log went back behind it."""
+        _, rows = read_log(connection, source, plan_by_index(), self._next_messages())
+        return self._read.read(rows, self._subscription)
+
+    def _next_messages(self) -> Statement:
         # Messages that are read may have been begun, as far as others know: so not much more than runs at once.
         limit = min(self._settings.read_ahead, 2 * self._subscription.concurrency * self._subscription.batch)
-        statement = self._read.next_messages(self._subscription, self._settings, limit)
-        _, rows = read_log(connection, source, plan_by_index(), statement)
-        return self._read.read(rows, self._subscription)
+        return self._read.next_messages(self._subscription, self._settings, limit)
 
     def _may_begin(self, connection: Connection, first: Entry) -> bool:
         """Tell whether the first message can be handled now, or passed: an ordered group waits for its retry."""
@@ -284,29 +295,27 @@ class LeasedQueue:
         _, rows = execute(connection, plan_by_index(), known_rows(self._of, [first]))
         return all(row[1] != Status.FAILED or row[3] <= 0 or row[7] < self._progress.passage for row in rows)
 
-    def _accept(self, connection: Connection, source: Connection, entries: Sequence[Entry]) -> None:
-        """Take the entries read, by what the inbox says of them; up to one that has to be read once more, later."""
-        if not entries:
+    def _accept(
+        self, connection: Connection, source: Connection, entries: Sequence[Entry], rows: list[list[Row]]
+    ) -> None:
+        """Take the entries read, by rows of the inbox; up to one that has to be read once more, later."""
+        inbox = take_earlier(connection, source, self._progress, KnownRows.of(rows))
+        if inbox is None:  # an operator's act has one of them
             return
-        with begin(connection):
-            _, *rows = execute(connection, plan_by_index(once=True), *self._read.inbox_of(entries, self._subscription))
-            inbox = take_earlier(connection, source, self._progress, KnownRows.of(rows))
-            if inbox is None:  # an operator's act has one of them
-                return
-            can_expire = any(entry.can_expire for entry in entries)
-            # How far the clock of this process, which only goes forward, is before the database's.
-            ahead = database_time(connection).timestamp() - time.monotonic() if can_expire else 0.0
-            there = {slot.entry.id for slot in self._slots.values()}
-            held = {*inbox.held, *(slot.entry.key for slot in self._slots.values() if slot.waits)}
-            for entry in entries:
-                slot = None if entry.id in there else self._accept_one(connection, entry, inbox._replace(held=held))
-                if slot is None:
-                    break
-                if (at := expires_at(entry)) is not None:
-                    slot.expires = at.timestamp() - ahead
-                self._slots[entry.position] = slot
-                there.add(entry.id)
-                self._read = self._read.past(entry)
+        can_expire = any(entry.can_expire for entry in entries)
+        # How far the clock of this process, which only goes forward, is before the database's.
+        ahead = database_time(connection).timestamp() - time.monotonic() if can_expire else 0.0
+        there = {slot.entry.id for slot in self._slots.values()}
+        held = {*inbox.held, *(slot.entry.key for slot in self._slots.values() if slot.waits)}
+        for entry in entries:
+            slot = None if entry.id in there else self._accept_one(connection, entry, inbox._replace(held=held))
+            if slot is None:
+                break
+            if (at := expires_at(entry)) is not None:
+                slot.expires = at.timestamp() - ahead
+            self._slots[entry.position] = slot
+            there.add(entry.id)
+            self._read = self._read.past(entry)
 
     def _accept_one(self, connection: Connection, entry: Entry, inbox: KnownRows) -> _Slot | None:
         """Return what becomes of a message; None if it has to be read once more."""
@@ -461,36 +470,42 @@ class LeasedQueue:
 
     # --- what came of them ----------------------------------------------------------------------------------
 
-    def write_results(self, connection: Connection) -> Counts:
-        """Write what came of the calls that have ended, and move the offset: in one transaction.
-
-        If that fails, nothing is forgotten: to write it once more does no harm.
-        """
+    def results(self, connection: Connection) -> _Results | None:
+        """Return what is to be written of the calls that have ended; the breaker is opened by them at once."""
         self._open_breaker(connection)
         updates = [(call, self._update_of(call)) for call in self._results]
         self._hold_back({update.key for _, update in updates if update.holds})
         blocked = self._mark(updates)
         passed = list(self._prefix())
         if not updates and not passed:
-            return Counts()
+            return None
         waiting = [slot for slot in self._slots.values() if slot.waits] if self._subscription.by_key else []
-        after, last = self._progress, passed[-1].entry if passed else None
-        with begin(connection):
-            self._lock(connection)
-            self._write(connection, updates)
-            if any(call.is_trial and (call.failure is None or call.failure.is_answered) for call, _ in updates):
-                self._gate.close(connection)
-            if waiting:
-                # After what they wait for.
-                again = {slot.entry.id for slot in waiting if slot.again}
-                entries = [slot.entry for slot in waiting]
-                at_commit(connection, sql.MARK, *key_order.wait(self._of, entries, after.passage, again))
-            if last is not None:
-                after = after.past(last)._replace(starts=int(last.position < self.lease.suspect_until))
-                at_commit(connection, after.append())
-            elif blocked and after.starts:
-                # This start had an end.
-                at_commit(connection, after.drop_starts())
+        after = self._progress
+        if passed:
+            last = passed[-1].entry
+            after = after.past(last)._replace(starts=int(last.position < self.lease.suspect_until))
+        return _Results(updates, passed, waiting, after, blocked)
+
+    def _write_results(self, connection: Connection, results: _Results) -> None:
+        """Have results written by the COMMIT of the transaction that has locked the queue."""
+        updates, passed, waiting, after, blocked = results
+        self._write(connection, updates)
+        if any(call.is_trial and (call.failure is None or call.failure.is_answered) for call, _ in updates):
+            self._gate.close(connection)
+        if waiting:
+            # After what they wait for.
+            again = {slot.entry.id for slot in waiting if slot.again}
+            entries = [slot.entry for slot in waiting]
+            at_commit(connection, sql.MARK, *key_order.wait(self._of, entries, after.passage, again))
+        if passed:
+            at_commit(connection, after.append())
+        elif blocked and after.starts:
+            # This start had an end.
+            at_commit(connection, after.drop_starts())
+
+    def _written(self, connection: Connection, results: _Results) -> Counts:
+        """Forget results that are written, and tell of them."""
+        updates, passed, waiting, after, blocked = results
         self.released = self._subscription.by_key and any(call.retries and not row.holds for call, row in updates)
         self._progress = after
         for slot in passed:
@@ -584,3 +599,97 @@ class LeasedQueue:
         if first and (listeners.hooks or middlewares_here.get()):
             emit(handled(self._of, first, 1))
         return replace(counts, more=False)
+
+
+# --- several queues of a worker, in one transaction ------------------------------------------------------------------
+
+
+def _renewals(
+    connection: Connection, queues: Iterable[LeasedQueue], lapsed: list[LeasedQueue]
+) -> dict[LeasedQueue, int]:
+    """Lock queues; return the renewals of those leases that are the newest. The others are added to ``lapsed``."""
+    # In the order in which all transactions lock several.
+    ordered, renewals = sorted(queues, key=lambda queue: queue._of.lock), dict[LeasedQueue, int]()
+    locking = [statement for queue in ordered for statement in (take_lock(queue._of.lock), queue._newest())]
+    for queue, rows in zip(ordered, execute(connection, *locking)[1::2], strict=True):
+        try:
+            renewals[queue] = queue._renewal_of(rows)
+        except LeaseLapsed:
+            lapsed.append(queue)
+    return renewals
+
+
+def read_on(
+    connection: Connection, source: Connection, queues: Mapping[LeasedQueue, ConsumerProgress]
+) -> tuple[list[LeasedQueue], MessagesPruned | None]:
+    """Read what follows in queues, as far as the group may read by the newest look at them.
+
+    Return the queues that another worker has by now, and the error of one in which messages were pruned.
+    """
+    began, lapsed, pruned = time.monotonic(), list[LeasedQueue](), None
+    for queue, newest in queues.items():
+        at = queue._read
+        queue._read = newest.at((at.position, at.starts, at.message_id, at.passage))
+    found: dict[LeasedQueue, list[Entry]] = {}
+    with begin(connection):
+        renewals = _renewals(connection, queues, lapsed)
+        _, *ahead = read_log(connection, source, plan_by_index(), *(queue._next_messages() for queue in renewals))
+        for queue, rows in zip(renewals, ahead, strict=True):
+            try:
+                if entries := queue._read.read(rows, queue._subscription):
+                    found[queue] = entries
+            except MessagesPruned as error:  # the other queues have nothing to do with it
+                pruned = error
+        if found:
+            execute(connection, *(queue._renewed(renewals[queue] + 1, it[-1].position) for queue, it in found.items()))
+    for queue in found:
+        queue.lease = replace(queue.lease, ends=began + LEASE_SECONDS)
+    accept(connection, source, found)
+    return lapsed, pruned
+
+
+def accept(connection: Connection, source: Connection, found: Mapping[LeasedQueue, Sequence[Entry]]) -> None:
+    """Take entries that were read, by what the inbox says of them; of each queue up to one to be read once more."""
+    statements = {queue: queue._read.inbox_of(it, queue._subscription) for queue, it in found.items() if it}
+    if statements:
+        with begin(connection):
+            _, *rows = execute(connection, plan_by_index(once=True), *chain.from_iterable(statements.values()))
+            left = iter(rows)
+            for queue, its in statements.items():
+                queue._accept(connection, source, found[queue], list(islice(left, len(its))))
+
+
+def write_results(connection: Connection, results: Mapping[LeasedQueue, _Results]) -> tuple[Counts, list[LeasedQueue]]:
+    """Write what came of the calls of queues, and move the offsets: in one transaction.
+
+    Return the counts, and the queues that another worker has by now. What fails together is written queue by queue, so
+    that one doesn't stop the others. If that fails too, nothing is forgotten: to write it once more does no harm.
+    """
+    lapsed: list[LeasedQueue] = []
+    try:
+        with begin(connection):
+            renewals = _renewals(connection, results, lapsed)
+            for queue in renewals:
+                queue._write_results(connection, results[queue])
+    except DBAPIError:
+        if len(results) == 1 or is_lost(connection):
+            raise
+        return _one_by_one(connection, results)
+    return sum((queue._written(connection, results[queue]) for queue in renewals), Counts()), lapsed
+
+
+def _one_by_one(connection: Connection, results: Mapping[LeasedQueue, _Results]) -> tuple[Counts, list[LeasedQueue]]:
+    counts, lapsed, failure = Counts(), list[LeasedQueue](), None
+    for queue, its in results.items():
+        try:
+            written, lost = write_results(connection, {queue: its})
+        except DBAPIError as error:
+            failure = error
+            if is_lost(connection):
+                break
+        else:
+            counts += written
+            lapsed += lost
+    if failure is not None:
+        raise failure
+    return counts, lapsed

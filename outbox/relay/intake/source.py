@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_group
-from outbox.relay.client import LoopClient
+from outbox.relay.client import LoopClient, settled
 from outbox.text import storable
 
 C = TypeVar("C")
@@ -164,12 +164,12 @@ class ConnectedSource(LoopClient[C], Generic[C, R]):
         loop, timeout = self._own_loop(), seconds + ANSWER_TIMEOUT
 
         async def timed() -> T:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await work
-            except BaseException:
-                await self._drop(self._client)
-                raise
+            (outcome,) = await settled([asyncio.ensure_future(work)], timeout)
+            if not isinstance(outcome, BaseException):
+                return outcome
+            self._give_up_opening()
+            await self._drop(self._client)
+            raise outcome
 
         return asyncio.run_coroutine_threadsafe(timed(), loop).result(2 * timeout)
 
