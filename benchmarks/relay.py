@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,11 +19,12 @@ import nats
 import psycopg
 from confluent_kafka import Producer
 from redis.asyncio import Redis
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, func, select, text
 
 from benchmarks import bank, fill, handmade
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, Ratio, interleave
+from benchmarks.peers.business import asyncpg_url
 from outbox import Message, Outbox, Settings
 from outbox.worker import Worker
 from tests.relay import servers, targets
@@ -32,6 +34,8 @@ _BATCH = 500
 #: Messages of a round, by what each takes.
 _COUNTS = {"kafka": 10_000, "nats": 10_000, "redis": 10_000, "rabbitmq": 3_000}
 _RATE, _SECONDS = 500, 20
+#: Workers of the peer.
+_AT_ONCE = 8
 
 #: Publishes a list of keys and bodies, and returns when all are confirmed.
 Publish = Callable[[list[tuple[str | None, bytes]]], Awaitable[None]]
@@ -76,7 +80,7 @@ def _served(name: str, place: Path) -> Any:
 
 def _measured(lab: Lab, engine: Engine, name: str, target: targets.Target, count: int) -> Iterator[Figure]:
     lab.say(f"relay: {count} messages to {name}")
-    cpu: dict[str, list[float]] = {"ours": [], "hand": []}
+    cpu: dict[str, list[float]] = {"ours": [], "hand": [], "peer": []}
 
     def counted(arm: str, call: Callable[[], float]) -> float:
         began = time.process_time()
@@ -88,17 +92,81 @@ def _measured(lab: Lab, engine: Engine, name: str, target: targets.Target, count
         "ours": lambda: counted("ours", lambda: _relayed(engine, target, count)),
         "hand": lambda: counted("hand", lambda: asyncio.run(_by_hand(lab, name, target, count))),
     }
+    if find_spec("faststream_outbox"):
+        arms["peer"] = lambda: counted("peer", lambda: asyncio.run(_by_faststream(lab, name, target, count // 10)))
     rates = interleave(arms, lab.scale(3, 1))
     ratio = Ratio.of(rates["ours"], rates["hand"])
-    spent = {arm: statistics.median(each) * 1e6 for arm, each in cpu.items()}
+    spent = {arm: statistics.median(each) * 1e6 for arm, each in cpu.items() if each}
+    ours = f"{statistics.median(rates['ours']):,.0f}/s, {spent['ours']:.0f} µs"
     yield Figure(
         f"{count} messages to {name} ÷ a loop by hand: DELETE … RETURNING {_BATCH}, publish, COMMIT",
-        f"{statistics.median(rates['ours']):,.0f}/s, {spent['ours']:.0f} µs",
+        ours,
         f"{statistics.median(rates['hand']):,.0f}/s, {spent['hand']:.0f} µs",
         ratio,
         "≥ 0.8",
         ratio.median >= 0.8,
     )
+    if "peer" in rates:
+        beside = Ratio.of(rates["ours"], rates["peer"])
+        theirs = f"{statistics.median(rates['peer']):,.0f}/s, {10 * spent['peer']:.0f} µs"
+        yield Figure(f"the same to {name} ÷ faststream-outbox, its relay", ours, theirs, beside)
+
+
+async def _by_faststream(lab: Lab, name: str, target: Any, count: int) -> float:
+    """Return how many messages a second faststream-outbox relays, by a stacked publisher as its users write it."""
+    from faststream_outbox import OutboxBroker, make_outbox_table
+    from sqlalchemy import MetaData
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(asyncpg_url(lab.urls["main"]), pool_size=_AT_ONCE + 2)
+    metadata = MetaData()
+    table = make_outbox_table(metadata, table_name=f"peer_{uuid4().hex[:8]}")
+    outbox, (broker, publisher) = OutboxBroker(engine, outbox_table=table, logger=None), _faststream(name, target)
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+        orders = [bank.new_order() for _ in range(count)]
+        await outbox.publish_batch(*orders, queue="q", session=connection)
+
+    async def relay(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    outbox.subscriber("q", max_workers=_AT_ONCE, fetch_batch_size=_BATCH, min_fetch_interval=0.01)(publisher(relay))
+    await broker.start()
+    began = time.perf_counter()
+    await outbox.start()
+    left = count
+    while left:
+        await asyncio.sleep(0.02)
+        async with engine.connect() as connection:
+            left = (await connection.execute(select(func.count()).select_from(table))).scalar_one()
+    rate = count / (time.perf_counter() - began)
+    await outbox.stop()
+    await broker.stop()
+    await engine.dispose()
+    return rate
+
+
+def _faststream(name: str, target: Any) -> tuple[Any, Any]:
+    """Return a broker of FastStream's, and a publisher to the target."""
+    if name == "kafka":
+        from faststream.kafka import KafkaBroker
+
+        kafka = KafkaBroker(target.server, enable_idempotence=True, logger=None)
+        return kafka, kafka.publisher(target.destination)
+    if name == "nats":
+        from faststream.nats import NatsBroker
+
+        nats_broker = NatsBroker(target.url, logger=None)
+        return nats_broker, nats_broker.publisher(target.destination, stream=target.destination)
+    if name == "redis":
+        from faststream.redis import RedisBroker
+
+        redis_broker = RedisBroker(target.url)
+        return redis_broker, redis_broker.publisher(stream=target.destination)
+    from faststream.rabbit import RabbitBroker
+
+    rabbit = RabbitBroker(target.url, logger=None)
+    return rabbit, rabbit.publisher(target.destination, persist=True)
 
 
 def _relayed(engine: Engine, target: targets.Target, count: int) -> float:
