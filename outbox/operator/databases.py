@@ -334,6 +334,7 @@ DUTIES = (
         producer: admin
         DELETE ON message check_history delivery delivery_cursor half_error scheduled_message half_message topic_total
         DELETE ON topic topic_pause cron_schedule
+        SELECT(id) DELETE ON published
         INSERT ON audit
         SELECT DELETE ON topic_growth
         UPDATE DELETE ON op_message

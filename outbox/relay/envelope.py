@@ -33,6 +33,11 @@ _PLAIN = re.compile(f"[{re.escape(_AS_IT_IS)}]*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
+def type_of_message(message: Message) -> str:
+    """Return the type of a message: its header ``type``, or its topic."""
+    return message.headers.get(TYPE_HEADER) or message.topic
+
+
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
     """A message as it is published; ``id`` is its own for each send of an operator's, too."""
@@ -72,12 +77,11 @@ class Envelope:
 
     def headers(self, message: Message) -> dict[str, str]:
         """Return the headers of a message, without the type of its content."""
-        type_of = self.type_of or (lambda each: each.headers.get(TYPE_HEADER) or each.topic)
         attributes = {
             "id": str(message.id),
             "source": self.source,
             "specversion": "1.0",
-            "type": type_of(message),
+            "type": (self.type_of or type_of_message)(message),
             "time": message.born_at.astimezone(dt.UTC).isoformat().replace("+00:00", "Z"),
             "partitionkey": message.key,
             "subject": message.key,

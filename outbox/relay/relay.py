@@ -1,4 +1,4 @@
-"""A relay: a group outside of transactions, whose handler publishes. All that is true of groups is true of it.
+"""A relay: a group whose handler publishes, outside of transactions or into a table. It is as any other group is.
 
 So the message is published at least once, its offset moves when it is confirmed, and of one key one message at a time
 is on its way, while many keys are. A destination that isn't there opens the group's breaker and costs no attempt.
@@ -6,13 +6,14 @@ is on its way, while many keys are. A destination that isn't there opens the gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_group, check_topic, is_internal
+from outbox.relay.published import PublishedTable
 from outbox.relay.publisher import Publisher
 
 #: Messages that are published in one call at most, and calls that run at once in each worker.
@@ -34,7 +35,7 @@ class RelayRule:
 
     topics: tuple[str, ...]
     group: str
-    publisher: Publisher
+    publisher: Publisher | PublishedTable
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class RelayRule:
         """The patterns."""
         return [topic for topic in self.topics if "*" in topic]
 
+    def handler(self, schema: Callable[[], str]) -> Callable[..., Any]:
+        """Return the handler of its group; ``schema`` tells which one the tables of the group's database are in."""
+        publisher = self.publisher
+        return publisher.rows(schema) if isinstance(publisher, PublishedTable) else publisher.publish
+
     def takes(self, topic: str) -> bool:
         """Tell whether it relays a topic."""
         if is_internal(topic):
@@ -67,17 +73,23 @@ class RelayRule:
 
     @classmethod
     def of(
-        cls, topics: str | Sequence[str], publisher: Publisher, group: str | None = None, **options: Any
+        cls,
+        topics: str | Sequence[str],
+        publisher: Publisher | PublishedTable,
+        group: str | None = None,
+        **options: Any,
     ) -> RelayRule:
         """Return the rule with options as users write them."""
-        if not callable(getattr(publisher, "publish", None)) or not hasattr(publisher, "timeout"):
-            raise InvalidHandler(
-                f"relay to {publisher!r}: it is no Publisher, which has publish, close, name and timeout"
-            )
         listed = (topics,) if isinstance(topics, str) else tuple(topics)
-        fixed = {"transactional": False, "takes_batch": True, "timeout": 2 * publisher.timeout + _GRACE}
-        batch = getattr(publisher, "batch", BATCH)
-        rules: dict[str, Any] = {"ordered": "key", "batch": batch, "concurrency": CONCURRENCY, **options}
+        rules: dict[str, Any] = {"ordered": "key", "batch": getattr(publisher, "batch", BATCH), **options}
+        fixed: dict[str, Any] = {"transactional": True, "takes_batch": True}
+        if not isinstance(publisher, PublishedTable):
+            if not callable(getattr(publisher, "publish", None)) or not hasattr(publisher, "timeout"):
+                raise InvalidHandler(
+                    f"relay to {publisher!r}: it is no Publisher, which has publish, close, name and timeout"
+                )
+            fixed |= {"transactional": False, "timeout": 2 * publisher.timeout + _GRACE}
+            rules.setdefault("concurrency", CONCURRENCY)
         if rules["ordered"] == "key":
             rules.setdefault("on_exhausted", "skip")
         return cls(listed, group or f"relay-{publisher.name}", publisher, {**rules, **fixed})
