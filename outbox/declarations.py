@@ -21,7 +21,7 @@ from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.relay.intake import Intake, check_intake
-from outbox.relay.relay import RelayRule
+from outbox.relay.relay import PublishedTable, RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
 from outbox.settings import Settings
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         ScheduleDecorator,
         TopicOptions,
     )
-    from outbox.relay.published import PublishedTable
     from outbox.relay.publisher import Publisher
     from outbox.relay.source import IntakeSource, Received
 

@@ -45,7 +45,7 @@ MODULES = (
     "outbox.check.check_pass",
     "outbox.schedule.schedule_pass",
     "outbox.relay.intake",
-    "outbox.relay.published",
+    "outbox.relay.relay",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
     "outbox.reconcile.duty",

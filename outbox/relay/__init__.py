@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from outbox.relay.kafka import KafkaSource as KafkaSource
     from outbox.relay.nats import NatsPublisher as NatsPublisher
     from outbox.relay.nats import NatsSource as NatsSource
-    from outbox.relay.published import PublishedTable as PublishedTable
     from outbox.relay.publisher import Publisher as Publisher
     from outbox.relay.rabbit import RabbitPublisher as RabbitPublisher
     from outbox.relay.rabbit import RabbitSource as RabbitSource
     from outbox.relay.redis import RedisPublisher as RedisPublisher
     from outbox.relay.redis import RedisSource as RedisSource
+    from outbox.relay.relay import PublishedTable as PublishedTable
     from outbox.relay.source import IntakeSource as IntakeSource
     from outbox.relay.source import Received as Received
     from outbox.relay.webhook import Webhook as Webhook
@@ -35,7 +35,7 @@ _HOMES = {
     "KafkaSource": ("kafka", "kafka"),
     "NatsPublisher": ("nats", "nats"),
     "NatsSource": ("nats", "nats"),
-    "PublishedTable": ("published", ""),
+    "PublishedTable": ("relay", ""),
     "Publisher": ("publisher", ""),
     "RabbitPublisher": ("rabbit", "rabbitmq"),
     "RabbitSource": ("rabbit", "rabbitmq"),

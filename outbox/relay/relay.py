@@ -1,25 +1,112 @@
-"""A relay: a group whose handler publishes, outside of transactions or into a table. It is as any other group is.
+"""A relay: a group whose handler publishes, outside of transactions or into a table. It is as all groups are.
 
-So the message is published at least once, its offset moves when it is confirmed, and of one key one message at a time
-is on its way, while many keys are. A destination that isn't there opens the group's breaker and costs no attempt.
+To a broker a message is published at least once, its offset moves when it is confirmed, and of one key one message at a
+time is on its way, while many keys are. A destination that isn't there opens the group's breaker and costs no attempt.
+
+Into the table ``published``, which change data capture reads in the WAL, a message is written with its inbox row and
+its offset: once, unless the group is reset. What is undecided or rolled back never was a message. The rows of a key are
+in its order, and the WAL is in that of the commits. The columns are those that the outbox event router of Debezium
+takes by default, and some that it can be told of; none is NULL that stops it for good. Once a row is in the WAL its
+work is done: prune empties the table with the segments of the messages.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from outbox.errors import InvalidHandler
+from sqlalchemy import Connection
+from sqlalchemy.exc import InternalError, OperationalError, ProgrammingError
+
+from outbox.database.duty import Duty
+from outbox.database.execute import Template, execute, is_lost
+from outbox.errors import InvalidHandler, InvalidMessage, SchemaError
 from outbox.message.content import check_group, check_topic, is_internal
-from outbox.relay.published import PublishedTable
+from outbox.message.model import HandlerAnswer, Message, Unavailable
+from outbox.relay.envelope import type_of_message
 from outbox.relay.publisher import Publisher
+from outbox.text import summary_of
 
 #: Messages that are published in one call at most, and calls that run at once in each worker.
 BATCH, CONCURRENCY = 500, 8
 # Beside the publisher's own time-out (seconds): an attempt of which it says nothing at all has failed then.
 _GRACE = 15.0
+
+DUTIES = (
+    Duty(
+        "publish",
+        "Writes the messages of relays into a table, for change data capture.",
+        """
+        producer: worker
+        INSERT ON published
+        """,
+    ),
+)
+
+# In the order of their positions, which the WAL keeps.
+_PUBLISH = Template("""
+INSERT INTO {s}.published (id, aggregatetype, aggregateid, type, payload, timestamp, content_type, tag, queue, position,
+                           send_number, headers, traceparent)
+SELECT id, aggregatetype, aggregateid, type, payload, born_at AT TIME ZONE 'UTC', content_type, tag, queue, position,
+       send_number, headers::jsonb, headers::jsonb ->> 'traceparent'
+  FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[], %b::bytea[], %s::timestamptz[], %s::text[], %s::text[],
+              %s::int[], %s::int8[], %s::int[], %s::text[]) WITH ORDINALITY
+    AS m (id, aggregatetype, aggregateid, type, payload, born_at, content_type, tag, queue, position, send_number,
+          headers, number)
+ ORDER BY m.number
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRows:
+    """The handler of a relay that writes into the table ``published`` of the ``schema`` that it is called for."""
+
+    schema: Callable[[], str]
+    type_of: Callable[[Message], str]
+
+    def __call__(self, messages: Sequence[Message], connection: Connection, /) -> HandlerAnswer:
+        """Write messages; return None, or `Unavailable` where the table can't be written, for which none is at fault.
+
+        Raises:
+            InvalidMessage: a body can't be decompressed, or a type is no text.
+        """
+        columns = map(list, zip(*map(self._row, messages), strict=True))
+        try:
+            execute(connection, _PUBLISH(self.schema(), *columns))
+        except (InternalError, OperationalError, ProgrammingError, SchemaError) as error:
+            if is_lost(connection):
+                raise
+            return Unavailable(f"published: {summary_of(error)}")
+        return None
+
+    def _row(self, each: Message) -> tuple[Any, ...]:
+        kind = self.type_of(each)
+        if not isinstance(kind, str) or "\0" in kind:  # without one, the router would stop at it for good
+            raise InvalidMessage(f"message {each.id}: type_of returned {kind!r}, which is no text")
+        known = each.id, each.topic, each.key, kind, each.raw, each.born_at, each.content_type, each.tag
+        return *known, each.queue, each.position, each.send_number, json.dumps(dict(each.headers))
+
+
+class PublishedTable:
+    """Where a relay writes rows of the table ``published``, in the database of its `Outbox`, for change data capture.
+
+    ``type_of`` returns the type of a message; by default its header ``type``, or its topic.
+    """
+
+    name: str = "published"
+
+    def __init__(self, *, type_of: Callable[[Message], str] = type_of_message) -> None:
+        self.type_of: Callable[[Message], str] = type_of
+
+    def rows(self, schema: Callable[[], str]) -> PublishedRows:
+        """Return what writes into the table; ``schema`` tells in which schema it is."""
+        return PublishedRows(schema, self.type_of)
+
+    def close(self) -> None:
+        """Do nothing: what is open is the worker's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from outbox.declarations import relayed, topics_to_relay
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once
-from outbox.relay.published import PublishedRows
+from outbox.relay.relay import PublishedRows
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Lane, RunningDuty

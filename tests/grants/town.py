@@ -51,7 +51,7 @@ from outbox.reconcile.record.timetable import last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
-from outbox.relay.published import PublishedTable
+from outbox.relay.relay import PublishedTable
 from outbox.relay.source import Received
 from outbox.schedule.schedule_pass import Scheduler
 from outbox.testing import make_due, schedules
