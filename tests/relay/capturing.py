@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,19 +128,20 @@ def compare(sent: Sent, events: list[RoutedEvent]) -> Seen:
 
 
 def capture(folder: Path, url: str, class_path: str, count: int, seed: int) -> Seen:
-    """Send so many messages, relay them, and kill Debezium at a quarter and at three quarters of them."""
+    """Send so many messages, relay them, and kill Debezium meanwhile, at a quarter and at three quarters of them."""
     engine, draw, sent = create_engine(url), random.Random(seed), Sent()  # noqa: S311 - no secret
     app = Outbox(engine)
     app.relay("order-*", to=PublishedTable())
     debezium = Debezium(class_path, folder, url)
     try:
-        with Worker(app):
-            for part in (1, 3):
-                debezium.start()
-                send(app, engine, count * (part + 1) // 4, sent, draw)
-                _wait_for(debezium, count * part // 4)
-                debezium.kill()
+        with Worker(app), ThreadPoolExecutor(1) as sender:
             debezium.start()
+            sending = sender.submit(send, app, engine, count, sent, draw)
+            for quarters in (1, 3):
+                _wait_for(debezium, count * quarters // 4)
+                debezium.kill()
+                debezium.start()
+            sending.result()
             _wait_for(debezium, count)
     finally:
         debezium.kill()
@@ -148,7 +150,8 @@ def capture(folder: Path, url: str, class_path: str, count: int, seed: int) -> S
 
 
 def _wait_for(debezium: Debezium, ids: int) -> None:
-    wait_until(lambda: len({event.id for event in debezium.events}) >= ids, f"Debezium has delivered {ids}")
+    """Wait until so many have come, repetitions aside."""
+    wait_until(lambda: debezium.count >= ids and len({each.id for each in debezium.events}) >= ids, f"{ids} have come")
 
 
 def main(count: int) -> None:

@@ -38,6 +38,7 @@ _OF_TESTS = {
     "name": "outbox",
     "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
     "offset.flush.interval.ms": "1000",
+    "heartbeat.interval.ms": "300",
 }
 _JAVA = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -123,6 +124,12 @@ class Debezium:
         lines = [line for run in range(1, self._runs + 1) for line in self._lines(run)]
         # The first line of a run has no topic. A heartbeat has no header.
         return [_event(found) for line in lines if (found := json.loads(line)).get("headers")]
+
+    @property
+    def count(self) -> int:
+        """How many lines all runs have written: that many events at most."""
+        self._check()
+        return sum(len(self._lines(run)) for run in range(1, self._runs + 1))
 
     def kill(self) -> None:
         """End it by SIGKILL, if it runs."""
