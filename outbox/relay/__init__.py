@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outbox.relay.rabbit import RabbitSource as RabbitSource
     from outbox.relay.redis import RedisPublisher as RedisPublisher
     from outbox.relay.redis import RedisSource as RedisSource
+    from outbox.relay.relay import PublishedLog as PublishedLog
     from outbox.relay.relay import PublishedTable as PublishedTable
     from outbox.relay.source import IntakeSource as IntakeSource
     from outbox.relay.source import Received as Received
@@ -35,6 +36,7 @@ _HOMES = {
     "KafkaSource": ("kafka", "kafka"),
     "NatsPublisher": ("nats", "nats"),
     "NatsSource": ("nats", "nats"),
+    "PublishedLog": ("relay", ""),
     "PublishedTable": ("relay", ""),
     "Publisher": ("publisher", ""),
     "RabbitPublisher": ("rabbit", "rabbitmq"),

@@ -259,7 +259,7 @@ class Plan:
         self._needs_consumer()
         if parked_callback(subscription) is not None:
             self.needs[self._own, "producer"].add("send")
-        if isinstance(subscription.function, PublishedRows):
+        if isinstance(subscription.function, PublishedRows) and subscription.function.prefix is None:
             self.needs[self._own, "producer"].add("publish")
         met: dict[str, str] = {}
         several = subscription.of_sources()

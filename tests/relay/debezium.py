@@ -27,11 +27,12 @@ CREATE PUBLICATION outbox FOR TABLE outbox.published WITH (publish = 'insert', p
 _PAGE = ROOT / "docs" / "capturing.md"
 
 
-def settings_of_page() -> dict[str, str]:
-    """Return the configuration of the connector, as the page about it has it."""
-    (found,) = re.findall(r"```json\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)
-    configuration: dict[str, str] = json.loads(found)["config"]
-    return configuration
+def settings_of_page(*, log: bool = False) -> dict[str, str]:
+    """Return the configuration of the connector, as the page about it has it: for the table, or for the WAL alone."""
+    table, others = map(json.loads, re.findall(r"```json\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL))
+    gone = ("message.prefix.exclude.list", "table.include.list", "transforms.outbox.table.field.event.timestamp")
+    kept = {name: value for name, value in table["config"].items() if not (log and name in gone)}
+    return {**kept, **(others if log else {})}
 
 
 _OF_TESTS = {
@@ -81,7 +82,7 @@ class RoutedEvent:
 class Debezium:
     """A Debezium on a database, with its offsets in a folder: it can be killed, and started again."""
 
-    def __init__(self, class_path: str, folder: Path, url: str, **settings: str) -> None:
+    def __init__(self, class_path: str, folder: Path, url: str, *, log: bool = False) -> None:
         self._folder, self._url = folder, url
         self._runs = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,7 +96,7 @@ class Debezium:
             "database.dbname": address.database or "",
             "offset.storage.file.filename": str(folder / "offsets"),
         }
-        chosen = {**settings_of_page(), **_OF_TESTS, **database, **settings}
+        chosen = {**settings_of_page(log=log), **_OF_TESTS, **database}
         (folder / "settings").write_text("".join(f"{name}={value}\n" for name, value in chosen.items()))
 
     def start(self) -> None:

@@ -12,10 +12,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from outbox import Settings
+from outbox import Outbox, Settings, testing
 from outbox.embedded import Server
 from outbox.prune import segments as segments_module
 from outbox.prune.segments import drop_segment, make_segment
+from outbox.relay import PublishedLog
+from outbox.telemetry.events import MessageParked
+from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import tries, wait_until
 from tests.prune.yard import OLD, WIDE, YOUNG, Yard
 from tests.relay.capturing import capture, logical_server
@@ -146,6 +149,43 @@ def test_prune_does_not_disturb_it(engine: Engine, debezium: Debezium, monkeypat
     wait_until(lambda: ids[-1] in _ids(debezium), "it goes on")
     assert _ids(debezium) == ids
     yard.connection.close()
+
+
+def test_the_log_alone(
+    engine: Engine, url: str, settings: Settings, class_path: str, tmp_path: Path, heard: list[TelemetryEvent]
+) -> None:
+    """Without a table: each message once, in the order of each key, with all that the router takes; no other."""
+    app, debezium = (
+        Outbox(engine, settings=replace(settings, compress_above=100)),
+        Debezium(class_path, tmp_path, url, log=True),
+    )
+    app.relay("order-*", to=PublishedLog())
+    debezium.start()
+    bodies = ["", "é☃\0", "z" * 100_000, {"n": 1}]
+    with engine.begin() as connection:
+        ids = [app.send(connection, "order-paid", body, key="k", headers={"x": "☃"}) for body in bodies]
+        ids.insert(2, app.send(connection, "order-paid", b"\xff", key="k"))
+    with engine.connect() as connection:
+        app.send(connection, "order-paid", "rolled back", key="k")
+        app.prepare(connection, "order-paid", "undecided")
+        connection.rollback()
+    testing.drain(app)
+    with engine.begin() as connection:
+        ids.append(app.send(connection, "order-paid", "without a key"))
+    testing.drain(app)
+    try:
+        wait_until(lambda: len(debezium.events) >= 5, "all have come")
+        events = debezium.events
+    finally:
+        debezium.kill()
+    assert [UUID(event.id) for event in events] == [*ids[:2], *ids[3:]]
+    assert [event.value.decode() for event in events] == ["", "é☃\0", "z" * 100_000, '{"n":1}', "without a key"]
+    assert [event.key for event in events] == [*["k"] * 4, None]
+    assert {event.topic for event in events} == {"shop.order-paid"}
+    assert json.loads(events[0].headers["headers"]) == {"x": "☃"}
+    assert events[0].headers["ce_type"] == "order-paid"
+    (parked,) = [each for each in heard if isinstance(each, MessageParked)]
+    assert "isn't UTF-8" in parked.reason
 
 
 @pytest.mark.slow
