@@ -1,4 +1,4 @@
-"""What Debezium sees of many messages while it is killed: ``python -m tests.relay.capturing 10000`` prints the figures.
+"""What Debezium sees of messages while it is killed: ``python -m tests.relay.capturing 10000 2``, killed twice.
 
 As many messages are rolled back, or left undecided, as are committed: whole transactions, savepoints, prepared halves.
 """
@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine
@@ -127,9 +126,9 @@ def compare(sent: Sent, events: list[RoutedEvent]) -> Seen:
     )
 
 
-def capture(folder: Path, url: str, class_path: str, count: int, seed: int) -> Seen:
-    """Send so many messages, relay them, and kill Debezium meanwhile, at a quarter and at three quarters of them."""
-    engine, draw, sent = create_engine(url), random.Random(seed), Sent()  # noqa: S311 - no secret
+def capture(folder: Path, url: str, class_path: str, count: int, kills: int = 2) -> Seen:
+    """Send so many messages, relay them, and kill Debezium meanwhile: twice at a quarter and at three quarters."""
+    engine, draw, sent = create_engine(url), random.Random(count), Sent()  # noqa: S311 - no secret
     app = Outbox(engine)
     app.relay("order-*", to=PublishedTable())
     debezium = Debezium(class_path, folder, url)
@@ -137,8 +136,8 @@ def capture(folder: Path, url: str, class_path: str, count: int, seed: int) -> S
         with Worker(app), ThreadPoolExecutor(1) as sender:
             debezium.start()
             sending = sender.submit(send, app, engine, count, sent, draw)
-            for quarters in (1, 3):
-                _wait_for(debezium, count * quarters // 4)
+            for number in range(1, 2 * kills, 2):
+                _wait_for(debezium, count * number // (2 * kills))
                 debezium.kill()
                 debezium.start()
             sending.result()
@@ -154,16 +153,16 @@ def _wait_for(debezium: Debezium, ids: int) -> None:
     wait_until(lambda: debezium.count >= ids and len({each.id for each in debezium.events}) >= ids, f"{ids} have come")
 
 
-def main(count: int) -> None:
+def main(count: int, kills: int) -> None:
     """Print what came of so many messages."""
-    begin: Any = time.monotonic()
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name, logical_server() as server:
         folder, url = Path(name), server.url("shop")
         class_path = compiled(folder)
         with slot(url):
-            print(capture(folder, url, class_path, count, seed=count))  # noqa: T201 - for the reader
+            print(capture(folder, url, class_path, count, kills))  # noqa: T201 - for the reader
     print(f"{time.monotonic() - begin:.0f} s")  # noqa: T201 - for the reader
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
