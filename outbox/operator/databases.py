@@ -306,6 +306,7 @@ DUTIES = (
         {COUNTED_PRODUCER}
         SELECT ON audit bulk_job bulk_item worker stats_sample check_history compensation delivery_cursor half_error
         SELECT ON producer_process topic_pause cron_schedule
+        SELECT(id number) ON published
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
