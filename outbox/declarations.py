@@ -21,6 +21,7 @@ from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
 from outbox.reconcile.job import Reconciliation
 from outbox.relay.intake.intake import Intake, check_intake
+from outbox.relay.published import PublishedTable
 from outbox.relay.relay import RelayRule
 from outbox.schedule.recurrence import Recurrence
 from outbox.schedule.schedule import CronSchedule, Missed
@@ -87,6 +88,11 @@ class Declarations:
         self.topics, self.known_groups, self.codecs = other.topics, other.known_groups, other.codecs
         self.reconciliations, self.middlewares = other.reconciliations, other.middlewares
         self.relays, self.intakes = other.relays, other.intakes
+
+    @property
+    def current(self) -> Declarations:
+        """The one whose database the running handler works in: an `Outbox` knows it."""
+        raise NotImplementedError
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         """Send what a handler replies: an `Outbox` does."""
@@ -465,9 +471,13 @@ class Declarations:
         return self._register(Subscription, topic, model, send_reply=self._send_reply, **options)
 
     def relay(
-        self, topics: str | Topic[Any] | Sequence[str | Topic[Any]], *, to: Publisher, **options: Unpack[RelayOptions]
+        self,
+        topics: str | Topic[Any] | Sequence[str | Topic[Any]],
+        *,
+        to: Publisher | PublishedTable,
+        **options: Unpack[RelayOptions],
     ) -> None:
-        """Have workers publish the messages of topics, of this database, ``to`` a broker or an endpoint.
+        """Have workers publish the messages of topics, of this database, ``to`` a broker, an endpoint or a table.
 
         A topic's name may have ``*``: then also topics that come later are relayed. It is a group like any other
         (``group``; by default ``relay-`` and the publisher's name), whose offset moves when the destination has
@@ -475,7 +485,7 @@ class Declarations:
         destination refuses for itself is parked, and its key goes on, or (``on_exhausted="park"``) waits. Where the
         destination isn't there, nothing is lost and no attempt is used up: the group's breaker opens. Up to ``batch``
         messages are published in one call, ``concurrency`` calls run at once. The other options are those of
-        `consumer`.
+        `consumer`. Into a table (`outbox.relay.PublishedTable`) the messages of a batch are written with the offset.
 
         Raises:
             InvalidHandler: the group has one of these topics already, or an option can't work.
@@ -569,7 +579,8 @@ def relayed(declarations: Declarations, rule: RelayRule, topic: str) -> Subscrip
     key = topic, rule.group
     if not rule.patterns or key not in declarations.subscriptions:
         options = {**rule.options, "group": rule.group, "at_end": rule.publisher.close}
-        declarations._register(Subscription, topic, None, **options)(rule.publish)
+        handler = rule.handler(lambda: declarations.current.settings.schema)
+        declarations._register(Subscription, topic, None, **options)(handler)
     return declarations.subscriptions[key]
 
 

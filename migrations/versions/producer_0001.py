@@ -122,6 +122,13 @@ UPGRADE = (
     "CREATE TABLE {s}.delivery_default PARTITION OF {s}.delivery DEFAULT",
     "CREATE INDEX ix_delivery_open ON {s}.delivery (topic, consumer_group, half_id) WHERE NOT settled",
     "CREATE INDEX ix_delivery_exhausted ON {s}.delivery (topic, half_id) WHERE status = 'resend_exhausted'",
+    """CREATE TABLE {s}.published (
+        id UUID, number BIGINT GENERATED ALWAYS AS IDENTITY, aggregatetype {name} NOT NULL, aggregateid {name},
+        type TEXT NOT NULL, payload BYTEA NOT NULL, timestamp TIMESTAMP NOT NULL, content_type TEXT NOT NULL,
+        headers JSONB NOT NULL, traceparent TEXT, tag {name}, queue INTEGER NOT NULL, position BIGINT NOT NULL,
+        send_number SMALLINT NOT NULL,
+        CONSTRAINT pk_published PRIMARY KEY (id, number)) PARTITION BY RANGE (id)""",
+    "CREATE TABLE {s}.published_default PARTITION OF {s}.published DEFAULT",
     """CREATE TABLE {s}.delivery_cursor (topic {name}, consumer_group {name}, number BIGINT,
         starts BIGINT[] NOT NULL, positions BIGINT[] NOT NULL, written_at {now},
         CONSTRAINT pk_delivery_cursor PRIMARY KEY (topic, consumer_group, number),

@@ -45,6 +45,7 @@ MODULES = (
     "outbox.check.check_pass",
     "outbox.schedule.schedule_pass",
     "outbox.relay.intake.intake",
+    "outbox.relay.published",
     "outbox.delivery.confirm_pass",
     "outbox.consumer.retry",
     "outbox.reconcile.duty",

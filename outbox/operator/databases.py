@@ -306,6 +306,7 @@ DUTIES = (
         {COUNTED_PRODUCER}
         SELECT ON audit bulk_job bulk_item worker stats_sample check_history compensation delivery_cursor half_error
         SELECT ON producer_process topic_pause cron_schedule intake_range
+        SELECT(id number) ON published
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
         SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
@@ -334,6 +335,7 @@ DUTIES = (
         producer: admin
         DELETE ON message check_history delivery delivery_cursor half_error scheduled_message half_message topic_total
         DELETE ON topic topic_pause cron_schedule
+        SELECT(id) DELETE ON published
         INSERT ON audit
         SELECT DELETE ON topic_growth
         UPDATE DELETE ON op_message

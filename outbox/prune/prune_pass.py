@@ -214,6 +214,7 @@ DUTIES = (
         SELECT DELETE ON message scheduled_message delivery delivery_cursor producer_process saga saga_command
         SELECT DELETE ON tcc_branch
         SELECT(half_id) DELETE ON check_history half_error
+        SELECT(id) DELETE ON published
         SELECT(half_id parked_at) DELETE ON half_check
         SELECT UPDATE DELETE ON op_message
         SELECT INSERT DELETE ON topic_total

@@ -5,11 +5,11 @@ leave each of them in the indexes until a vacuum takes it, and while any old sna
 is truncated leaves nothing.
 
 A producer and an inbox each have their own (`SegmentedSide`). A producer is emptied of one range of ids in
-``half_message``, ``op_message``, ``message`` and ``delivery`` together: never an op without its half, never a message
-without its op, never what became of a message without the message. Ids of no segment (of before the first one, of
-clocks that are far off, of business strings) are in the DEFAULT partitions, where `outbox.prune.prune_pass` deletes row
-by row; and so are the survivors of a segment that is dropped, which keeps the number of partitions small. Ids of
-business strings are never in a segment: they lie behind all times.
+``half_message``, ``op_message``, ``message``, ``delivery`` and ``published`` together: never an op without its half,
+never a message without its op, never what became of a message without the message. Ids of no segment (of before the
+first one, of clocks that are far off, of business strings) are in the DEFAULT partitions, where
+`outbox.prune.prune_pass` deletes row by row; and so are the survivors of a segment that is dropped, which keeps the
+number of partitions small. Ids of business strings are never in a segment: they lie behind all times.
 
 No transaction waits for a lock of a segment's for longer than `WAIT`, nor is one held for much longer: what has to be
 kept is found out before, without a lock (`SegmentedSide.survey`), and under the lock by index alone
@@ -115,7 +115,7 @@ class SegmentedSide:
     part: str
     #: The one of them of which rows are counted.
     counted: str
-    #: What finds a row by ``key_group`` and ``key_id``, in each of the tables.
+    #: What finds a row by ``key_group`` and ``key_id``, in each of the tables of which rows may be kept.
     conditions: Mapping[str, str]
 
     @property
@@ -171,7 +171,10 @@ class SegmentedSide:
 class _ProducerSide(SegmentedSide):
     part = "producer"
     counted = "half_message"
-    conditions: Mapping[str, str] = {table: f"{column} = key_id" for table, column in SEGMENTED["producer"].items()}
+    # What was published is in the WAL. Rows that were written again would be published again.
+    conditions: Mapping[str, str] = {
+        table: f"{column} = key_id" for table, column in SEGMENTED["producer"].items() if table != "published"
+    }
 
     def retention(self, settings: Settings) -> float:
         return settings.retention
@@ -423,7 +426,7 @@ def _compact(connection: Connection, schema: str, segment: Segment, side: Segmen
     with shortly(connection, schema, "empty", segment, side) as mine:
         if not mine:
             return 0
-        for table in side.tables:
+        for table in side.conditions:
             execute(connection, sql.make_survivors(schema, table))
         execute(connection, Statement(f"LOCK TABLE {', '.join(leaves.values())} IN ACCESS EXCLUSIVE MODE"))
         # A statement of its own, after the lock: it sees all that was written since the survey.
@@ -437,7 +440,7 @@ def _compact(connection: Connection, schema: str, segment: Segment, side: Segmen
             (rows,) = execute(connection, sql.copy_survivors(leaves[table], table, condition, columns, keep))
             survivors += len(rows) if table == side.counted else 0
         execute(connection, Statement(f"TRUNCATE {', '.join(leaves.values())}"))
-        for table in side.tables:
+        for table in side.conditions:
             execute(connection, sql.put_back(leaves[table], table, side.columns(schema, table)))
         return max(survey.rows - survivors, 0)
     return 0
@@ -451,7 +454,7 @@ def drop_segment(
     None: it has too many.
     """
     schema, dropped = settings.schema, False
-    count = sql.at_most(schema, side.leaves(segment), FEW + 1)
+    count = sql.at_most(schema, {table: segment.leaf(table) for table in side.conditions}, FEW + 1)
     with shortly(connection, schema, "drop", segment, side) as mine:
         if not mine:
             return False
@@ -462,7 +465,8 @@ def drop_segment(
         if execute(connection, count)[0][0][0] > FEW:
             return None
         for table in side.tables:
-            execute(connection, *sql.fold(schema, table, segment.leaf(table), side.columns(schema, table)))
+            columns = side.columns(schema, table) if table in side.conditions else None
+            execute(connection, *sql.fold(schema, table, segment.leaf(table), columns))
         dropped = True
     if dropped:
         side.clear_up(connection, schema, segment)

@@ -53,6 +53,8 @@ DELETE_LOCKED = """messages AS (
     DELETE FROM {s}.delivery WHERE half_id IN (SELECT half_id FROM locked)
 ), errors AS (
     DELETE FROM {s}.half_error WHERE half_id IN (SELECT half_id FROM locked)
+), published AS (
+    DELETE FROM {s}.published WHERE id IN (SELECT half_id FROM locked)
 ), ops AS (
     DELETE FROM {s}.op_message WHERE half_id IN (SELECT half_id FROM locked)
 ), halves AS (
@@ -235,6 +237,9 @@ WITH histories AS (
     DELETE FROM {s}.delivery e
      WHERE half_id >= %(first)s AND half_id < %(end)s
        AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = e.half_id)
+), published AS (
+    DELETE FROM {s}.published p
+     WHERE id >= %(first)s AND id < %(end)s AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = p.id)
 )
 DELETE FROM {s}.scheduled_message d
  WHERE half_id >= %(first)s AND half_id < %(end)s AND recalled_at IS NOT NULL
@@ -359,13 +364,14 @@ def put_back(leaf: str, table: str, columns: str) -> Statement:
     return Statement(f"INSERT INTO {leaf} ({columns}) SELECT {columns} FROM pg_temp.survivors_{table}")
 
 
-def fold(schema: str, table: str, leaf: str, columns: str) -> list[Statement]:
-    """Take a partition out, write its rows into the table again, and drop it."""
+def fold(schema: str, table: str, leaf: str, columns: str | None) -> list[Statement]:
+    """Take a partition out, write these columns of its rows, if any, into the table again, and drop it."""
+    again = f"INSERT INTO {{s}}.{table} ({columns}) SELECT {columns} FROM {{s}}.{leaf}"
     return [
         Statement(in_schema(sql, schema))
         for sql in (
             f"ALTER TABLE {{s}}.{table} DETACH PARTITION {{s}}.{leaf}",
-            f"INSERT INTO {{s}}.{table} ({columns}) SELECT {columns} FROM {{s}}.{leaf}",
+            *([again] if columns else []),
             f"DROP TABLE {{s}}.{leaf}",
         )
     ]

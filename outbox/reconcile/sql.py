@@ -224,9 +224,9 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 # Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
-# Deliveries aren't read: the inbox itself is.
+# Deliveries aren't read: the inbox itself is; nor is what was published.
 _TRUNCATED: dict[Part, tuple[str, ...]] = {
-    "producer": (*(table for table in SEGMENTED["producer"] if table != "delivery"), "half_check"),
+    "producer": (*(table for table in SEGMENTED["producer"] if table not in {"delivery", "published"}), "half_check"),
     "consumer": (*SEGMENTED["consumer"], "consumer_offset"),
 }
 #: Keeps rows where they are as long as this transaction is open; to come before its first query.

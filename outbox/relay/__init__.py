@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from outbox.relay.kafka import KafkaSource as KafkaSource
     from outbox.relay.nats import NatsPublisher as NatsPublisher
     from outbox.relay.nats import NatsSource as NatsSource
+    from outbox.relay.published import PublishedLog as PublishedLog
+    from outbox.relay.published import PublishedTable as PublishedTable
     from outbox.relay.publisher import Publisher as Publisher
     from outbox.relay.rabbit import RabbitPublisher as RabbitPublisher
     from outbox.relay.rabbit import RabbitSource as RabbitSource
@@ -34,6 +36,8 @@ _HOMES = {
     "KafkaSource": ("kafka", "kafka"),
     "NatsPublisher": ("nats", "nats"),
     "NatsSource": ("nats", "nats"),
+    "PublishedLog": ("published", ""),
+    "PublishedTable": ("published", ""),
     "Publisher": ("publisher", ""),
     "RabbitPublisher": ("rabbit", "rabbitmq"),
     "RabbitSource": ("rabbit", "rabbitmq"),

@@ -35,6 +35,11 @@ _PLAIN = re.compile(f"[{re.escape(_AS_IT_IS)}]*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
+def type_of_message(message: Message) -> str:
+    """Return the type of a message: its header ``type``, or its topic."""
+    return message.headers.get(TYPE_HEADER) or message.topic
+
+
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
     """A message as it is published; ``id`` is its own for each send of an operator's, too."""
@@ -77,12 +82,12 @@ class Envelope:
 
     def headers(self, message: Message) -> dict[str, str]:
         """Return the headers of a message, without the type of its content."""
-        type_of, key = self.type_of, message.key
+        key = message.key
         values = (
             str(message.id),
             self.source,
             "1.0",
-            type_of(message) if type_of else message.headers.get(TYPE_HEADER) or message.topic,
+            (self.type_of or type_of_message)(message),
             f"{message.born_at.astimezone(dt.UTC).replace(tzinfo=None).isoformat()}Z",
             key,
             key,

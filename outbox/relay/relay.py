@@ -1,13 +1,13 @@
-"""A relay: a group outside of transactions, whose handler publishes. All that is true of groups is true of it.
+"""A relay: a group whose handler publishes, outside of transactions or into a table. It is as all groups are.
 
-So the message is published at least once, its offset moves when it is confirmed, and of one key one message at a time
-is on its way, while many keys are. A destination that isn't there opens the group's breaker and costs no attempt.
+To a broker a message is published at least once, its offset moves when it is confirmed, and of one key one message at a
+time is on its way, while many keys are. A destination that isn't there opens the group's breaker and costs no attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,6 +16,7 @@ from outbox.errors import InvalidHandler
 from outbox.message.content import check_group, check_topic, is_internal
 from outbox.message.model import HandlerAnswer, Message, Unavailable
 from outbox.relay.client import settled
+from outbox.relay.published import PublishedTable
 from outbox.relay.publisher import Publisher
 
 #: Messages that are published in one call at most, and calls that run at once in each worker.
@@ -37,7 +38,7 @@ class RelayRule:
 
     topics: tuple[str, ...]
     group: str
-    publisher: Publisher
+    publisher: Publisher | PublishedTable
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,29 +69,42 @@ class RelayRule:
             return False
         return any(fnmatchcase(topic, pattern) for pattern in self.topics)
 
-    async def publish(self, messages: list[Message], /) -> Sequence[HandlerAnswer]:
-        """Have messages published; where the publisher says nothing at all, no message is at fault."""
-        longest = 2 * self.publisher.timeout + _GRACE / 2
-        (answers,) = await settled([asyncio.ensure_future(self.publisher.publish(messages))], longest)
-        if isinstance(answers, TimeoutError):
-            return [Unavailable(f"{self.publisher.name} has said nothing within {longest:g} s")] * len(messages)
-        if isinstance(answers, BaseException):
-            raise answers
-        return answers
+    def handler(self, schema: Callable[[], str]) -> Callable[..., Any]:
+        """Return the handler of its group; ``schema`` tells which one the tables of the group's database are in."""
+        publisher = self.publisher
+        if isinstance(publisher, PublishedTable):
+            return publisher.rows(schema)
+        longest = 2 * publisher.timeout + _GRACE / 2
+
+        async def publish(messages: list[Message], /) -> Sequence[HandlerAnswer]:
+            (answers,) = await settled([asyncio.ensure_future(publisher.publish(messages))], longest)
+            if isinstance(answers, TimeoutError):  # it says nothing at all, and no message is at fault
+                return [Unavailable(f"{publisher.name} has said nothing within {longest:g} s")] * len(messages)
+            if isinstance(answers, BaseException):
+                raise answers
+            return answers
+
+        return publish
 
     @classmethod
     def of(
-        cls, topics: str | Sequence[str], publisher: Publisher, group: str | None = None, **options: Any
+        cls,
+        topics: str | Sequence[str],
+        publisher: Publisher | PublishedTable,
+        group: str | None = None,
+        **options: Any,
     ) -> RelayRule:
         """Return the rule with options as users write them."""
-        if not callable(getattr(publisher, "publish", None)) or not hasattr(publisher, "timeout"):
-            raise InvalidHandler(
-                f"relay to {publisher!r}: it is no Publisher, which has publish, close, name and timeout"
-            )
         listed = (topics,) if isinstance(topics, str) else tuple(topics)
-        fixed = {"transactional": False, "takes_batch": True, "timeout": 2 * publisher.timeout + _GRACE}
-        batch = getattr(publisher, "batch", BATCH)
-        rules: dict[str, Any] = {"ordered": "key", "batch": batch, "concurrency": CONCURRENCY, **options}
+        rules: dict[str, Any] = {"ordered": "key", "batch": getattr(publisher, "batch", BATCH), **options}
+        fixed: dict[str, Any] = {"transactional": True, "takes_batch": True}
+        if not isinstance(publisher, PublishedTable):
+            if not callable(getattr(publisher, "publish", None)) or not hasattr(publisher, "timeout"):
+                raise InvalidHandler(
+                    f"relay to {publisher!r}: it is no Publisher, which has publish, close, name and timeout"
+                )
+            fixed |= {"transactional": False, "timeout": 2 * publisher.timeout + _GRACE}
+            rules.setdefault("concurrency", CONCURRENCY)
         if rules["ordered"] == "key":
             rules.setdefault("on_exhausted", "skip")
         return cls(listed, group or f"relay-{publisher.name}", publisher, {**rules, **fixed})

@@ -29,6 +29,7 @@ from outbox.declarations import relayed, topics_to_relay
 from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.prune.prune_pass import prune_consumer_once
+from outbox.relay.published import PublishedRows
 from outbox.worker.clock import Clock
 from outbox.worker.connections import AsyncRunner, OwnRunner, PassContext, Runners, WorkerDatabase
 from outbox.worker.duty import Lane, RunningDuty
@@ -258,6 +259,8 @@ class Plan:
         self._needs_consumer()
         if parked_callback(subscription) is not None:
             self.needs[self._own, "producer"].add("send")
+        if isinstance(subscription.function, PublishedRows) and subscription.function.prefix is None:
+            self.needs[self._own, "producer"].add("publish")
         met: dict[str, str] = {}
         several = subscription.of_sources()
         planned = [self._plan_source(each, met, named=len(several) > 1) for each in several]

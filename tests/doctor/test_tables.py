@@ -268,6 +268,10 @@ _FILLED = {
         "half_id, resolution, decided_by",
         "SELECT gen_random_uuid(), 'rollback', 'check' FROM generate_series(1, 2)",
     ),
+    "published": (
+        "id, aggregatetype, type, payload, timestamp, content_type, headers, queue, position, send_number",
+        "SELECT gen_random_uuid(), 't', 't', '', now(), '', '{}', 0, 1, 1 FROM generate_series(1, 2)",
+    ),
     "dispatch_cursor": ("next_xid, in_flight, system_identifier", "VALUES ('1', '{}', 1), ('1', '{}', 1)"),
     "log_loss": (
         "consumer_group, topic, queue, position, agreed, message_ids",

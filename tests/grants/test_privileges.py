@@ -32,7 +32,7 @@ Acts = Mapping[str, Any]
 _ID = UUID(int=0)
 _ITEM = {"group": "g", "groups": ["g"], "id": _ID, "bulk_jobs": [_ID]}
 #: What is executed so seldom that no duty's test comes to it: an answer that is given back, a quarantine that is
-#: dropped, an offset that goes back, a difference since the last comparison, an old segment of the inbox.
+#: dropped, an offset that goes back, a difference since the last comparison, an old segment of the inbox, a sequence.
 SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("check", "producer"): [check_sql.unasked("outbox", half_id=_ID, checks=0, id=0)],
     ("compensate", "consumer"): [compensate_sql.drop("outbox", **_ITEM)],
@@ -44,7 +44,10 @@ SELDOM: Mapping[tuple[str, str], Sequence[Statement]] = {
     ("intake", "producer"): [Statement("SELECT nextval('outbox.op_sequence')")],
     ("report", "consumer"): [identity.sources("outbox")],
     ("prune", "consumer"): [prune_sql.hold("outbox", group="g", topic="t", first=_ID, ids=[_ID], asked_ms=0)],
-    ("look", "producer"): [health_sql.GAPS("outbox", limit=1)],
+    ("look", "producer"): [
+        health_sql.GAPS("outbox", limit=1),
+        Statement("SELECT number FROM outbox.published ORDER BY id DESC LIMIT 1000"),
+    ],
     ("look", "consumer"): [health_sql.HOLDING("outbox", first=_ID, end=UUID(int=1), limit=1)],
     ("runs", "producer"): [RunRequest("all", "t", "g").send("outbox", _ID)],
     ("reconcile", "producer"): [

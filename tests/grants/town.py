@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +53,7 @@ from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile
 from outbox.relay.intake.gaps import join_once
 from outbox.relay.intake.source import Received
+from outbox.relay.published import PublishedTable
 from outbox.schedule.schedule_pass import Scheduler
 from outbox.testing import make_due, schedules
 from outbox.testing.runners import PassRunners
@@ -290,6 +292,20 @@ def intake(town: Town) -> None:
         assert app.intakes[0].once(connection, "outbox").done == 2
         assert app.intakes[0].once(connection, "outbox").done == 2
         join_once(connection, town.settings)
+
+
+def publish(town: Town) -> None:
+    """Write messages of a relay into the table."""
+    messages = [message_of(id_) for id_ in town.dispatched(2)]
+    with town.at["producer"].begin() as connection:
+        PublishedTable().rows(lambda: "outbox")(messages, connection)
+    assert town.producer.value("SELECT count(*) FROM outbox.published") == 2
+
+
+def message_of(half_id: UUID) -> Message:
+    """Return a message as a relay has it."""
+    now = dt.datetime.now(dt.UTC)
+    return Message(half_id, "t", 0, 1, "k", None, "text/plain", b"x", now, now)
 
 
 def check(town: Town) -> None:
@@ -677,6 +693,7 @@ ACTS: dict[tuple[str, Part], Callable[[Town], None]] = {
     ("check", "producer"): check,
     ("schedule", "producer"): schedule,
     ("intake", "producer"): intake,
+    ("publish", "producer"): publish,
     ("prune", "producer"): prune,
     ("confirm", "producer"): confirm,
     ("confirm", "consumer"): confirm,

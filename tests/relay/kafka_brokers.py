@@ -22,23 +22,12 @@ import time
 from pathlib import Path
 from typing import IO, NoReturn
 
+from tests.relay import jars
+
 VERSION, LOG4J = "4.4.0", "2.25.5"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 180
-#: Where the jars are kept from one run to the next.
-CACHE = Path(os.environ.get("OUTBOX_TEST_KAFKA_CACHE", "~/.cache/outbox-tests-kafka")).expanduser()
-#: The exit code where Maven couldn't fetch the jars, which it has told of.
-NO_JARS = 3
-
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>outbox</groupId><artifactId>kafka-for-tests</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
-    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{LOG4J}</version></dependency>
-  </dependencies>
-</project>
-"""
+_ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}", f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J}")
 
 _SETTINGS = """process.roles=broker,controller
 node.id={node}
@@ -85,30 +74,18 @@ def _java(lib: Path, heap: str, *arguments: str, out: IO[bytes] | int) -> subpro
     return _spawn("java", *options, "-cp", f"{lib}/*", *arguments, out=out)
 
 
-def installed(cache: Path) -> Path:
+def installed() -> Path:
     """Return the folder with the jars and an empty log, which are made unless an earlier run did."""
-    home = cache / VERSION
-    if home.exists():
-        return home
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        new, pom = Path(folder, "new"), Path(folder, "pom.xml")
-        pom.write_text(_POM)
-        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={new / 'lib'}")
-        if _spawn("mvn", "-q", "-B", "-f", str(pom), *copy, out=2).wait():
-            raise SystemExit(NO_JARS)
-        settings = _write_settings(Path(folder), 1, {1: (1, 2, 3)}, new / "log")
-        command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
-        if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():
-            raise SystemExit("Kafka couldn't format its log")
-        if not home.exists():  # another process may have been faster
-            new.rename(home)
-    return home
+    return jars.installed(VERSION, *_ARTIFACTS, finish=_format)
 
 
-def fetch() -> None:
-    """Have the jars in the cache."""
-    installed(CACHE)
+def _format(new: Path) -> None:
+    """Make the empty log."""
+    settings = _write_settings(new, 1, {1: (1, 2, 3)}, new / "log")
+    command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
+    if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():
+        raise SystemExit("Kafka couldn't format its log")
+    settings.unlink()
 
 
 def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path) -> Path:
@@ -160,7 +137,7 @@ def main(brokers: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    home, free = installed(CACHE), iter(_free_ports(3 * brokers))
+    home, free = installed(), iter(_free_ports(3 * brokers))
     ports = {node: (next(free), next(free), next(free)) for node in range(1, brokers + 1)}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="kafka-") as name:

@@ -22,7 +22,7 @@ import pytest
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
 from tests.kit.programs import lacks, unpacked
-from tests.relay.kafka_brokers import NO_JARS
+from tests.relay.jars import NO_JARS
 
 
 def free_port() -> int:

@@ -61,7 +61,13 @@ _NAMING = {
 #: The tables of each part that are partitioned by ranges of message ids, which begin with the time, and the column with
 #: the id. Prune empties such a range as a whole (`outbox.prune.segments`). A pass takes them in this order.
 SEGMENTED: Mapping[str, Mapping[str, str]] = {
-    "producer": {"message": "half_id", "half_message": "id", "op_message": "half_id", "delivery": "half_id"},
+    "producer": {
+        "message": "half_id",
+        "half_message": "id",
+        "op_message": "half_id",
+        "delivery": "half_id",
+        "published": "id",
+    },
     "consumer": {"consumer_message": "message_id"},
 }
 

@@ -12,6 +12,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    DateTime,
     Double,
     Identity,
     Index,
@@ -272,6 +273,25 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Index("ix_delivery_open", "topic", "consumer_group", "half_id", postgresql_where=text("NOT settled")),
             # Serves the health model: deliveries given up, which should be few.
             Index("ix_delivery_exhausted", "topic", "half_id", postgresql_where=text("status = 'resend_exhausted'")),
+        ],
+        # What change data capture reads in the WAL, under the names that Debezium takes by default.
+        "published": [
+            Column("id", Uuid, primary_key=True),
+            # In the order in which they were written. A message that a group reads again has one more row.
+            Column("number", BigInteger, Identity(always=True), primary_key=True),
+            Column("aggregatetype", NAME, nullable=False),
+            Column("aggregateid", NAME),
+            Column("type", Text, nullable=False),
+            Column("payload", LargeBinary, nullable=False),
+            # In UTC: with a time zone, or as a number, it would end Debezium.
+            Column("timestamp", DateTime, nullable=False),
+            Column("content_type", Text, nullable=False),
+            Column("headers", JSONB, nullable=False),
+            Column("traceparent", Text),
+            Column("tag", NAME),
+            Column("queue", Integer, nullable=False),
+            Column("position", BigInteger, nullable=False),
+            Column("send_number", SmallInteger, nullable=False),
         ],
         # Appended by each confirm pass that came further; the newest of a topic and a group counts. By queue: where the
         # group began, and up to which position the fate of each message is known. See outbox/delivery/confirm_pass.py.
