@@ -24,7 +24,7 @@ _TURNS = 10
 
 
 # Tasks that nothing waits for, and that must not be collected meanwhile.
-_KEPT: set[asyncio.Future[Any]] = set()
+_RUNNING: set[asyncio.Future[Any]] = set()
 
 
 async def settled(tasks: Collection[asyncio.Future[T]], seconds: float) -> list[T | BaseException]:
@@ -38,7 +38,7 @@ async def settled(tasks: Collection[asyncio.Future[T]], seconds: float) -> list[
         late = [task for task in tasks if not task.done()]
         for task in late:
             task.cancel()
-            _KEPT.add(task)
+            _RUNNING.add(task)
             task.add_done_callback(_ended)
     if late:
         await asyncio.wait(late, timeout=CANCEL_TIMEOUT)
@@ -50,7 +50,7 @@ async def settled(tasks: Collection[asyncio.Future[T]], seconds: float) -> list[
 
 
 def _ended(task: asyncio.Future[Any]) -> None:
-    _KEPT.discard(task)
+    _RUNNING.discard(task)
     if not task.cancelled():
         task.exception()  # else the loop would tell that it is of no interest to anything
 
@@ -88,8 +88,8 @@ class LoopClient(ABC, Generic[C]):
         if task is self._opening:
             self._opening, self._client = None, client
         elif client is not None:  # it came too late
-            _KEPT.add(closing := asyncio.ensure_future(self._closed(client)))
-            closing.add_done_callback(_KEPT.discard)
+            _RUNNING.add(closing := asyncio.ensure_future(self._closed(client)))
+            closing.add_done_callback(_RUNNING.discard)
 
     def _give_up_opening(self) -> None:
         """Have the next call connect anew, also where a client takes no notice of being cancelled."""

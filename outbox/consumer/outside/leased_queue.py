@@ -614,7 +614,7 @@ def _renewals(
     for queue, rows in zip(ordered, execute(connection, *locking)[1::2], strict=True):
         try:
             renewals[queue] = queue._renewal_of(rows)
-        except LeaseLapsed:
+        except LeaseLapsed:  # what that means for its messages is told
             lapsed.append(queue)
     return renewals
 
