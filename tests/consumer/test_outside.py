@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from outbox import Message, Park, Retry, Settings, Skip
 from outbox.errors import InvalidHandler
@@ -265,3 +266,49 @@ def test_options_that_can_not_work(bench: Bench, settings: Settings, options: di
 
     with pytest.raises(InvalidHandler, match=text):
         bench.declare(handle, settings=settings, **options)
+
+
+def test_what_can_not_be_written_of_one_queue_stops_no_other(bench: Bench) -> None:
+    """Results of all queues are written together; what fails so is written queue by queue, and told."""
+    bench.run(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF NEW.queue = 3 THEN RAISE EXCEPTION 'not this queue'; END IF; RETURN NEW; END $$"
+    )
+    bench.run("CREATE TRIGGER refuse BEFORE INSERT ON outbox.consumer_message FOR EACH ROW EXECUTE FUNCTION refuse()")
+    bench.app.declare_topic("t", 8)
+    called, all_began = Counter[Any](), threading.Barrier(8)
+
+    def handle(message: Message) -> None:
+        called[message.queue] += 1
+        all_began.wait(60)
+
+    for queue in range(8):
+        bench.send(queue, key=None, queue=queue)
+    consumer = bench.declare(handle, concurrency=8, **OUTSIDE)
+    with pytest.raises(DBAPIError, match="not this queue"):
+        bench.consume(consumer)
+    assert sorted(offsets(bench)) == [0, 1, 2, 4, 5, 6, 7]
+    bench.run("DROP TRIGGER refuse ON outbox.consumer_message")
+    bench.consume(consumer)
+    assert bench.statuses() == [("consumed", 1)] * 8
+    assert called == Counter(range(8))
+
+
+def test_a_queue_that_is_lost_takes_no_result_of_others_along(bench: Bench) -> None:
+    """Another worker has taken one over meanwhile: what came of its message is refused, and no other."""
+    bench.app.declare_topic("t", 8)
+    all_began, other = threading.Barrier(8), 5
+
+    def handle(_: Message) -> None:
+        if all_began.wait(60) == 0:
+            bench.run(
+                "INSERT INTO outbox.consumer_lease"
+                " (consumer_group, topic, queue, term, renewal, worker, started, until)"
+                " SELECT consumer_group, topic, queue, term + 1, 0, 'other', 0, clock_timestamp() + interval '1 hour'"
+                "   FROM outbox.consumer_lease WHERE queue = 5 ORDER BY term DESC, renewal DESC LIMIT 1"
+            )
+        all_began.wait(60)
+
+    ids = [bench.send(queue, key=None, queue=queue)[0] for queue in range(8)]
+    bench.consume(bench.declare(handle, concurrency=8, **OUTSIDE))
+    assert set(bench.inbox()) == set(ids) - {ids[other]}
