@@ -1,8 +1,11 @@
 """Run brokers of a real Kafka (KRaft), and say where they listen, as one line of JSON.
 
-``python -m tests.relay.kafka_brokers BROKERS``. Maven brings the jars, once, into a folder of the cache; the data
-are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP starts those again
-that a test has killed, with their data and ports, and says where all are.
+``python -m examples.bank_transfer.kafka_brokers BROKERS [PORT]``. Maven brings the jars, once, into a folder of the
+cache; the data are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP
+starts those again that were killed, with their data and ports, and says where all are.
+
+A client of Kafka connects to where a broker says that it is. So a broker that is to be reached through a proxy has one
+more listener, and says that it is at the proxy's ``PORT``.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ NO_JARS = 3
 
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
-  <groupId>outbox</groupId><artifactId>kafka-for-tests</artifactId><version>1</version><packaging>pom</packaging>
+  <groupId>outbox</groupId><artifactId>kafka-to-try</artifactId><version>1</version><packaging>pom</packaging>
   <dependencies>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
     <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{LOG4J}</version></dependency>
@@ -43,8 +46,10 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 _SETTINGS = """process.roles=broker,controller
 node.id={node}
 log.dirs={log}
-listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},CONTROLLER://127.0.0.1:{ports[2]}
-listener.security.protocol.map=PLAIN:PLAINTEXT,SECURE:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},CONTROLLER://127.0.0.1:{ports[2]},\
+PROXIED://127.0.0.1:{ports[3]}
+advertised.listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAIN:PLAINTEXT,SECURE:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT
 inter.broker.listener.name=PLAIN
 controller.listener.names=CONTROLLER
 controller.quorum.voters={voters}
@@ -66,8 +71,8 @@ share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 """
 
-#: The ports of a broker: of everyone, of those with a password, of the controllers.
-Ports = tuple[int, int, int]
+#: The ports of a broker: of everyone, of those with a password, of the controllers, of a proxy.
+Ports = tuple[int, int, int, int]
 
 
 def _end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -77,7 +82,7 @@ def _end_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def _spawn(*command: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent)  # noqa: PLW1509 - of a process with one thread
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent)  # noqa: PLW1509, S603 - of one thread
 
 
 def _java(lib: Path, heap: str, *arguments: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
@@ -97,7 +102,7 @@ def installed(cache: Path) -> Path:
         copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={new / 'lib'}")
         if _spawn("mvn", "-q", "-B", "-f", str(pom), *copy, out=2).wait():
             raise SystemExit(NO_JARS)
-        settings = _write_settings(Path(folder), 1, {1: (1, 2, 3)}, new / "log")
+        settings = _write_settings(Path(folder), 1, {1: (1, 2, 3, 4)}, new / "log")
         command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
         if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():
             raise SystemExit("Kafka couldn't format its log")
@@ -111,11 +116,12 @@ def fetch() -> None:
     installed(CACHE)
 
 
-def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path) -> Path:
+def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path, proxy: int = 0) -> Path:
     voters = ",".join(f"{each}@127.0.0.1:{own[2]}" for each, own in ports.items())
     path = folder / f"{node}.properties"
     copies = {"copies": min(3, len(ports)), "in_sync": min(2, len(ports))}
-    path.write_text(_SETTINGS.format(node=node, log=log, ports=ports[node], voters=voters, **copies))
+    own = {"ports": ports[node], "proxy": proxy or ports[node][3]}
+    path.write_text(_SETTINGS.format(node=node, log=log, voters=voters, **own, **copies))
     return path
 
 
@@ -149,26 +155,27 @@ def _start(processes: dict[int, subprocess.Popen[bytes]], ports: dict[int, Ports
             raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
         time.sleep(0.1)
     addresses = {
-        name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values()) for i, name in enumerate(("bootstrap", "sasl"))
+        name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values())
+        for i, name in ((0, "bootstrap"), (1, "sasl"), (3, "proxied"))
     }
-    print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)  # noqa: T201 - for the test
+    print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)
 
 
-def main(brokers: int) -> NoReturn:
+def main(brokers: int, proxy: int = 0) -> NoReturn:
     """Run them until a signal comes."""
     _end_with_parent(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    home, free = installed(CACHE), iter(_free_ports(3 * brokers))
-    ports = {node: (next(free), next(free), next(free)) for node in range(1, brokers + 1)}
+    home, free = installed(CACHE), iter(_free_ports(4 * brokers))
+    ports = {node: (next(free), next(free), next(free), next(free)) for node in range(1, brokers + 1)}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="kafka-") as name:
         folder = Path(name)
         for node in ports:
             log = shutil.copytree(home / "log", folder / f"log{node}")
             (log / "meta.properties").write_text(f"version=1\ncluster.id={_CLUSTER}\nnode.id={node}\n")
-            _write_settings(folder, node, ports, log)
+            _write_settings(folder, node, ports, log, proxy)
         try:
             while True:
                 _start(processes, ports, home, folder)
@@ -182,4 +189,4 @@ def main(brokers: int) -> NoReturn:
 
 if __name__ == "__main__":
     os.chdir("/")
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
