@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 import uvicorn
-from fastapi import Body, FastAPI, Header, HTTPException
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -39,7 +39,7 @@ def endpoint(outbox: Outbox, engine: Engine, topic: str, model: type[BaseModel],
 
     @app.post("/", status_code=204)
     def store(
-        body: Annotated[bytes, Body(media_type="application/json")],
+        body: Annotated[bytes, Depends(_body)],
         webhook_id: Annotated[UUID, Header()],
         webhook_timestamp: Annotated[int, Header()],
         webhook_signature: Annotated[str, Header()],
@@ -59,6 +59,10 @@ def endpoint(outbox: Outbox, engine: Engine, topic: str, model: type[BaseModel],
             outbox.send(session, topic, told, id=webhook_id, on_duplicate="ignore", key=key)
 
     return app
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()
 
 
 def verified(signed: bytes, signatures: str, secret: str) -> bool:

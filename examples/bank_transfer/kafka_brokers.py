@@ -144,15 +144,17 @@ def _known_brokers(port: int) -> int:
 
 def _start(processes: dict[int, subprocess.Popen[bytes]], ports: dict[int, Ports], home: Path, folder: Path) -> None:
     """Start the brokers that don't run, wait until each knows all, and say so."""
-    begin = time.monotonic()
-    for node in ports:
-        if node not in processes or processes[node].poll() is not None:
+    begin, started = time.monotonic(), set[int]()
+    while any(_known_brokers(own[0]) < len(ports) for own in ports.values()) or not started:
+        # One that was killed is there until the last of its threads has ended.
+        dead = {node for node in ports if node not in processes or processes[node].poll() is not None}
+        if dead & started or time.monotonic() - begin > _PATIENCE:
+            raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
+        for node in dead:
             with (folder / f"{node}.out").open("ab") as out:
                 settings = str(folder / f"{node}.properties")
                 processes[node] = _java(home / "lib", "256m", "kafka.Kafka", settings, out=out)
-    while any(_known_brokers(own[0]) < len(ports) for own in ports.values()):
-        if time.monotonic() - begin > _PATIENCE or any(each.poll() is not None for each in processes.values()):
-            raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
+        started |= dead
         time.sleep(0.1)
     addresses = {
         name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values())
