@@ -1,8 +1,8 @@
 """A proxy between a relay and its broker, which loses what the broker answers: the network on a bad day.
 
-It passes on all that the relay says, until at a random moment it does one of two things. It cuts the connection, right
-behind what it has passed on. Or it passes that on, and keeps from the relay whatever the broker answers, for a while;
-then it cuts the connection. So the broker has messages of which the relay doesn't know that it has them.
+It passes on all that the relay says, until at a random moment it does one of two things, by turns. It passes on what
+the relay has just said, and keeps from it whatever the broker answers, for a while; then it cuts the connection. Or it
+cuts that right behind what it has passed on. So the broker has messages of which the relay doesn't know that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Proxy:
         self.to: int | None = None
         self.cuts = self.dropped = 0
         self._dice = random.Random(seed)
-        self._left = self._dice.randint(*_PIECES)
+        self._left, self._blows = _PIECES[0], 0
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=200)
         self.port = int(self._listening.getsockname()[1])
         self._loop = asyncio.new_event_loop()
@@ -87,7 +87,7 @@ class Proxy:
     async def _to_broker(self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(_CHUNK):
             blow = not line.silent and self._is_due()
-            line.silent = line.silent or (blow and self._dice.random() < 1 / 2)
+            line.silent = line.silent or (blow and self._blows % 2 == 1)
             writer.write(piece)
             await writer.drain()
             if blow and line.silent:
@@ -109,6 +109,7 @@ class Proxy:
         if self._left > 0:
             return False
         self._left = self._dice.randint(*_PIECES)
+        self._blows += 1
         return True
 
 
