@@ -2,7 +2,7 @@
 
 A message is stored first, under the id that it has at the other bank, as a message of a topic of this database; only
 then the answer is 2xx. So what is posted again, since an answer was lost, is stored once. The topic has consumers like
-any other. The code that verifies a signature is what anybody would write who has only read the specification.
+any other. The code that verifies a signature follows the specification, and has nothing of the publisher's.
 """
 
 from __future__ import annotations

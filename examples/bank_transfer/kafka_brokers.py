@@ -71,7 +71,7 @@ share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 """
 
-#: The ports of a broker: of everyone, of those with a password, of the controllers, of a proxy.
+#: The ports of a broker: without a password, with one, of the controllers, of a proxy.
 Ports = tuple[int, int, int, int]
 
 

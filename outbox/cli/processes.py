@@ -353,11 +353,7 @@ class DemoChoices:
     consumers: int = option(2, "Processes of bank B.")
     crash: bool = option(False, "Kill processes at random, and close accounts while transfers are on their way.")
     kills: int | None = option(None, "How many to kill; implies --crash. Default: 30.")
-    via: str | None = option(
-        None,
-        "Put a real broker, or webhooks, between the banks' databases.",
-        metavar="kafka|rabbitmq|nats|redis|webhook",
-    )
+    via: str | None = option(None, "Between the banks: kafka, rabbitmq, nats, redis, webhook.", metavar="KIND")
     two_phase: bool = option(False, "Prepare a half message before each debit; a fence decides the orphans.")
     tcc: bool = option(False, "Reserve, then confirm or cancel; a checker decides the orphans.")
     faults: bool = option(False, "Damage the tables of both banks after the work; all is found and mended.")
