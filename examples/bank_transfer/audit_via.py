@@ -5,7 +5,7 @@ Bank A can't look into bank B's inbox, nor is it asked; the auditor can see both
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ def faults(a: Connection, b: Connection, carried: Carried) -> Iterator[str]:
         yield from _some("never published, and taken in all the same", sent - carried.ids.keys())
         yield from _some("published, and sent by neither bank", carried.ids.keys() - sent)
     told, refused = _outcomes(b)
-    yield from transfers_found("answered more than once", {each for each in told if told.count(each) > 1})
+    yield from transfers_found("answered more than once", (transfer for transfer, times in told.items() if times > 1))
     back = states.refunds(a)
     yield from transfers_found("refused by bank B, and not refunded", refused - back)
     yield from transfers_found("refunded, and not refused by bank B", back - refused)
@@ -96,12 +96,12 @@ def _out_of_order(b: Connection, by_key: Mapping[str, Sequence[UUID]]) -> Iterat
             yield f"account {account} of bank B was credited in another order than its transfers were sent in"
 
 
-def _outcomes(b: Connection) -> tuple[list[int], set[int]]:
-    """Return the transfers that bank B has told the outcome of, and those that it has refused."""
+def _outcomes(b: Connection) -> tuple[Counter[int], set[int]]:
+    """Return how often bank B has told the outcome of each transfer, and those that it has refused."""
     body: Any = cast(func.convert_from(HALVES_B.c.body, "UTF8"), JSON)
     of_outcomes = select(cast(body["transfer_id"].as_string(), BigInteger), body["objection"].as_string())
     rows = b.execute(of_outcomes.where(HALVES_B.c.topic == OUTCOMES)).all()
-    return [transfer for transfer, _ in rows], {transfer for transfer, objection in rows if objection is not None}
+    return Counter(row[0] for row in rows), {transfer for transfer, objection in rows if objection is not None}
 
 
 def _some(what: str, ids: Collection[Any]) -> Iterator[str]:
