@@ -88,6 +88,7 @@ class Server:
         until = time.monotonic() + _PATIENCE
         while not self.ready(self.port):
             if self.process.poll() is not None or time.monotonic() > until:
+                self.end()
                 raise ServerDied(f"{self.command[0]} doesn't answer:\n{self.log.read_text()[-3000:]}")
             time.sleep(_LOOK_SECONDS)
 
