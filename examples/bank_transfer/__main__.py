@@ -12,6 +12,7 @@ from outbox.errors import EmbeddedError
 from outbox.reconcile.job import EngineName
 
 from .demo import DemoOptions, run
+from .options import Via
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--consumers", type=int, default=2, metavar="N", help="processes of bank B (default: %(default)s)")
     add("--crash", action="store_true", help="kill processes at random moments, and start them again")
     add("--kills", type=int, metavar="N", help="how many to kill; implies --crash (default: 30)")
+    add("--via", type=Via, choices=list(Via), help="put a real broker, or webhooks, between the banks' databases")
     add("--two-phase", action="store_true", help="half messages first, then debit; orphans are decided by a fence")
     add("--tcc", action="store_true", help="reserve, then confirm or cancel; orphans are decided by a checker")
     add("--faults", action="store_true", help="damage the tables of both banks after the work; all is found and mended")

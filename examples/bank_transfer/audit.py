@@ -16,9 +16,10 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, any_, func, literal, select
 
-from . import bank_a, bank_b, halves, reservations, states
+from . import audit_via, bank_a, bank_b, halves, reservations, states
 from .banks import Banks
 from .evidence import AMOUNT, HALVES, INBOX, TRANSFER
+from .exchange import Carried
 from .halves import Halves
 from .message import GROUP
 from .sentences import counts_differ, one_each, transfers_found
@@ -57,6 +58,7 @@ class Audit:
     transfers: int
     messages: int
     inbox_rows: int
+    answers: int
     retries: int
     parked: tuple[Parked, ...]
     refunded: Mapping[int, Decimal]
@@ -81,11 +83,13 @@ def audit(
     tried: Callable[[int], bool] = lambda _: True,
     *,
     by_hand: bool = False,
+    carried: Carried | None = None,
 ) -> Audit:
     """Compare the two banks with each other, with ``before``, and with the number of orders not refused.
 
     ``resent`` is how many messages were sent once more, to repair a loss. ``tried`` tells which transfers were
     reserved first, where some were. A parked message is a fault, unless an operator is to refund it ``by_hand``.
+    ``carried`` is what went through a broker, or by webhooks, where bank A can't ask bank B's inbox.
     """
     with banks.a.connect() as a, banks.b.connect() as b:
         transfers: dict[int, Decimal] = dict(_pairs(a, bank_a.Transfer.id, bank_a.Transfer.amount))
@@ -102,9 +106,11 @@ def audit(
             *halves.faults(decisions, a, b, transfers, resent),
             *reservations.faults(a, {each: amount for each, amount in transfers.items() if tried(each)}),
             *states.faults(a, b, {p.transfer for p in parked} if by_hand else ()),
+            *(audit_via.faults(a, b, carried) if carried else states.compensation_faults(a, b)),
         ]
         reserved = reservations.read(a)
         ended = states.read(a)
+        answers = audit_via.answers(b) if carried else 0
 
     refunded: dict[int, Decimal] = {transfer: amount for transfer, amount in refunds if transfer is not None}
     arrived = {transfer for transfer, _ in arrivals}
@@ -136,6 +142,7 @@ def audit(
         transfers=len(transfers),
         messages=decisions.messages,
         inbox_rows=inbox_rows,
+        answers=answers,
         retries=retries,
         parked=tuple(parked),
         refunded=refunded,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 
-from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from outbox import Delivery, Message
 
-from .bank_a_tables import CREDITED, REFUNDED, Account, LedgerEntry, Transfer, outbox
+from .bank_a_tables import outbox, settle_as_credited, settle_by_refund
 from .message import GROUP, TOPIC, TransferOrdered
 
 #: Where the messages of the topic are consumed. Bank B's inbox is asked what became of them, and quarantined before a
@@ -26,10 +25,6 @@ REFUND_AFTER = float(os.environ.get("BANK_A_REFUND_AFTER", "3600"))
 outbox.known_group(TOPIC, group=GROUP, consumer=CONSUMER)
 
 
-class RefundedBefore(Exception):
-    """Bank B has credited a transfer that bank A has refunded: the money is there twice, and a human must know."""
-
-
 @outbox.on_delivered(TOPIC, model=TransferOrdered)
 def note_credit(delivery: Delivery, session: Session) -> None:
     """Note that bank B has credited a transfer.
@@ -39,10 +34,7 @@ def note_credit(delivery: Delivery, session: Session) -> None:
     Raises:
         RefundedBefore: it is logged, and called again in the next pass.
     """
-    transfer = session.get_one(Transfer, delivery.message.body.transfer_id, with_for_update=True)
-    if transfer.state == REFUNDED:
-        raise RefundedBefore(f"transfer {transfer.id} is credited at bank B, and refunded at bank A")
-    _settle(transfer, CREDITED)
+    settle_as_credited(delivery.message.body.transfer_id, session)
 
 
 @outbox.compensation(TOPIC, model=TransferOrdered, consumers=[CONSUMER], when="parked", after=REFUND_AFTER)
@@ -54,12 +46,5 @@ def refund(message: Message, session: Session) -> dict[str, str]:
     refuses a second refund.
     """
     ordered: TransferOrdered = message.body
-    account = session.get_one(Account, ordered.sender, with_for_update=True)
-    account.balance += ordered.amount
-    session.add(LedgerEntry(account_id=account.id, refund_of=ordered.transfer_id, amount=ordered.amount))
-    _settle(session.get_one(Transfer, ordered.transfer_id, with_for_update=True), REFUNDED)
-    return {"account": str(account.id), "refunded": str(ordered.amount)}
-
-
-def _settle(transfer: Transfer, state: str) -> None:
-    transfer.state, transfer.settled_at = state, func.now()
+    transfer = settle_by_refund(ordered.transfer_id, session)
+    return {"account": str(transfer.account_id), "refunded": str(transfer.amount)}

@@ -85,6 +85,10 @@ class AlreadyExecuted(Exception):
     """A payment order that was executed before."""
 
 
+class RefundedBefore(Exception):
+    """Bank B has credited a transfer that bank A has refunded: the money is there twice, and a human must know."""
+
+
 def lock_sender(order: Order, session: Session) -> Account:
     """Return the sender's account, locked.
 
@@ -126,6 +130,29 @@ def debit(order: Order, account: Account, session: Session) -> None:
     session.add(transfer)
     session.flush()  # the ledger entry refers to it
     session.add(LedgerEntry(account_id=account.id, transfer_id=transfer.id, amount=-order.amount))
+
+
+def settle_as_credited(transfer_id: int, session: Session) -> None:
+    """Note that bank B has credited a transfer.
+
+    Raises:
+        RefundedBefore: the sender has the money back.
+    """
+    transfer = session.get_one(Transfer, transfer_id, with_for_update=True)
+    if transfer.state == REFUNDED:
+        raise RefundedBefore(f"transfer {transfer.id} is credited at bank B, and refunded at bank A")
+    transfer.state, transfer.settled_at = CREDITED, func.now()
+
+
+def settle_by_refund(transfer_id: int, session: Session) -> Transfer:
+    """Give the sender back what a transfer took; the ledger refuses a second refund."""
+    account_id = session.get_one(Transfer, transfer_id).account_id
+    account = session.get_one(Account, account_id, with_for_update=True)
+    transfer = session.get_one(Transfer, transfer_id, with_for_update=True)
+    account.balance += transfer.amount
+    session.add(LedgerEntry(account_id=account.id, refund_of=transfer.id, amount=transfer.amount))
+    transfer.state, transfer.settled_at = REFUNDED, func.now()
+    return transfer
 
 
 def transfer_message(order: Order) -> TransferOrdered:

@@ -51,12 +51,14 @@ class Banks:
         self.b.dispose()
 
 
-def create_tables(banks: Banks) -> None:
-    """Create the outbox tables of each bank's side, and its business tables."""
+def create_tables(banks: Banks, *, via: bool = False) -> None:
+    """Create the outbox tables of each bank's side, and its business tables; ``via``: something is between them."""
     urls = banks.environment
     # Bank A consumes as well: what its callbacks are told.
     upgrade(urls["BANK_A_URL"], parts=("producer", "consumer"), schema=bank_a.outbox.settings.schema)
-    upgrade(urls["BANK_B_URL"], parts=("consumer",), schema=bank_b.outbox.settings.schema)
+    # Where nothing else is between the banks, bank B sends nothing, and needs no more than the consumer's tables.
+    parts = ("producer", "consumer") if via else ("consumer",)
+    upgrade(urls["BANK_B_URL"], parts=parts, schema=bank_b.outbox.settings.schema)
     bank_a.Base.metadata.create_all(banks.a)
     bank_b.Base.metadata.create_all(banks.b)
 

@@ -1,4 +1,9 @@
-"""The books of both banks, compared: which messages, which business table, and which sums must agree."""
+"""The books of both banks, compared: which messages, which business table, and which sums must agree.
+
+Where a broker is between the banks, bank B's group reads a topic of its own database, and not bank A's: for the
+framework that is another topic, whose messages have the same ids. So bank B's side is given as a query, as that of a
+consumer without an outbox would be; then ids, bodies and effects are compared, and no sums.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from importlib.util import find_spec
 from outbox.errors import pip_install
 from outbox.reconcile.job import Access, Effect, EngineName, Job, Pair, Window
 from outbox.reconcile.measure import Measure
+from outbox.reconcile.tables import ForeignTable
 
 from . import bank_a, bank_b
 from .banks import Banks
-from .message import GROUP, TOPIC
+from .message import GROUP, OUTCOMES, TOPIC
 from .options import DemoOptions, Mode
 
 #: How many ranges of ids are compared at once.
@@ -58,6 +64,30 @@ PROMISED = Measure(
 )
 
 
+#: What bank B has made of the messages that it took in: each had one effect, a credit or the answer that there is none.
+TAKEN_IN = ForeignTable(
+    query=f"""
+SELECT c.message_id, c.status, c.attempts, c.received_at, c.changed_at, c.body_digest,
+       (SELECT count(*) FROM ledger_entry e WHERE e.message_id = c.message_id) + coalesce(r.refusals, 0) AS effects
+  FROM {bank_b.outbox.settings.schema}.consumer_message c
+  LEFT JOIN (SELECT (headers ->> 'outbox-cause')::uuid AS id, count(*) AS refusals
+               FROM {bank_b.outbox.settings.schema}.half_message
+              WHERE topic = '{OUTCOMES}' AND convert_from(body, 'UTF8')::json ->> 'objection' IS NOT NULL
+              GROUP BY 1) r ON r.id = c.message_id
+ WHERE c.consumer_group = '{GROUP}' AND c.topic = '{TOPIC}'
+""",
+    columns={
+        "id": "message_id",
+        "status": "status",
+        "attempts": "attempts",
+        "received_at": "received_at",
+        "changed_at": "changed_at",
+        "digest": "body_digest",
+        "effects": "effects",
+    },
+)
+
+
 def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
     """Return the comparison of the two banks; ``apply`` also mends what can be mended without a human.
 
@@ -65,6 +95,18 @@ def job(banks: Banks, options: DemoOptions, *, apply: bool = False) -> Job:
     sync before, since a demo is to show that it is.
     """
     urls = banks.environment
+    if options.via:
+        return Job(
+            producer=Access(urls["BANK_A_URL"], bank_a.outbox.settings),
+            consumer=Access(urls["BANK_B_URL"], bank_b.outbox.settings),
+            pairs=(Pair(TOPIC, GROUP),),
+            window=Window(grace=0),
+            engine=engine_of(options),
+            consumer_table=TAKEN_IN,
+            record=False,
+            workers=WORKERS,
+            actor="demo",
+        )
     return Job(
         producer=Access(urls["BANK_A_URL"], bank_a.outbox.settings),
         consumer=Access(urls["BANK_B_URL"], bank_b.outbox.settings),

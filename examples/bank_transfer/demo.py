@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from outbox.reconcile.report.html import write_html
 
 from . import audit, open_console, reconciliation
 from .banks import Banks, create_tables, open_accounts, read_accounts
+from .brokers import Missing, ServerDied
+from .exchange import Exchange, opened
 from .options import DemoOptions
 from .orders import OrdersUnreadable
 from .processes import ProcessError
@@ -35,8 +38,8 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
     """Run the demo, print its report, and return the exit code.
 
     0: everything is settled and not a cent is missing. 1: it isn't, or orders were refused and ``strict`` is
-    set. 2: the orders can't be read. 130: interrupted. ``before_audit`` is called when all is settled and
-    reconciled, and the processes have ended: the moment for a thief.
+    set. 2: the orders can't be read, or a program isn't there that ``via`` needs. 130: interrupted.
+    ``before_audit`` is called when all is settled and reconciled, and the processes have ended: the moment for a thief.
 
     Raises:
         EmbeddedError: there is no PostgreSQL to run it on.
@@ -48,7 +51,10 @@ def run(options: DemoOptions, *, before_audit: Callable[[Banks], None] | None = 
     except OrdersUnreadable as error:
         screen.print(str(error), style="red")
         return BAD_INPUT
-    except (ProcessError, ReconcileError) as error:
+    except Missing as error:
+        screen.print(str(error), style="red")
+        return BAD_INPUT
+    except (ProcessError, ReconcileError, ServerDied) as error:
         screen.print(str(error), style="red")
         return NOT_SETTLED
     except KeyboardInterrupt:
@@ -66,14 +72,17 @@ def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], 
     screen.print(str(plan))
 
     with (
+        _exchange_of(options) as exchange,
         embedded.server(["bank_a", "bank_b"], durable=False) as server,
         closing(Banks.at(server.url("bank_a"), server.url("bank_b"))) as banks,
     ):
+        plan = replace(plan, exchange=exchange)
         begun = time.monotonic()
-        create_tables(banks)
+        create_tables(banks, via=exchange is not None)
         open_accounts(banks, plan.survey, known, options.opening_balance)
         before = audit.money(banks)
         processes = work(plan, banks, screen)
+        carried = exchange.carried(processes.taken) if exchange else None
         if options.console:
             open_console.keep_open(banks, plan.environment(banks), options.console_port, screen)
         reconciled = reconciliation.run(banks, options, screen) if options.reconcile else None
@@ -85,7 +94,9 @@ def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], 
             orders=plan.survey.rows,
             refusals=tuple(refusals),
             before=before,
-            audit=audit.audit(banks, before, plan.survey.rows - len(refusals), resent, by_hand=options.console),
+            audit=audit.audit(
+                banks, before, plan.survey.rows - len(refusals), resent, by_hand=options.console, carried=carried
+            ),
             mode=options.mode,
             kills=processes.kills,
             aimed_kills=processes.aimed_kills,
@@ -93,8 +104,16 @@ def _run(options: DemoOptions, screen: Console, before_audit: Callable[[Banks], 
             late=processes.late,
             restarts=processes.restarts,
             reconciliation=reconciled,
+            carried=carried,
             seconds=time.monotonic() - begun,
         )
+
+
+def _exchange_of(options: DemoOptions) -> AbstractContextManager[Exchange | None]:
+    """Run what is between the banks, if anything is."""
+    if options.via is None:
+        return nullcontext()
+    return opened(options.via, options.seed, disturbed=options.planned_kills > 0)
 
 
 def _show(report: Report, options: DemoOptions, screen: Console) -> None:

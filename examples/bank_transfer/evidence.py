@@ -16,6 +16,9 @@ HALVES, OPS, CHECKS, HISTORY, MESSAGES, COMPENSATIONS, BRANCHES = (
     for name in ("half_message", "op_message", "half_check", "check_history", "message", "compensation", "tcc_branch")
 )
 INBOX = consumer_tables(_B).tables[f"{_B}.consumer_message"]
+#: Where something is between the banks, each is producer and consumer.
+HALVES_B, MESSAGES_B = (producer_tables(_B).tables[f"{_B}.{name}"] for name in ("half_message", "message"))
+INBOX_A = consumer_tables(_A).tables[f"{_A}.consumer_message"]
 
 #: The notices to bank A are half messages, too.
 OF_TRANSFERS = HALVES.c.topic == TOPIC

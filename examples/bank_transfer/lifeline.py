@@ -23,6 +23,13 @@ from sqlalchemy.orm import Session
 BETWEEN, SECOND = "between the phases", "in the second phase"
 
 
+def report(**fact: Any) -> None:
+    """Report to the parent."""
+    # One write of less than a page: a SIGKILL can't tear it.
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
+
 class Lifeline:
     """Ends this process with its parent; passes on leave to work, and reports."""
 
@@ -33,9 +40,7 @@ class Lifeline:
 
     def report(self, **fact: Any) -> None:
         """Report to the parent."""
-        # One write of less than a page: a SIGKILL can't tear it.
-        sys.stdout.write(json.dumps(fact) + "\n")
-        sys.stdout.flush()
+        report(**fact)
 
     def wait_until_allowed(self, orders: int) -> None:
         """Return when this many orders may be executed."""

@@ -8,8 +8,12 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 TOPIC = "transfer"
+#: Where a broker is between the banks, bank B tells bank A by messages of this topic what became of each transfer.
+OUTCOMES = "transfer-outcome"
 #: What bank B calls itself when it consumes; bank A asks what became of its messages there.
 GROUP = "bank-b"
+#: What bank A calls itself when it consumes.
+GROUP_A = "bank-a"
 
 #: Money is a decimal with two places, in the databases (numeric(14,2)) and on its way (a JSON string).
 Money = Annotated[Decimal, Field(max_digits=14, decimal_places=2)]
@@ -31,6 +35,15 @@ class TransferOrdered(BaseModel):
     receiver: str
     amount: Annotated[Money, Field(gt=0)]
     purpose: str = ""
+
+
+class TransferEnded(BaseModel):
+    """What became of a transfer at bank B: it is credited, or an objection stands against that for good."""
+
+    model_config = ConfigDict(frozen=True)
+
+    transfer_id: int
+    objection: str | None
 
 
 class Inquiry(BaseModel):

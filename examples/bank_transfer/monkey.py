@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from .processes import BankProcess, Processes, Target
+from .processes import BROKER, BankProcess, Processes, Target
 
 _STALL_SECONDS = 2.5
 
@@ -17,8 +17,9 @@ class Monkey:
     """Kills a number of processes, spread over the run.
 
     The orders are cut into one step more than there are kills. Each kill falls at a random point of its step,
-    and hits a random process. So that there is work left for every kill, the tellers have leave to be one step
-    ahead of the monkey, no further; without kills they have leave to do all at once.
+    and hits a random process, of those kinds that were hit least so far; or the broker. So that there is work left for
+    every kill, the tellers have leave to be one step ahead of the monkey, no further; without kills they have leave to
+    do all at once.
 
     Where tellers report their steps, two of three kills are aimed: at a random order of a teller, and at one of
     the ``moments`` in it, which are over within a millisecond or two, so that hardly any kill would find one by chance.
@@ -52,10 +53,14 @@ class Monkey:
         """Kill a process if the time has come; ``settled`` is the number of orders that are done with."""
         if self.done or self._stalls():
             return
-        victim = self._victim(settled)
-        if victim is not None and self._processes.kill(victim):
-            self._made += 1
-            self._aim()
+        if (victim := self._victim(settled)) is None:
+            return
+        if victim == BROKER:
+            self._processes.kill_broker()
+        elif not isinstance(victim, BankProcess) or not self._processes.kill(victim):
+            return
+        self._made += 1
+        self._aim()
 
     def _stalls(self) -> bool:
         """Tell whether a teller is stopped; wake it when it is time."""
@@ -68,14 +73,19 @@ class Monkey:
             self._targeted, self._stopped_at = None, 0.0
         return True
 
-    def _victim(self, settled: int) -> BankProcess | None:
+    def _victim(self, settled: int) -> BankProcess | str | None:
+        """Return what is to be killed now, if anything is: a process, or the broker."""
         targeted = self._targeted
         if targeted is not None and not targeted.finished:
             # It has leave for the order that it is targeted at. If that was refused, no moment came: then any will do.
             all_done = settled >= self._orders_until(self._made + 2)
             return targeted if targeted.signalled or all_done else None
-        victims = [one for one in self._processes.members if one.ready and one.running]
-        return self._dice.choice(victims) if victims and settled >= self._moment else None
+        at_work, kills = self._processes.at_work, self._processes.kills
+        if not at_work or settled < self._moment:
+            return None
+        fewest = min(kills[role] for role in at_work)
+        role = self._dice.choice([each for each in at_work if kills[each] == fewest])
+        return self._dice.choice(at_work[role]) if at_work[role] else role
 
     def _aim(self) -> None:
         begin, end = self._orders_until(self._made), self._orders_until(self._made + 1)

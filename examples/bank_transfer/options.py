@@ -22,6 +22,16 @@ class Mode(enum.StrEnum):
     TCC = "tcc"
 
 
+class Via(enum.StrEnum):
+    """What stands between the banks, where bank B can't read bank A's database; see `via`."""
+
+    KAFKA = "kafka"
+    RABBITMQ = "rabbitmq"
+    NATS = "nats"
+    REDIS = "redis"
+    WEBHOOK = "webhook"
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """Hold the options of a run of the demo.
@@ -32,6 +42,8 @@ class DemoOptions:
     ``producers``, ``consumers``: numbers of processes of tellers at bank A, and of workers at bank B.
     ``crash``: kill processes at random, and close accounts of bank B in between; ``kills`` says how many (and implies
     ``crash``), by default 30.
+    ``via``: bank B has no access to bank A's database, nor bank A to that of bank B: messages go through a real broker
+    of this kind, or by webhooks. With ``crash`` the broker is killed too, and a proxy drops what it answers.
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
     two are compared, and the damage is repaired; ``engine`` compares, ``report`` is the file for its HTML page.
@@ -52,6 +64,7 @@ class DemoOptions:
     consumers: int = 2
     crash: bool = False
     kills: int | None = None
+    via: Via | None = None
     two_phase: bool = False
     tcc: bool = False
     faults: bool = False
@@ -65,6 +78,12 @@ class DemoOptions:
     json: bool = False
 
     def __post_init__(self) -> None:
+        if self.via is not None and self.via not in list(Via):
+            raise ValueError(f"via = {self.via} must be one of {', '.join(Via)}")
+        object.__setattr__(self, "via", self.via and Via(self.via))
+        if self.via and (self.faults or self.console):
+            what = "faults" if self.faults else "console"
+            raise ValueError(f"{what} needs two banks that know each other's databases; leave out {what}, or via")
         for name, value, most in (
             ("transfers", self.transfers, 10_000_000),
             ("producers", self.producers, 64),

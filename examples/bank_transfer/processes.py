@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import IO
+from typing import IO, Protocol
 
 from .orders import Refusal
 
 _DEATHS_TOO_MANY = 3
 _STOP_SECONDS = 10.0
+#: What the report calls the server between the banks.
+BROKER = "broker"
 
 Process = subprocess.Popen[str]
 
@@ -42,8 +44,9 @@ class BankProcess:
 
     ``role`` is what the report calls its kind; a worker is never done, a teller is at some time. ``ready`` tells
     that it has begun to work, ``refusals`` are the orders that it reported as refused, ``late`` how often it was too
-    slow for the check. In the moment in which it reports a step that fits its ``target`` it gets the signal. It
-    ``inherits`` these open files of its parent, in each of its lives.
+    slow for the check, ``taken`` how many messages it took from a broker, or at an endpoint. In the moment in which it
+    reports a step that fits its ``target`` it gets the signal. It ``inherits`` these open files of its parent, in each
+    of its lives.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class BankProcess:
         self.role = role
         self._ends = module == "teller"
         self.refusals: set[Refusal] = set()
-        self.late = 0
+        self.late = self.taken = 0
         self.target: Target | None = None
         self.signalled = False
         self.output_tail: deque[str] = deque(maxlen=30)
@@ -147,6 +150,8 @@ class BankProcess:
                         self.refusals.add(Refusal(number, reason))
                     case {"late": _}:
                         self.late += 1
+                    case {"taken": messages}:
+                        self.taken += messages
                     case {"ready": _}:
                         self.ready = True
 
@@ -161,8 +166,18 @@ class BankProcess:
             self.output_tail.extend(lines)
 
 
+class Broker(Protocol):
+    """A server between the banks."""
+
+    def kill(self) -> None:
+        """Kill it by SIGKILL."""
+
+    def start(self) -> None:
+        """Start it again, with its data."""
+
+
 class Processes:
-    """All processes of both banks.
+    """All processes of both banks, and the ``broker`` between them, if there is one.
 
     ``kills`` and ``restarts`` count by role, ``aimed_kills`` (those at a target) and ``stalls`` (processes that were
     stopped at a target, and went on later) by step.
@@ -170,6 +185,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.members: list[BankProcess] = []
+        self.broker: Broker | None = None
         self.kills: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.aimed_kills: Counter[str] = Counter()
@@ -185,6 +201,20 @@ class Processes:
     def late(self) -> int:
         """Return how often tellers were too slow for the check, and had to begin an order anew."""
         return sum(process.late for process in self.members)
+
+    @property
+    def at_work(self) -> dict[str, list[BankProcess]]:
+        """Return the processes that have begun to work and haven't ended, by role; the broker is a role without any."""
+        found: dict[str, list[BankProcess]] = {} if self.broker is None else {BROKER: []}
+        for process in self.members:
+            if process.ready and process.running:
+                found.setdefault(process.role, []).append(process)
+        return found
+
+    @property
+    def taken(self) -> int:
+        """Return how many messages were taken from a broker, or at endpoints."""
+        return sum(process.taken for process in self.members)
 
     def start(
         self,
@@ -211,6 +241,14 @@ class Processes:
         process.clear_target()
         self._restart(process)
         return True
+
+    def kill_broker(self) -> None:
+        """End the broker by SIGKILL, and start it again, with its data."""
+        if self.broker is not None:
+            self.broker.kill()
+            self.kills[BROKER] += 1
+            self.broker.start()
+            self.restarts[BROKER] += 1
 
     def wake(self, process: BankProcess) -> None:
         """Let a process go on that was stopped at its target."""

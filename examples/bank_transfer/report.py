@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import report_reconciliation
+from . import report_reconciliation, report_via
 from .audit import Audit, Sums
 from .bank_a_tables import CREDITED, DEBITED, REFUNDED
+from .exchange import Carried
 from .options import Mode
 from .orders import Refusal
 from .reconciliation import Reconciliation
@@ -41,6 +42,7 @@ class Report:
     late: int
     restarts: Counter[str]
     reconciliation: Reconciliation | None
+    carried: Carried | None
     seconds: float
 
     @property
@@ -96,6 +98,8 @@ class Report:
                 "late": self.late,
                 "halves": as_facts(self.audit),
             }
+        if self.carried:
+            facts["via"] = report_via.as_facts(self.carried, self._messages)
         if self.reconciliation:
             facts["reconciliation"] = report_reconciliation.as_facts(self.reconciliation)
         return json.dumps(facts, indent=2)
@@ -104,6 +108,8 @@ class Report:
         """Print the tables and the verdict."""
         console.print(self._counts())
         console.print(self._ends())
+        if self.carried:
+            console.print(report_via.table(self.carried, self._messages))
         if self.mode is not Mode.SEND:
             for table in tables(self.audit):
                 console.print(table)
@@ -157,6 +163,11 @@ class Report:
         for state, number in self._states().items():
             table.add_row(f"{number:,}", state, meaning[state])
         return table
+
+    @property
+    def _messages(self) -> int:
+        """How many messages the banks sent each other."""
+        return self.audit.messages + self.audit.answers
 
     def _states(self) -> dict[str, int]:
         return {state: self.audit.states.counts[state] for state in (CREDITED, REFUNDED, DEBITED)}

@@ -1,7 +1,8 @@
 """Tell how the transfers of bank A ended, by their states, and find the faults.
 
 A state is only a word until both ledgers bear it out: credited is what bank B's ledger has, refunded what bank A's has,
-and nothing is both. The framework has compensated each refunded transfer, once, and bank B's inbox is quarantined.
+and nothing is both. Where bank A asks bank B's inbox, the framework has compensated each refunded transfer, once, and
+that is quarantined at bank B.
 """
 
 from __future__ import annotations
@@ -55,13 +56,23 @@ def faults(a: Connection, b: Connection, waiting: Collection[int]) -> Iterator[s
     of = {state: {transfer for transfer, each in states.items() if each == state} for state in set(states.values())}
     credited, refunded = of.get(CREDITED, set()), of.get(REFUNDED, set())
     in_b = set(b.scalars(select(Credit.transfer_id)))
-    back_at_a = {each for each in a.scalars(select(LedgerEntry.refund_of)) if each is not None}
-    compensated = Counter(a.scalars(select(TRANSFER).join(COMPENSATIONS, COMPENSATIONS.c.half_id == HALVES.c.id)))
+    back_at_a = refunds(a)
     yield from transfers_found("neither credited nor refunded", of.get(DEBITED, set()) - set(waiting))
     yield from transfers_found("credited by their state, and not by bank B's ledger", credited - in_b)
     yield from transfers_found("credited by bank B's ledger, and not by their state", (in_b & states.keys()) - credited)
     yield from transfers_found("refunded by their state, and not by bank A's ledger", refunded - back_at_a)
     yield from transfers_found("refunded by bank A's ledger, and not by their state", back_at_a - refunded)
+
+
+def refunds(a: Connection) -> set[int]:
+    """Return the transfers that bank A's ledger has refunded."""
+    return {each for each in a.scalars(select(LedgerEntry.refund_of)) if each is not None}
+
+
+def compensation_faults(a: Connection, b: Connection) -> Iterator[str]:
+    """Compare the refunds with what the framework has compensated, and with bank B's inbox."""
+    back_at_a = refunds(a)
+    compensated = Counter(a.scalars(select(TRANSFER).join(COMPENSATIONS, COMPENSATIONS.c.half_id == HALVES.c.id)))
     yield from transfers_found("compensated more than once", (t for t, times in compensated.items() if times > 1))
     yield from transfers_found("compensated, and not refunded", compensated.keys() - back_at_a)
     yield from transfers_found("refunded, and not compensated", back_at_a - compensated.keys())

@@ -13,9 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import bank_b_desk, halves, states, teller
 from .banks import Banks
+from .exchange import Exchange
 from .lifeline import BETWEEN, SECOND
+from .message import OUTCOMES, TOPIC
 from .monkey import Monkey
-from .options import DemoOptions, Mode
+from .options import DemoOptions, Mode, Via
 from .processes import BankProcess, Processes
 from .sentences import counted
 from .source import Source, Survey
@@ -37,6 +39,14 @@ _SHORT_TIMES = {
 }
 #: As many as are parked: the limit is for a real bank, which wouldn't refund a whole day's business while it sleeps.
 _ANY_NUMBER = 1_000_000_000
+_OUT_OF_REACH = "postgresql+psycopg://the-other-bank.invalid/bank"
+_BETWEEN = {
+    Via.KAFKA: "Kafka",
+    Via.RABBITMQ: "RabbitMQ",
+    Via.NATS: "NATS JetStream",
+    Via.REDIS: "a server with Redis Streams",
+    Via.WEBHOOK: "HTTP: each posts webhooks to the other",
+}
 _HOW = {
     Mode.SEND: "",
     Mode.TWO_PHASE: " Each order begins with a half message, and ends in the transaction that debits.",
@@ -55,12 +65,24 @@ class Plan:
     source: Source
     survey: Survey
     closing: Sequence[int] = ()
+    exchange: Exchange | None = None
 
     def environment(self, banks: Banks) -> dict[str, str]:
-        """Return the variables that the processes of the banks need."""
+        """Return the variables that the processes of both banks need."""
         # With the console, the operator refunds.
         policy = {"OUTBOX_COMPENSATE_PARKED": "0" if self.options.console else str(_ANY_NUMBER)}
         return banks.environment | _SHORT_TIMES | policy
+
+    def environments(self, banks: Banks) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the variables that the processes of bank A need, and those that the processes of bank B need.
+
+        Where there is something between the banks, neither can reach the database of the other one.
+        """
+        both = self.environment(banks)
+        if self.exchange is None:
+            return both, both
+        both |= self.exchange.between.environment
+        return both | {"BANK_B_URL": _OUT_OF_REACH}, both | {"BANK_A_URL": _OUT_OF_REACH}
 
     def __str__(self) -> str:
         options, kills = self.options, self.options.planned_kills
@@ -71,7 +93,8 @@ class Plan:
         orders = f"{counted(self.survey.rows, 'order')} ({self.source})"
         monkey = f"; {counted(kills, 'time')} one of them is killed" if kills else ""
         monkey += f"; {counted(len(self.closing), 'account')} of bank B closed meanwhile" if self.closing else ""
-        return f"Two banks, a database each. {orders}; {processes}{monkey}.{_HOW[options.mode]}"
+        between = f" Between them is {_BETWEEN[options.via]}." if options.via else ""
+        return f"Two banks, a database each. {orders}; {processes}{monkey}.{_HOW[options.mode]}{between}"
 
 
 def work(plan: Plan, banks: Banks, screen: Console) -> Processes:
@@ -85,6 +108,7 @@ def work(plan: Plan, banks: Banks, screen: Console) -> Processes:
         ProcessError: a process ends again and again without having been killed.
     """
     processes = Processes()
+    processes.broker = plan.exchange.broker if plan.exchange else None
     moments = () if plan.options.mode is Mode.SEND else (BETWEEN, SECOND)
     with socket.create_server(("127.0.0.1", 0)) as desk:
         try:
@@ -128,17 +152,32 @@ def _start_all(plan: Plan, banks: Banks, processes: Processes, desk: socket.sock
     """
     options = plan.options
     host, port = desk.getsockname()
-    where = plan.environment(banks) | {"BANK_B_DESK": f"http://{host}:{port}"}
+    at_a, at_b = plan.environments(banks)
+    at_a["BANK_B_DESK"] = f"http://{host}:{port}"
+    bank_a, bank_b = ("bank_a_via", "bank_b_via") if plan.exchange else ("bank_a", "bank_b")
     for _ in range(DISPATCHERS):
-        processes.start("dispatcher", "worker", ["bank_a"], where)
+        processes.start("dispatcher", "worker", [bank_a], at_a)
     for _ in range(options.consumers):
-        processes.start("consumer", "worker", ["bank_b"], where)
-    processes.start("desk", "bank_b_desk", bank_b_desk.arguments(desk, plan.closing), where, [desk.fileno()])
+        processes.start("consumer", "worker", [bank_b], at_b)
+    processes.start("desk", "bank_b_desk", bank_b_desk.arguments(desk, plan.closing), at_b, [desk.fileno()])
+    if plan.exchange:
+        _start_carriers(plan.exchange, processes, bank_a, OUTCOMES, at_a)
+        _start_carriers(plan.exchange, processes, bank_b, TOPIC, at_b)
     tellers = {}
     for number in range(options.producers):
         arguments = teller.arguments(plan.source, number, options.producers, options.mode)
-        tellers[processes.start("teller", "teller", arguments, where)] = plan.survey.shares[number]
+        tellers[processes.start("teller", "teller", arguments, at_a)] = plan.survey.shares[number]
     return tellers
+
+
+def _start_carriers(exchange: Exchange, processes: Processes, bank: str, taken: str, where: Mapping[str, str]) -> None:
+    """Start what publishes for the other bank, and what takes the topic ``taken`` from it."""
+    processes.start("relay", "worker", [bank, "publisher", "consume"], where)
+    if (listening := exchange.endpoints.get(taken)) is None:
+        processes.start("intake", "worker", [bank, "intake", "intake"], where)
+    else:
+        number = listening.fileno()
+        processes.start("endpoint", "endpoint", [bank, str(number)], where, [number])
 
 
 def _settle(plan: Plan, banks: Banks, processes: Processes, monkey: Monkey, show: Callable[[int], None]) -> None:

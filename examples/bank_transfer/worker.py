@@ -11,11 +11,17 @@ from .lifeline import Lifeline
 
 
 def main() -> int:
-    """Run the worker of the bank named on the command line, ``bank_a`` or ``bank_b``; return the exit code."""
+    """Run the worker of a bank; return the exit code.
+
+    The arguments are the module of the bank, such as ``bank_a``, the name of the outbox in it, and the worker's roles;
+    without roles it has all of them.
+    """
     lifeline = Lifeline()
-    bank = import_module(f".{sys.argv[1]}", __package__)
+    module, *rest = sys.argv[1:]
+    name, *roles = rest or ["outbox"]
+    outbox = getattr(import_module(f".{module}", __package__), name)
     lifeline.report(ready=True)
-    return Worker(bank.outbox).run()
+    return Worker(outbox, roles=roles or None).run()
 
 
 if __name__ == "__main__":

@@ -360,6 +360,7 @@ class DemoChoices:
     consumers: int = option(2, "Processes of bank B.")
     crash: bool = option(False, "Kill processes at random, and close accounts while transfers are on their way.")
     kills: int | None = option(None, "How many to kill; implies --crash. Default: 30.")
+    via: str | None = option(None, "Between the banks: kafka, rabbitmq, nats, redis, webhook.", metavar="KIND")
     two_phase: bool = option(False, "Prepare a half message before each debit; a fence decides the orphans.")
     tcc: bool = option(False, "Reserve, then confirm or cancel; a checker decides the orphans.")
     faults: bool = option(False, "Damage the tables of both banks after the work; all is found and mended.")
@@ -386,6 +387,9 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
     With --crash, processes are killed, and accounts of bank B closed between bank A's inquiry and its debit. Each
     transfer ends as credited or refunded all the same, without an operator.
 
+    With --via neither bank can reach the other's database: bank A relays its transfers to a broker or an endpoint, bank
+    B takes them in, and answers the same way. With --crash the broker is killed too, and a proxy loses what it answers.
+
     With --console the banks stay open when the work is done, until Ctrl-C: some accounts of bank B were closed, and
     nothing is refunded by itself, so that there are parked transfers to be found in the admin console, and to be
     refunded or retried.
@@ -400,6 +404,7 @@ def demo(choices: DemoChoices, output: OutputOption = Output.TABLE) -> None:
       outbox demo --crash --faults --report report.html
       outbox demo --console
       outbox demo --two-phase --crash
+      outbox demo --crash --via nats
       outbox demo --tcc --crash --orders orders.csv
     """
     # The example is inside the installed package, and beside it in a checkout.

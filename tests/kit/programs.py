@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -27,9 +26,3 @@ def program(*names: str, package: str) -> str:
         if path := shutil.which(name):
             return path
     lacks(names[0], f"apt-get install {package}")
-
-
-def unpacked(pattern: str) -> Path:
-    """Return the root under which a file of a package of Debian's is: that where packages are unpacked, or ``/``."""
-    root = Path(os.environ.get("OUTBOX_TEST_DEBIAN_ROOT", "/"))
-    return root if any(root.glob(pattern)) else Path("/")

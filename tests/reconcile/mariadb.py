@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.bank_transfer.brokers import unpacked
 from tests.kit import wait_until
-from tests.kit.programs import lacks, unpacked
+from tests.kit.programs import lacks
 
 #: Where the packages mariadb-server, mariadb-server-core and libmariadb-java are.
 ROOT = unpacked("usr/sbin/mariadbd")

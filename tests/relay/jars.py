@@ -1,61 +1,21 @@
-"""Jars of Java programs that tests run: Maven brings them, once, into a folder that outlives the run."""
+"""The jars of Debezium; nothing but Python is needed to fetch them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-#: Where they are kept from one run to the next.
-CACHE = Path(os.environ.get("OUTBOX_TEST_JARS", "~/.cache/outbox-tests-jars")).expanduser()
-#: The exit code where Maven couldn't fetch them, which it has told of.
-NO_JARS = 3
+from examples.bank_transfer import jars
 
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>outbox</groupId><artifactId>for-tests</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>{dependencies}</dependencies>
-</project>
-"""
-_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
-
-
-def _do_nothing(_: Path) -> None: ...
-
-
-def installed(name: str, *artifacts: str, finish: Callable[[Path], None] = _do_nothing) -> Path:
-    """Return the folder ``name`` of the cache, whose ``lib`` has these artifacts (``group:name:version``) with theirs.
-
-    If no earlier run did, it is made now; ``finish`` puts in what else it needs.
-
-    Raises:
-        SystemExit: of `NO_JARS`.
-    """
-    home = CACHE / name
-    if home.exists():
-        return home
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        new, pom = Path(folder, "new"), Path(folder, "pom.xml")
-        pom.write_text(_POM.format(dependencies="".join(_DEPENDENCY.format(*each.split(":")) for each in artifacts)))
-        copy = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={new / 'lib'}")
-        command = ("mvn", "-q", "-B", "-f", str(pom), *copy)
-        if subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=2).returncode:
-            raise SystemExit(NO_JARS)
-        finish(new)
-        if not home.exists():  # another process may have been faster
-            new.rename(home)
-    return home
-
-
-DEBEZIUM = "3.6.1.Final"
+_VERSION = "3.6.1.Final"
+_NAMES = ("debezium-api", "debezium-embedded", "debezium-connector-postgres")
 
 
 def debezium() -> Path:
-    """Return the folder of Debezium's jars."""
-    names = ("debezium-api", "debezium-embedded", "debezium-connector-postgres")
-    artifacts = [f"io.debezium:{name}:{DEBEZIUM}" for name in names]
+    """Return the folder of its jars.
+
+    Raises:
+        SystemExit: Maven couldn't fetch them.
+    """
+    artifacts = [f"io.debezium:{name}:{_VERSION}" for name in _NAMES]
     # Without a binding of its log it says nothing.
-    return installed(f"debezium-{DEBEZIUM}", *artifacts, "org.slf4j:slf4j-simple:1.7.36") / "lib"
+    return jars.installed(f"debezium-{_VERSION}", *artifacts, "org.slf4j:slf4j-simple:1.7.36") / "lib"

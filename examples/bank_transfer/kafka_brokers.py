@@ -1,8 +1,11 @@
 """Run brokers of a real Kafka (KRaft), and say where they listen, as one line of JSON.
 
-``python -m tests.relay.kafka_brokers BROKERS``. Maven brings the jars, once, into a folder of the cache; the data
-are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP starts those again
-that a test has killed, with their data and ports, and says where all are.
+``python -m examples.bank_transfer.kafka_brokers BROKERS [PORT]``. Maven brings the jars, once, into a folder of the
+cache; the data are in a temporary one. The brokers end with this process, and this process with its parent. SIGHUP
+starts those again that were killed, with their data and ports, and says where all are.
+
+A client of Kafka connects to where a broker says that it is. So a broker that is to be reached through a proxy has one
+more listener, and says that it is at the proxy's ``PORT``.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import time
 from pathlib import Path
 from typing import IO, NoReturn
 
-from tests.relay import jars
+from . import jars
 
 VERSION, LOG4J = "4.4.0", "2.25.5"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
@@ -32,8 +35,10 @@ _ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}", f"org.apache.logging.log
 _SETTINGS = """process.roles=broker,controller
 node.id={node}
 log.dirs={log}
-listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},CONTROLLER://127.0.0.1:{ports[2]}
-listener.security.protocol.map=PLAIN:PLAINTEXT,SECURE:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},CONTROLLER://127.0.0.1:{ports[2]},\
+PROXIED://127.0.0.1:{ports[3]}
+advertised.listeners=PLAIN://127.0.0.1:{ports[0]},SECURE://127.0.0.1:{ports[1]},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAIN:PLAINTEXT,SECURE:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT
 inter.broker.listener.name=PLAIN
 controller.listener.names=CONTROLLER
 controller.quorum.voters={voters}
@@ -55,8 +60,8 @@ share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 """
 
-#: The ports of a broker: of everyone, of those with a password, of the controllers.
-Ports = tuple[int, int, int]
+#: The ports of a broker: without a password, with one, of the controllers, of a proxy.
+Ports = tuple[int, int, int, int]
 
 
 def _end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -66,7 +71,7 @@ def _end_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def _spawn(*command: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent)  # noqa: PLW1509 - of a process with one thread
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent)  # noqa: PLW1509, S603 - of one thread
 
 
 def _java(lib: Path, heap: str, *arguments: str, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
@@ -81,18 +86,19 @@ def installed() -> Path:
 
 def _format(new: Path) -> None:
     """Make the empty log."""
-    settings = _write_settings(new, 1, {1: (1, 2, 3)}, new / "log")
+    settings = _write_settings(new, 1, {1: (1, 2, 3, 4)}, new / "log")
     command = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings))
     if _java(new / "lib", "128m", *command, out=subprocess.DEVNULL).wait():
         raise SystemExit("Kafka couldn't format its log")
     settings.unlink()
 
 
-def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path) -> Path:
+def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path, proxy: int = 0) -> Path:
     voters = ",".join(f"{each}@127.0.0.1:{own[2]}" for each, own in ports.items())
     path = folder / f"{node}.properties"
     copies = {"copies": min(3, len(ports)), "in_sync": min(2, len(ports))}
-    path.write_text(_SETTINGS.format(node=node, log=log, ports=ports[node], voters=voters, **copies))
+    own = {"ports": ports[node], "proxy": proxy or ports[node][3]}
+    path.write_text(_SETTINGS.format(node=node, log=log, voters=voters, **own, **copies))
     return path
 
 
@@ -115,37 +121,40 @@ def _known_brokers(port: int) -> int:
 
 def _start(processes: dict[int, subprocess.Popen[bytes]], ports: dict[int, Ports], home: Path, folder: Path) -> None:
     """Start the brokers that don't run, wait until each knows all, and say so."""
-    begin = time.monotonic()
-    for node in ports:
-        if node not in processes or processes[node].poll() is not None:
+    begin, started = time.monotonic(), set[int]()
+    while any(_known_brokers(own[0]) < len(ports) for own in ports.values()) or not started:
+        # One that was killed is there until the last of its threads has ended.
+        dead = {node for node in ports if node not in processes or processes[node].poll() is not None}
+        if dead & started or time.monotonic() - begin > _PATIENCE:
+            raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
+        for node in dead:
             with (folder / f"{node}.out").open("ab") as out:
                 settings = str(folder / f"{node}.properties")
                 processes[node] = _java(home / "lib", "256m", "kafka.Kafka", settings, out=out)
-    while any(_known_brokers(own[0]) < len(ports) for own in ports.values()):
-        if time.monotonic() - begin > _PATIENCE or any(each.poll() is not None for each in processes.values()):
-            raise SystemExit("Kafka didn't start\n" + "".join(out.read_text()[-2000:] for out in folder.glob("*.out")))
+        started |= dead
         time.sleep(0.1)
     addresses = {
-        name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values()) for i, name in enumerate(("bootstrap", "sasl"))
+        name: ",".join(f"127.0.0.1:{own[i]}" for own in ports.values())
+        for i, name in ((0, "bootstrap"), (1, "sasl"), (3, "proxied"))
     }
-    print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)  # noqa: T201 - for the test
+    print(json.dumps({**addresses, "pids": {node: process.pid for node, process in processes.items()}}), flush=True)
 
 
-def main(brokers: int) -> NoReturn:
+def main(brokers: int, proxy: int = 0) -> NoReturn:
     """Run them until a signal comes."""
     _end_with_parent(signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    home, free = installed(), iter(_free_ports(3 * brokers))
-    ports = {node: (next(free), next(free), next(free)) for node in range(1, brokers + 1)}
+    home, free = installed(), iter(_free_ports(4 * brokers))
+    ports = {node: (next(free), next(free), next(free), next(free)) for node in range(1, brokers + 1)}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="kafka-") as name:
         folder = Path(name)
         for node in ports:
             log = shutil.copytree(home / "log", folder / f"log{node}")
             (log / "meta.properties").write_text(f"version=1\ncluster.id={_CLUSTER}\nnode.id={node}\n")
-            _write_settings(folder, node, ports, log)
+            _write_settings(folder, node, ports, log, proxy)
         try:
             while True:
                 _start(processes, ports, home, folder)
@@ -159,4 +168,4 @@ def main(brokers: int) -> NoReturn:
 
 if __name__ == "__main__":
     os.chdir("/")
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
