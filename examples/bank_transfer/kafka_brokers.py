@@ -81,7 +81,7 @@ def _java(lib: Path, heap: str, *arguments: str, out: IO[bytes] | int) -> subpro
 
 def installed() -> Path:
     """Return the folder with the jars and an empty log, which are made unless an earlier run did."""
-    return jars.installed(VERSION, *_ARTIFACTS, finish=_format)
+    return jars.installed(f"kafka-{VERSION}", *_ARTIFACTS, finish=_format)
 
 
 def _format(new: Path) -> None:
