@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 #: Where they are kept from one run to the next.
-CACHE = Path(os.environ.get("OUTBOX_JARS", "~/.cache/outbox-jars")).expanduser()
+CACHE = Path(os.environ.get("OUTBOX_TEST_JARS", "~/.cache/outbox-jars")).expanduser()
 #: The exit code where Maven couldn't fetch them, which it has told of.
 NO_JARS = 3
 
