@@ -19,7 +19,7 @@ from outbox.database.sql import take_lock
 from outbox.declarations import Declarations
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.dispatch.sql import declare_topic, topic_queues
-from outbox.errors import InvalidHandler, InvalidSettings, NotBound, without_secrets
+from outbox.errors import InvalidHandler, InvalidSettings, NotBound, TransactionRequired, without_secrets
 from outbox.message.content import check_topic
 from outbox.message.model import Decision, Outgoing, Resolution, SendOptions
 from outbox.message.topic import Topic
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
+    from outbox.consumer.subscription import Subscription
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
     from outbox.message.declared import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from outbox.operator.operator import OutboxOperator
     from outbox.producer.producer import AnyCarrier, Carrier
+    from outbox.relay.intake.inline import InlineReceiver
     from outbox.relay.intake.source import Received
 
 P = ParamSpec("P")
@@ -275,31 +277,34 @@ class Outbox(Declarations):
     ) -> bool:
         """Store a message that a loop of yours has of a broker, and handle it, in the transaction of ``carrier``.
 
-        Where an `intake` can't have the loop. Commit, and then tell the broker. The handler is that of the
-        `consumer` ``group`` of ``topic``, and is called in this transaction; True tells that it was. False: the group
-        has had the message, or its workers will handle it: as its handler has failed here, which undoes what that did
-        and nothing else; or since it is ordered, has a filter or a rate, is paused, or its breaker is open. In async
-        code: ``await session.run_sync(outbox.receive, received, topic, group=…)``.
+        Where an `intake` can't have the loop. Commit, and then tell the broker; one message a transaction. The handler
+        is that of the `consumer` ``group`` of ``topic``, and is called in this transaction; True tells that it was.
+        False: the group has had the message, or its workers will handle it: as its handler has failed, here, which
+        undoes what that did and nothing else, or before; or since it is ordered, has a filter or a rate, is paused, or
+        its breaker is open; or the connection isn't one of psycopg 3, or isn't of the handler's kind (an async handler
+        needs an async one, a handler with a cursor one like it). In async code:
+        ``await session.run_sync(outbox.receive, received, topic, group=…)``.
 
         Ids are as of `intake`; ``source`` names the broker, for messages whose id follows from where it has them.
 
         Raises:
             InvalidHandler: the group has no such handler, or the message no id.
-            TransactionRequired: ``carrier`` isn't on this database, or the handler has ended the transaction: don't
-                tell the broker.
+            TransactionRequired: ``carrier`` isn't on this database, is asynchronous, or the handler has ended the
+                transaction: don't tell the broker.
         """
-        from outbox.relay.intake import inline  # noqa: PLC0415 - importing outbox must not pay for it
-
-        app, name = self.current, self._name_of(topic)
+        app, name = self if self._binding is not None else self.current, self._name_of(topic)
         subscription = self.subscriptions.get((name, group))
         if subscription is None or not subscription.transactional or subscription.sources != (None,):
             raise InvalidHandler(
                 f"receive: group {group!r} of topic {name!r} has no handler that runs in transactions of this "
                 "database; declare one by @outbox.consumer, without source= and transactional=False"
             )
+        if hasattr(carrier, "run_sync"):
+            raise TransactionRequired(
+                "receive takes a Session or Connection: in async code, await session.run_sync(outbox.receive, …)"
+            )
         connection = carrier if isinstance(carrier, Connection) else carrier.connection()
-        intake = Intake(name, OwnLoop(source), app._send_reply, id_from, app.settings.max_body_bytes)
-        return inline.receive(connection, subscription, app.settings, intake, received)
+        return app._bound.receiver(app, subscription, source, id_from).receive(connection, received)
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.
@@ -455,6 +460,7 @@ class _Binding:
 
     def __init__(self, outbox: Outbox, bind: Bind) -> None:
         self.bind = bind
+        self._receivers: dict[Any, InlineReceiver] = {}
         parts = outbox.settings, outbox.group, outbox._immunity_of, outbox.topics, outbox.codecs, outbox.middlewares
         self.producer = Producer(bind, *parts)
         self.engine = self.producer.bind
@@ -466,3 +472,16 @@ class _Binding:
         from outbox.operator.operator import OutboxOperator  # noqa: PLC0415 - importing outbox must not pay for it
 
         return OutboxOperator(self.engine, *self._for_operator)
+
+    def receiver(
+        self, app: Outbox, subscription: Subscription, source: str, id_from: Callable[[Received], UUID | str] | None
+    ) -> InlineReceiver:
+        """Return what takes messages for a group, by the name of their source."""
+        key, known = (subscription.key, source), self._receivers.get((subscription.key, source))
+        if known is None or known.subscription is not subscription or known.intake.id_from is not id_from:
+            # Services that have no such loop don't pay for it.
+            from outbox.relay.intake.inline import InlineReceiver  # noqa: PLC0415 - importing outbox must not, too
+
+            of = subscription.topic, OwnLoop(source), self.producer.send, id_from, app.settings.max_body_bytes
+            known = self._receivers[key] = InlineReceiver(subscription, app.settings, Intake(*of), app.active)
+        return known

@@ -109,6 +109,8 @@ UPGRADE = (
         id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_intake_range PRIMARY KEY, topic {name} NOT NULL,
         source TEXT NOT NULL, published TEXT NOT NULL, queue INTEGER NOT NULL, first BIGINT NOT NULL,
         last BIGINT NOT NULL, stored_at {now}, told BOOLEAN NOT NULL DEFAULT false)""",
+    """CREATE TABLE {s}.intake_kind (
+        id UUID CONSTRAINT pk_intake_kind PRIMARY KEY, topic {name} NOT NULL, met_at {now})""",
     """CREATE TABLE {s}.compensation (
         half_id UUID CONSTRAINT pk_compensation PRIMARY KEY, function TEXT NOT NULL, requested_by TEXT NOT NULL,
         reason TEXT NOT NULL, result JSONB, compensated_at {now}, bulk_job_id UUID)""",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Park, Settings, testing
+from outbox.consumer.consumer import Consumer
 from outbox.database.execute import driver_of
 from outbox.errors import InvalidHandler, TransactionRequired
 from outbox.relay import Received
-from outbox.telemetry.events import BatchUndone, IntakeRefused
+from outbox.telemetry.events import InlineFailed, IntakeRefused
 from outbox.telemetry.hooks import TelemetryEvent
+from outbox.worker.connections import WorkerDatabase
+from tests.kit import consume_all, dispatch_all
 
 INSERT = text("INSERT INTO book (n) VALUES (:n)")
 
@@ -86,7 +92,7 @@ def test_a_failure_is_the_groups(loop: Loop, heard: list[TelemetryEvent]) -> Non
         received = Received("t@1", b'{"n": 1}', content_type="application/json")
         assert not loop.app.receive(session, received, "taken", group="books")
     assert loop.booked == [7]
-    (undone,) = [each for each in heard if isinstance(each, BatchUndone)]
+    (undone,) = [each for each in heard if isinstance(each, InlineFailed)]
     assert "no" in undone.reason
     testing.drain(loop.app)
     assert (loop.booked, loop.statuses()) == ([1, 7], [("consumed", 1)])
@@ -193,3 +199,110 @@ def test_a_reset_has_it_handled_again(loop: Loop) -> None:
     loop.app.operator.reset_group("books", "taken", "first", by="me", why="test")
     testing.drain(loop.app)
     assert loop.booked == [1, 1]
+
+
+def test_what_has_failed_is_the_workers(engine: Engine, settings: Settings) -> None:
+    """A broker that gives it again goes around no delay, and around no count of attempts."""
+    loop, called = Loop(engine, settings, retry_delays=(3600.0,)), list[int]()
+
+    def fail(message: Message, _: Session) -> None:
+        called.append(message.attempt)
+        raise ValueError("no")
+
+    loop.fails, given = fail, str(uuid4())
+    assert not loop.receive(1, given)
+    dispatch_all(engine, settings)
+    consumer = Consumer(loop.app.subscriptions["taken", "books"], settings)
+    with WorkerDatabase(engine).connect() as connection:
+        consumer.start(connection, connection)
+        consume_all(consumer, connection, connection)
+    assert [loop.receive(1, given) for _ in range(3)] == [False] * 3
+    assert (len(called), loop.statuses()) == (2, [("failed", 1)])
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_begins_before_its_first_message(engine: Engine, settings: Settings, fails: bool) -> None:
+    """By its start, which leaves out what is there already, and not this one."""
+    app = Outbox(engine, settings=settings)
+    with engine.begin() as connection:
+        for number in range(5):
+            app.send(connection, "taken", {"n": 100 + number})
+    dispatch_all(engine, settings)
+    loop = Loop(engine, settings, start="now")
+    failures = [ValueError("no")] if fails else []
+
+    def fail(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    loop.fails = fail
+    assert loop.receive(1) is not fails
+    testing.drain(loop.app)
+    assert loop.booked == [1]
+
+
+def test_tenants(new_engine: Callable[[], Engine], settings: Settings) -> None:
+    """Each is received in its own database, whichever is active, and its handler sends there."""
+    declared, engines = Outbox(settings=settings), [new_engine(), new_engine()]
+
+    @declared.consumer("taken", group="books")
+    def book(message: Message, session: Session) -> None:
+        declared.send(session, "booked", message.body)
+
+    first, second = (declared.bound_to(each) for each in engines)
+    with first.active(), engines[1].begin() as connection:
+        received = Received("t@1", b'{"n": 1}', content_type="application/json")
+        assert second.receive(connection, received, "taken", group="books")
+    for engine, count in zip(engines, (0, 2), strict=True):
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM outbox.half_message").scalar_one() == count
+
+
+def test_in_async_code(new_engine: Callable[[], Engine], settings: Settings) -> None:
+    """Handlers with a session or a connection, sync or async; one with a cursor is left to the workers."""
+    url = new_engine().url.render_as_string(hide_password=False)
+    engine = create_async_engine(url)
+    app, called = Outbox(engine, settings=settings), list[str]()
+
+    @app.consumer("taken", group="plain")
+    def plain(_: Message, session: Session) -> None:
+        session.execute(text("SELECT 1"))
+        called.append("plain")
+
+    @app.consumer("taken", group="awaited")
+    async def awaited(_: Message, session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+        called.append("awaited")
+
+    @app.consumer("taken", group="cursor")
+    def by_cursor(_: Message, cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("SELECT 1")
+        called.append("cursor")
+
+    async def receive() -> list[bool]:
+        received = Received("t@1", b"x")
+        async with AsyncSession(engine) as session, session.begin():
+            with pytest.raises(TransactionRequired, match="run_sync"):
+                app.receive(session, received, "taken", group="plain")  # type: ignore[arg-type]  # what is tested
+            groups = "plain", "awaited", "cursor"
+            return [await session.run_sync(app.receive, received, "taken", group=group) for group in groups]
+
+    async def run() -> list[bool]:
+        try:
+            return await receive()
+        finally:
+            await engine.dispose()
+
+    assert asyncio.run(run()) == [True, True, False]
+    assert called == ["plain", "awaited"]
+
+
+def test_an_async_handler_of_a_plain_session(engine: Engine, settings: Settings) -> None:
+    """It is left to the workers."""
+    app = Outbox(engine, settings=settings)
+
+    @app.consumer("taken", group="books")
+    async def book(message: Message, session: AsyncSession) -> None: ...
+
+    with engine.begin() as connection:
+        assert not app.receive(connection, Received("t@1", b"x"), "taken", group="books")

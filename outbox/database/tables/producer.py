@@ -247,6 +247,12 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("stored_at", TIME, nullable=False, server_default=NOW),
             Column("told", Boolean, nullable=False, server_default=text("false")),
         ],
+        # In which topic messages of a kind that are taken in have their own ids.
+        "intake_kind": [
+            Column("id", Uuid, primary_key=True),
+            Column("topic", NAME, nullable=False),
+            Column("met_at", TIME, nullable=False, server_default=NOW),
+        ],
         # The primary key is what makes a compensation happen once ever.
         "compensation": [
             Column("half_id", Uuid, primary_key=True),

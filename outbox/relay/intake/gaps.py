@@ -55,8 +55,8 @@ WITH spans AS ({SPANS}
       FROM parts
 ), joined AS (
     SELECT topic, source, published, queue, min(first) AS first, max(last) AS last, array_agg(id) AS ids,
-           (array_agg(stored_at ORDER BY first, last, id))[1] AS stored_at,
-           (array_agg(told ORDER BY first, last, id))[1] AS told,
+           (array_agg(stored_at ORDER BY first, stored_at))[1] AS stored_at,
+           (array_agg(told ORDER BY first, told DESC))[1] AS told,
            (array_agg(before ORDER BY first, last, id))[1] AS before
       FROM islands GROUP BY {_OF_QUEUE}, island
 ), changed AS (
@@ -70,7 +70,8 @@ WITH spans AS ({SPANS}
     INSERT INTO {{s}}.intake_range (topic, source, published, queue, first, last, stored_at, told)
     SELECT topic, source, published, queue, first, last, stored_at, told OR tells FROM changed
 )
-SELECT topic, source, published, queue, before + 1, first - 1 FROM changed WHERE tells ORDER BY 1, 2, 3, 4, 5
+SELECT topic, source, published, queue, min(before + 1), max(first - 1), sum(first - before - 1)::int8
+  FROM changed WHERE tells GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
 """.replace(f"GROUP BY {_OF_QUEUE}", f"GROUP BY topic, source, published, queue, first >> {NUMBER_BITS}")
 )
 
@@ -98,6 +99,7 @@ def join_once(connection: Connection, settings: Settings, grace: float = GRACE) 
         if not locked[0][0]:
             return Counts()
         (gaps,) = execute(connection, _JOIN(schema, grace=grace, retention=settings.inbox_retention))
-    for topic, source, published, queue, first, last in gaps:
-        emit(IntakeGap(topic=topic, source=source, published=published, queue=queue, first=first, last=last))
+    for topic, source, published, queue, first, last, missing in gaps:
+        of = {"topic": topic, "source": source, "published": published, "queue": queue}
+        emit(IntakeGap(**of, first=first, last=last, missing=missing))
     return Counts(done=len(gaps))

@@ -11,7 +11,7 @@ is away in between, the source gives the same list again; if the worker dies, th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 _OF_OTHERS: Template = Template(
     "SELECT id FROM {s}.half_message WHERE id = ANY (%(ids)s::uuid[]) AND topic <> %(topic)s"
 )
+# Messages of a kind have their own ids in the topic that takes them in first, and in others ids that follow from those:
+# what a look at the messages themselves would say depends on what is committed, and on what is pruned.
+_KINDS: Template = Template("SELECT id, topic FROM {s}.intake_kind WHERE id = ANY (%(kinds)s::uuid[])")
+_NEW_KINDS: Template = Template("""
+INSERT INTO {s}.intake_kind (id, topic) SELECT k.id, %(topic)s FROM unnest(%(kinds)s::uuid[]) AS k (id) ORDER BY 1
+ON CONFLICT DO NOTHING
+""")
 
 # Bytes of the bodies of one transaction.
 _MOST_BYTES = 16 * 1024 * 1024
@@ -89,6 +96,8 @@ class Intake:
     most: int = 4 * 1024 * 1024
     complete: bool = False
     alone: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # Which topic has the ids of each kind that was looked up.
+    _topics: dict[UUID, str] = field(default_factory=dict, init=False, repr=False)
 
     def outgoing(self, received: Received, id_: UUID) -> Outgoing:
         """Return what is sent for a message."""
@@ -147,7 +156,7 @@ class Intake:
             return Counts()
         try:
             received = self.source.take(BATCH, WAIT)
-            for part in _parts(received):
+            for part in parts(received):
                 with begin(connection):
                     execute(connection, plan_by_index())
                     self.store(connection, schema, part)
@@ -164,10 +173,12 @@ class Intake:
         # The broker forgets what is confirmed.
         *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, others)
         taken, stored = {id_ for (id_,) in rows}, list[Stored]()
+        topics = self._topics_of(connection, schema, {each.kind for each in received})
         if self.complete and (noted := ranges_of(schema, self.topic, received)) is not None:
             execute(connection, noted)
         for each, (id_, refusal) in zip(received, named, strict=True):
-            own, why = derived_id(id_, self.topic) if id_ in taken else id_, refusal
+            is_others = id_ in taken or topics[each.kind] != self.topic
+            own, why = derived_id(id_, self.topic) if is_others else id_, refusal
             try:
                 if not why:
                     sent = self.outgoing(each, own)
@@ -181,6 +192,16 @@ class Intake:
             stored.append(Stored(own, sent, is_refused=bool(why)))
         return stored
 
+    def _topics_of(self, connection: Connection, schema: str, kinds: Collection[UUID]) -> Mapping[UUID, str]:
+        """Return which topic has the ids of each kind; this one, where none has."""
+        if new := sorted(kinds - self._topics.keys()):
+            self._topics.update((id_, topic) for id_, topic in execute(connection, _KINDS(schema, kinds=new))[0])
+        if new := sorted(kinds - self._topics.keys()):
+            noted = _NEW_KINDS(schema, kinds=new, topic=self.topic), _KINDS(schema, kinds=new)
+            # Known from here on when it is committed.
+            return {**self._topics, **dict(map(tuple, execute(connection, *noted)[1]))}
+        return self._topics
+
     def name_of(self, received: Received) -> tuple[UUID, str]:
         """Return the id of a message, and what is wrong with it: then it is that of where the broker has it."""
         try:
@@ -191,7 +212,7 @@ class Intake:
             return self._id_of_origin(received), summary_of(error)
 
 
-def _parts(received: Sequence[Received]) -> Iterator[list[Received]]:
+def parts(received: Sequence[Received]) -> Iterator[list[Received]]:
     """Yield messages in lists that one transaction takes."""
     part, size = list[Received](), 0
     for each in received:
@@ -262,6 +283,7 @@ DUTIES = (
         producer: worker
         INSERT ON half_check op_message
         SELECT INSERT DELETE ON intake_range
+        SELECT INSERT ON intake_kind
         SELECT(id topic) INSERT ON half_message
         USAGE ON op_sequence
         """,

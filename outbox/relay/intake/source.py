@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 import re
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
@@ -11,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
+from uuid import UUID, uuid5
 
 from outbox.errors import InvalidHandler
 from outbox.message.content import check_group
+from outbox.message.ids import MESSAGE_NAMESPACE
 from outbox.relay.client import LoopClient, settled
 from outbox.text import storable
 
@@ -56,6 +59,12 @@ class Received:
     def attribute(self, name: str) -> str | None:
         """Return an attribute of CloudEvents."""
         return self._attributes.get(name)
+
+    @cached_property
+    def kind(self) -> UUID:
+        """What tells messages of one source and topic, or of one source and type, from others."""
+        of = self.attribute("source"), self.attribute("outboxtopic") or self.attribute("type")
+        return uuid5(MESSAGE_NAMESPACE, storable(json.dumps(of)))
 
     @property
     def published(self) -> tuple[str, str, int, int] | None:

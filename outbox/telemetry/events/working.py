@@ -333,10 +333,27 @@ class IntakeRefused(TelemetryEvent):
 
 
 @event(
+    "receive.failed",
+    "consumer",
+    logging.WARNING,
+    "the handler of group %(group)r failed at message %(message_id)s of topic %(topic)r where it was received; its"
+    " workers try it: %(reason)s",
+)
+class InlineFailed(TelemetryEvent):
+    """What a handler did in a transaction of the application's is undone, the message is stored."""
+
+    group: str
+    topic: str
+    message_id: uuid.UUID
+    reason: str
+
+
+@event(
     "intake.gap",
     "worker",
     logging.ERROR,
-    "topic %(topic)s: %(first)d to %(last)d of queue %(queue)d of %(published)s of %(source)s never came",
+    "topic %(topic)s: %(missing)d messages from %(first)d to %(last)d of queue %(queue)d of %(published)s of %(source)s"
+    " never came",
 )
 class IntakeGap(TelemetryEvent):
     """Positions of a queue that a relay publishes haven't come, though later ones have for ten minutes."""
@@ -347,6 +364,7 @@ class IntakeGap(TelemetryEvent):
     queue: int
     first: int
     last: int
+    missing: int
 
 
 @event(
