@@ -92,6 +92,8 @@ class OutsideConsumer(Consumer):
         self._next_ages = 0.0
         self._all_hang = False
         self._is_cut = False
+        # Why the results of a queue can't be written in this pass, in which the others go on.
+        self._stuck: Exception | None = None
         # The call that is tried while the group's breaker is open: nothing else is begun as long as it runs.
         self._trial: Call | None = None
         #: Called now and then while a pass runs, when it has written to the database.
@@ -139,6 +141,9 @@ class OutsideConsumer(Consumer):
         counts = Counts()
         failure: Exception | None = None
         pruned: MessagesPruned | None = None
+        self._stuck = None
+        for queue in self._leased.values():
+            queue.is_stuck = False
         self._news.set()
         self._refused.clear()
         try:
@@ -164,12 +169,13 @@ class OutsideConsumer(Consumer):
             else:
                 self._calls.give_up([call for queue in self._leased.values() for call in queue.in_flight])
                 return counts
-            self._leave(connection, list(self._leased.values()))
+            self._leave(connection, [queue for queue in self._leased.values() if not queue.is_stuck])
         except Exception:
             # The next pass goes on with these calls. If it comes too late, another worker may have the queues by then.
             for queue in self._leased.values():
                 self._calls.expire(queue.in_flight, max(queue.lease.ends - time.monotonic(), 0.0))
             raise
+        failure = failure or self._stuck
         if failure is None and not counts:
             failure = pruned
         if failure is not None:
@@ -223,7 +229,8 @@ class OutsideConsumer(Consumer):
                 if (its := queue.results(connection)) is not None:
                     results[queue] = its
         if results:
-            counts, lapsed = write_results(connection, results)
+            counts, lapsed, stuck = write_results(connection, results)
+            self._stuck = stuck or self._stuck
             for queue in lapsed:
                 self._lose(queue)
         for queue in list(self._leased.values()):

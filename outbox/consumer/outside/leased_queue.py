@@ -167,6 +167,8 @@ class LeasedQueue:
         self._unavailable_trial = False
         #: Did the last write make a message due that had waited for another one of its key?
         self.released: bool = False
+        #: Can't its results be written, in this pass? Then nothing more is begun there.
+        self.is_stuck: bool = False
 
     @property
     def number(self) -> int:
@@ -186,7 +188,8 @@ class LeasedQueue:
     @property
     def has_news(self) -> bool:
         """Is there anything to write: the result of a call, or that the offset has moved?"""
-        return bool(self._results) or self._unavailable is not None or any(True for _ in self._prefix())
+        its = self._results or self._unavailable is not None or any(True for _ in self._prefix())
+        return bool(its) and not self.is_stuck
 
     @property
     def is_idle(self) -> bool:
@@ -203,7 +206,7 @@ class LeasedQueue:
         """Tell whether there is more to read, in a queue that ends at a position, and space for it; None: as known."""
         end = self._read.end if end is None else end
         # Not for a few: a read costs what it costs.
-        return 2 * len(self._slots) <= self._settings.read_ahead and self._read.position < end
+        return 2 * len(self._slots) <= self._settings.read_ahead and self._read.position < end and not self.is_stuck
 
     # --- the lease ------------------------------------------------------------------------------------------
 
@@ -371,6 +374,8 @@ class LeasedQueue:
 
     def _possible(self) -> Iterator[_Slot]:
         """Yield the messages that may be handled now, together: the first of each key of which none runs."""
+        if self.is_stuck:
+            return
         if self._subscription.blocks_queue or self._progress.position < self.lease.suspect_until:
             yield from () if self._in_flight or self._results else self._ahead[:1]
             return
@@ -659,37 +664,33 @@ def accept(connection: Connection, source: Connection, found: Mapping[LeasedQueu
                 queue._accept(connection, source, found[queue], list(islice(left, len(its))))
 
 
-def write_results(connection: Connection, results: Mapping[LeasedQueue, _Results]) -> tuple[Counts, list[LeasedQueue]]:
+def write_results(
+    connection: Connection, results: Mapping[LeasedQueue, _Results]
+) -> tuple[Counts, list[LeasedQueue], DBAPIError | None]:
     """Write what came of the calls of queues, and move the offsets: in one transaction.
 
-    Return the counts, and the queues that another worker has by now. What fails together is written queue by queue, so
-    that one doesn't stop the others. If that fails too, nothing is forgotten: to write it once more does no harm.
+    Return the counts, the queues that another worker has by now, and the error of one that is stuck. What fails
+    together is written queue by queue, so that one doesn't stop the others. Of one that fails by itself nothing is
+    forgotten: to write it once more, in the next pass, does no harm.
+
+    Raises:
+        DBAPIError: the connection was lost.
     """
-    lapsed: list[LeasedQueue] = []
+    counts, lapsed = Counts(), list[LeasedQueue]()
     try:
         with begin(connection):
             renewals = _renewals(connection, results, lapsed)
             for queue in renewals:
                 queue._write_results(connection, results[queue])
-    except DBAPIError:
-        if len(results) == 1 or is_lost(connection):
+    except DBAPIError as error:
+        if is_lost(connection):
             raise
-        return _one_by_one(connection, results)
-    return sum((queue._written(connection, results[queue]) for queue in renewals), Counts()), lapsed
-
-
-def _one_by_one(connection: Connection, results: Mapping[LeasedQueue, _Results]) -> tuple[Counts, list[LeasedQueue]]:
-    counts, lapsed, failure = Counts(), list[LeasedQueue](), None
-    for queue, its in results.items():
-        try:
-            written, lost = write_results(connection, {queue: its})
-        except DBAPIError as error:
-            failure = error
-            if is_lost(connection):
-                break
-        else:
-            counts += written
-            lapsed += lost
-    if failure is not None:
-        raise failure
-    return counts, lapsed
+        if len(results) == 1:
+            next(iter(results)).is_stuck = True
+            return counts, lapsed, error
+        stuck = None
+        for queue, its in results.items():
+            written, lost, failure = write_results(connection, {queue: its})
+            counts, lapsed, stuck = counts + written, lapsed + lost, failure or stuck
+        return counts, lapsed, stuck
+    return sum((queue._written(connection, results[queue]) for queue in renewals), counts), lapsed, None
