@@ -133,6 +133,8 @@ class LoopClient(ABC, Generic[C]):
         loop, thread, _ = found
         with suppress(Exception):  # the loop is ended all the same
             asyncio.run_coroutine_threadsafe(self._end(), loop).result(2 * _CLOSE_TIMEOUT)
-        self._client = self._opening = None
+        with self._lock:
+            if self._loop is None:  # else it was opened again meanwhile
+                self._client = self._opening = None
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_CLOSE_TIMEOUT)

@@ -255,6 +255,7 @@ class KafkaSource:
         own = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
         self._config = {**config, **own, "auto.offset.reset": "error"}
         self.name: str = name
+        self.start: str = start
         self._topics, self._start = list(topics), OFFSET_BEGINNING if start == "first" else OFFSET_END
         self._consumer: Consumer | None = None
         self._taken: list[Report] = []

@@ -82,6 +82,10 @@ class NatsPublisher(ConnectedPublisher[tuple[Client, JetStreamContext]]):
         return None
 
 
+# How long (seconds) a list that is read again may take where it is looked at.
+_LONGEST_PAGE = 900.0
+
+
 async def _ignore(_: Exception) -> None:
     """Leave an error to the call that fails by it."""
 
@@ -196,7 +200,7 @@ class NatsSource(ConnectedSource[tuple[Client, "JetStreamContext.PullSubscriptio
             floor = max(own, key=itemgetter(0))[1] if own else None
             end = floor.stream_seq if floor else 0
             config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL)
-            config.inactive_threshold = ANSWER_TIMEOUT
+            config.inactive_threshold = _LONGEST_PAGE
             config.filter_subject = None if self._subject == ">" else self._subject
             info = await stream.add_consumer(self._stream, config)
             reader = await stream.pull_subscribe_bind(info.name, self._stream)

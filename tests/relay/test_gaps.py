@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from outbox.telemetry.hooks import TelemetryEvent
 from outbox.worker.connections import WorkerDatabase
 from tests.cli.conftest import run_cli
 from tests.doctor.support import codes, examine
+from tests.kit import wait_until
 
 
 def of(position: int, queue: int = 0, topic: str = "orders", source: str = "/shop") -> Received:
@@ -119,6 +121,29 @@ def test_a_gap_is_told_once_and_found_until_it_is_filled(taking: Taking, heard: 
     assert "intake.gap" not in codes(examine(taking.engine, taking.settings))
 
 
+def test_what_comes_again_behind_a_gap_neither_hides_it_nor_tells_it_again(
+    taking: Taking, heard: list[TelemetryEvent]
+) -> None:
+    """Since when it is one, and that it was told, is known of the range that came first."""
+    taking.take(1, 2, 6, 7, 8, 9)
+    for _ in range(3):
+        assert taking.join(GRACE / 4) == 0
+        taking.take(6)
+    assert taking.join(GRACE / 4 + 1) == 1
+    taking.take(6)
+    assert taking.join() == 0
+    assert "intake.gap" in codes(examine(taking.engine, taking.settings))
+    assert (taking.join(2 * GRACE), told(heard)) == (0, [(0, 3, 5)])
+
+
+def test_many_gaps_of_a_queue_are_told_together(taking: Taking, heard: list[TelemetryEvent]) -> None:
+    """A relay with a filter leaves one between all that it publishes."""
+    taking.take(*range(1, 400, 2))
+    assert taking.join(GRACE + 1) == 1
+    (gap,) = [each for each in heard if isinstance(each, IntakeGap)]
+    assert (gap.first, gap.last, gap.missing) == (2, 398, 199)
+
+
 def test_sources_topics_queues_and_epochs_are_by_themselves(taking: Taking) -> None:
     """Numbers of one say nothing of another; a new epoch begins anew."""
     taking.take(1, 2)
@@ -174,7 +199,7 @@ def test_a_source_that_cannot_be_stored(taking: Taking, new_engine: Callable[[],
 class Keeping(Given):
     """A source whose broker keeps what was confirmed; ``age`` is how old (seconds) it is."""
 
-    age = 0.0
+    age = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,9 +258,65 @@ def test_what_is_older_than_the_retention_is_not_judged(keeping: Taking, setting
     assert (found.confirmed, found.unjudged, found.known, found.lost) == (5, 5, 0, 0)
 
 
+def test_what_was_left_out_is_not_missing(keeping: Taking, settings: Settings) -> None:
+    """A source that begins now has left out what was there before."""
+    source: Any = keeping.source
+    source.start, source.age = "now", 60.0
+    found = compare(keeping.connection, settings, keeping.app.intakes[0])
+    assert (found.unjudged, found.lost) == (5, 0)
+
+
+def test_what_the_broker_has_twice_is_missing_once(keeping: Taking, settings: Settings) -> None:
+    """Also in lists that are far apart."""
+    source: Any = keeping.source
+    source.kept *= 3
+    found = compare(keeping.connection, settings, keeping.app.intakes[0])
+    assert (found.confirmed, found.lost, len(found.missing)) == (15, 1, 1)
+
+
 def test_what_is_in_another_topic_too(keeping: Taking, settings: Settings) -> None:
     """Its id here follows from its own: it isn't missing."""
     with keeping.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE outbox.half_message SET topic = 'other'")
     assert compare(keeping.connection, settings, keeping.app.intakes[0], apply=True).stored == 5
     assert compare(keeping.connection, settings, keeping.app.intakes[0]).lost == 0
+
+
+# --- one message in two topics ---------------------------------------------------------------------------------------
+
+
+def test_two_topics_at_once(taking: Taking, engine: Engine) -> None:
+    """Both have all, whichever comes first, and each always under the same ids."""
+    other = Given()
+    taking.app.intake("other", source=other)
+    first, second = taking.app.intakes
+    messages = [of(each) for each in range(1, 21)]
+    other.messages = list(messages)
+    with WorkerDatabase(engine).connect() as connection, ThreadPoolExecutor(1) as pool:
+        with taking.connection.begin():
+            first.store(taking.connection, "outbox", messages)
+            stored = pool.submit(second.once, connection, "outbox")
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+                wait_until(lambda: _waits(looking) or stored.done(), "the second waits for the first")
+        assert stored.result().done == 20
+        ids = {topic: _ids(engine, topic) for topic in ("taken", "other")}
+        assert [len(each) for each in ids.values()] == [20, 20]
+        with engine.begin() as pruning:
+            pruning.exec_driver_sql("DELETE FROM outbox.half_message WHERE topic = 'taken'")
+            pruning.exec_driver_sql("DELETE FROM outbox.op_message")
+        other.messages = list(messages)
+        second.once(connection, "outbox")
+        assert _ids(engine, "other") == ids["other"]
+
+
+def _waits(connection: Connection) -> bool:
+    sql = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position('intake_kind' in query) > 0"
+    )
+    return bool(connection.exec_driver_sql(sql).scalar_one())
+
+
+def _ids(engine: Engine, topic: str) -> set[str]:
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT id::text FROM outbox.half_message WHERE topic = %s", (topic,))
+        return set(rows.scalars())

@@ -141,9 +141,6 @@ class OutsideConsumer(Consumer):
         counts = Counts()
         failure: Exception | None = None
         pruned: MessagesPruned | None = None
-        self._stuck = None
-        for queue in self._leased.values():
-            queue.is_stuck = False
         self._news.set()
         self._refused.clear()
         try:
@@ -199,7 +196,9 @@ class OutsideConsumer(Consumer):
 
     def _resume(self, connection: Connection) -> None:
         """Go on with the calls of a pass that failed, in those queues that no other worker has taken over."""
+        self._stuck = None
         for queue in list(self._leased.values()):
+            queue.is_stuck = False
             with self._unless_lost(queue):
                 queue.renew(connection)
                 self._has_progressed = True

@@ -18,6 +18,7 @@ from outbox.database.session import begin
 from outbox.database.sql import plan_by_index
 from outbox.errors import InvalidHandler
 from outbox.message.ids import derived_id
+from outbox.relay.intake.intake import parts
 from outbox.telemetry.events import IntakeMissing
 from outbox.telemetry.hooks import emit
 
@@ -34,6 +35,9 @@ SELECT i.id FROM unnest(%(ids)s::uuid[]) AS i (id)
  WHERE EXISTS (SELECT FROM {s}.half_message h WHERE h.id = i.id AND h.topic = %(topic)s)
 """)
 _CLOCK: Template = Template("SELECT clock_timestamp()")
+_OLDEST: Template = Template("SELECT min(born_at) FROM {s}.half_message WHERE topic = %(topic)s")
+# Of the retention: prune, and the broker's clock, may be ahead.
+_SHARE = 0.9
 #: Missing messages that are kept to be shown; all are counted.
 SHOWN = 1_000
 
@@ -51,8 +55,9 @@ class MissingMessage:
 class IntakeComparison:
     """What came of a comparison: how many messages the broker has, and what became of them.
 
-    ``unjudged`` are older than the retention. ``missing`` has the first ones, ``lost`` is how many there are, of which
-    ``stored`` were stored now.
+    ``unjudged`` are about as old as the retention, or older, or of the time to come; or, where the source begins "now",
+    older than the oldest message here. ``known`` counts what is there again among those of a page once. ``missing`` has
+    the first ones, ``lost`` is how many there are, of which ``stored`` were stored now.
     """
 
     topic: str
@@ -88,14 +93,19 @@ def compare(
     found = IntakeComparison(intake.topic, intake.source.name)
     with begin(connection):
         now: dt.datetime = execute(connection, _CLOCK(settings.schema))[0][0][0]
-    since = now - dt.timedelta(seconds=settings.retention)
-    for each in source.confirmed():
-        found.confirmed += len(each)
-        judged = [one for one in each if one.at >= since]
-        found.unjudged += len(each) - len(judged)
-        if judged:
-            _compared(connection, settings, intake, judged, found, apply=apply)
+        since = now - dt.timedelta(seconds=settings.retention * _SHARE)
+        if getattr(source, "start", "first") != "first":  # what was left out isn't missing
+            oldest = execute(connection, _OLDEST(settings.schema, topic=intake.topic))[0][0][0]
+            since = max(since, oldest or now)
+    lost: set[UUID] = set()
+    for page in source.confirmed():
+        found.confirmed += len(page)
+        judged = [each for each in page if since <= each.at <= now]
+        found.unjudged += len(page) - len(judged)
+        for part in parts(judged, lambda each: len(each.received.body)):
+            _compared(connection, settings, intake, part, found, lost, apply=apply)
         done(found.confirmed)
+    found.lost = len(lost)
     return found
 
 
@@ -105,6 +115,7 @@ def _compared(
     intake: Intake,
     confirmed: Sequence[Confirmed],
     found: IntakeComparison,
+    lost: set[UUID],
     *,
     apply: bool,
 ) -> None:
@@ -119,9 +130,11 @@ def _compared(
         if apply and missing:
             intake.store(connection, settings.schema, [each.received for each in missing.values()])
             found.stored += len(missing)
-    found.known += len(confirmed) - len(missing)
-    found.lost += len(missing)
+    found.known += len(ids) - len(missing)
     for id_, each in missing.items():
+        if id_ in lost:
+            continue
+        lost.add(id_)
         origin = each.received.origin
         emit(IntakeMissing(topic=intake.topic, source=intake.source.name, origin=origin, message_id=id_, stored=apply))
         if len(found.missing) < SHOWN:

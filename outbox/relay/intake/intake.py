@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid5
 
 from outbox.database.duty import Duty, DutyPass, Post, Task
@@ -32,6 +32,8 @@ from outbox.text import message_of, storable, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+T = TypeVar("T")
 
 # One message may be taken in as messages of two topics, or be of a topic here by itself.
 _OF_OTHERS: Template = Template(
@@ -156,7 +158,7 @@ class Intake:
             return Counts()
         try:
             received = self.source.take(BATCH, WAIT)
-            for part in parts(received):
+            for part in parts(received, lambda each: len(each.body)):
                 with begin(connection):
                     execute(connection, plan_by_index())
                     self.store(connection, schema, part)
@@ -212,15 +214,15 @@ class Intake:
             return self._id_of_origin(received), summary_of(error)
 
 
-def parts(received: Sequence[Received]) -> Iterator[list[Received]]:
+def parts(received: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield messages in lists that one transaction takes."""
-    part, size = list[Received](), 0
+    part, size = list[T](), 0
     for each in received:
-        if part and size + len(each.body) > _MOST_BYTES:
+        if part and size + size_of(each) > _MOST_BYTES:
             yield part
             part, size = [], 0
         part.append(each)
-        size += len(each.body)
+        size += size_of(each)
     if part:
         yield part
 
