@@ -17,7 +17,7 @@ from uuid import uuid4
 import aio_pika
 import nats
 import psycopg
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from redis.asyncio import Redis
 from sqlalchemy import Engine, func, select, text
 
@@ -59,6 +59,7 @@ def run(lab: Lab) -> Iterator[Figure]:
             place.mkdir()
             with _served(name, place) as target:
                 yield from _measured(lab, engine, name, target, lab.scale(count, count // 10))
+                yield _taken_in(lab, engine, name, target, lab.scale(count, count // 10))
                 if name != "rabbitmq":
                     yield _latency(lab, engine, name, target)
 
@@ -270,6 +271,150 @@ async def _rabbit(target: targets.RabbitTarget) -> AsyncIterator[Publish]:
 
 
 _PUBLISHERS: dict[str, Any] = {"kafka": _kafka, "nats": _nats, "redis": _redis, "rabbitmq": _rabbit}
+
+
+def _taken_in(lab: Lab, engine: Engine, name: str, target: Any, count: int) -> Figure:
+    """Measure from a broker into a database, against a loop by hand with the same client."""
+    lab.say(f"intake: {count} messages of {name}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS taken (id uuid PRIMARY KEY, body bytea NOT NULL)")
+    arms: dict[str, Callable[[], float]] = {
+        "ours": lambda: _by_intake(engine, target, name, count),
+        "hand": lambda: _by_loop(lab, target, name, count),
+    }
+    rates = interleave(arms, lab.scale(3, 1))
+    ratio = Ratio.of(rates["ours"], rates["hand"])
+    ours, hand = (f"{statistics.median(rates[arm]):,.0f}/s" for arm in arms)
+    what = f"{count} messages of {name} taken in ÷ a loop by hand: {_BATCH} of them, INSERT … ON CONFLICT, COMMIT, ack"
+    return Figure(what, ours, hand, ratio, "≥ 0.8", ratio.median >= 0.8)
+
+
+def _fill(name: str, target: Any, count: int) -> None:
+    """Have messages wait at a destination of their own."""
+    target.destination = f"t{uuid4().hex[:10]}"
+    target.make(target.destination)
+
+    async def publish() -> None:
+        async with _PUBLISHERS[name](target) as publishing:
+            for _ in range(0, count, _BATCH):
+                await publishing([(f"key {number}", b"x" * 300) for number in range(min(_BATCH, count))])
+
+    asyncio.run(publish())
+
+
+def _by_intake(engine: Engine, target: Any, name: str, count: int) -> float:
+    """Return how many messages a second a worker takes in, of those that wait when it starts."""
+    _fill(name, target, count)
+    topic, outbox = f"intake-{uuid4().hex[:8]}", Outbox(engine, settings=_SETTINGS)
+    outbox.intake(topic, source=target.source(), id_from=(lambda _: str(uuid4())) if name == "rabbitmq" else None)
+    with engine.connect() as connection:
+        sql = text("SELECT count(*) FROM outbox.half_message WHERE topic = :topic")
+        with Worker(outbox, roles=["intake"]):
+            began = time.perf_counter()
+            while connection.execute(sql, {"topic": topic}).scalar_one() < count:
+                connection.rollback()
+                time.sleep(0.02)
+            return count / (time.perf_counter() - began)
+
+
+def _by_loop(lab: Lab, target: Any, name: str, count: int) -> float:
+    """Return how many messages a second a loop by hand takes in."""
+    _fill(name, target, count)
+    return asyncio.run(_taken_by_hand(lab, name, target, count))
+
+
+async def _taken_by_hand(lab: Lab, name: str, target: Any, count: int) -> float:
+    insert = "INSERT INTO taken SELECT * FROM unnest(%s::uuid[], %s::bytea[]) ON CONFLICT DO NOTHING"
+    with lab.psycopg("main") as connection:
+        async with _TAKERS[name](target) as take:
+            began, done = time.perf_counter(), 0
+            while done < count:
+                bodies, confirm = await take()
+                if bodies:
+                    connection.execute(insert, ([uuid4() for _ in bodies], bodies))
+                    connection.commit()
+                    await confirm()
+                    done += len(bodies)
+            return count / (time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def _take_kafka(target: RealKafka) -> AsyncIterator[Any]:
+    config = {"bootstrap.servers": target.server, "group.id": uuid4().hex, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**config, "enable.auto.commit": False})
+    consumer.subscribe([target.destination])
+
+    async def take() -> Any:
+        found = consumer.consume(_BATCH, 0.2)
+
+        async def confirm() -> None:
+            consumer.commit(asynchronous=False)
+
+        return [each.value() for each in found if each.error() is None], confirm
+
+    yield take
+    consumer.close()
+
+
+@asynccontextmanager
+async def _take_nats(target: targets.NatsTarget) -> AsyncIterator[Any]:
+    client = await nats.connect(target.url)
+    reader = await client.jetstream().pull_subscribe(target.destination, durable="hand", stream=target.destination)
+
+    async def take() -> Any:
+        found = await reader.fetch(_BATCH, timeout=5)
+
+        async def confirm() -> None:
+            for each in found:
+                await each.ack()
+            await client.flush()
+
+        return [each.data for each in found], confirm
+
+    yield take
+    await client.close()
+
+
+@asynccontextmanager
+async def _take_redis(target: targets.RedisTarget) -> AsyncIterator[Any]:
+    client = Redis.from_url(target.url)
+    await client.xgroup_create(target.destination, "hand", id="0", mkstream=True)
+
+    async def take() -> Any:
+        found: Any = await client.xreadgroup("hand", "hand", {target.destination: ">"}, count=_BATCH, block=1000)
+        entries = list(found[0][1]) if found else []
+
+        async def confirm() -> None:
+            await client.xack(target.destination, "hand", *(entry for entry, _ in entries))
+
+        return [fields[b"body"] for _, fields in entries], confirm
+
+    yield take
+    await client.aclose()
+
+
+@asynccontextmanager
+async def _take_rabbit(target: targets.RabbitTarget) -> AsyncIterator[Any]:
+    async with await aio_pika.connect(target.url) as connection:
+        channel = await connection.channel()
+        await channel.set_qos(prefetch_count=_BATCH)
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        await (await channel.get_queue(target.destination)).consume(arrived.put)
+
+        async def take() -> Any:
+            found = [await arrived.get()]
+            while len(found) < _BATCH and not arrived.empty():
+                found.append(arrived.get_nowait())
+
+            async def confirm() -> None:
+                await found[-1].ack(multiple=True)
+
+            return [each.body for each in found], confirm
+
+        yield take
+
+
+_TAKERS: dict[str, Any] = {"kafka": _take_kafka, "nats": _take_nats, "redis": _take_redis, "rabbitmq": _take_rabbit}
 
 
 def _latency(lab: Lab, engine: Engine, name: str, target: targets.Target) -> Figure:
