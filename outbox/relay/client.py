@@ -44,8 +44,8 @@ async def settled(tasks: Collection[asyncio.Future[T]], seconds: float) -> list[
         await asyncio.wait(late, timeout=CANCEL_TIMEOUT)
     outcomes: list[T | BaseException] = []
     for task in tasks:
-        is_late = not task.done() or task.cancelled()
-        outcomes.append(TimeoutError() if is_late else task.exception() or task.result())
+        error = TimeoutError() if not task.done() or task.cancelled() else task.exception()
+        outcomes.append(task.result() if error is None else error)
     return outcomes
 
 

@@ -160,11 +160,13 @@ class Plan:
 
     def begin(self) -> None:
         """Start the threads."""
-        for lane in self.lanes:
+        # Those that are begun may find topics to relay, and begin what these need by themselves (`_join`).
+        lanes, listeners = list(self.lanes), list(self.listeners.values())
+        for lane in lanes:
             lane.start()
         if self._dispatching is not None:
             begin_here(self._ops_address, self._dispatching)
-        for listener in self.listeners.values():
+        for listener in listeners:
             listener.start()
 
     def end(self) -> None:

@@ -268,6 +268,10 @@ _FILLED = {
         "half_id, resolution, decided_by",
         "SELECT gen_random_uuid(), 'rollback', 'check' FROM generate_series(1, 2)",
     ),
+    "intake_range": (
+        "topic, source, published, queue, first, last",
+        "SELECT 't', 's', 't', 0, n, n FROM generate_series(1, 2) n",
+    ),
     "published": (
         "id, aggregatetype, type, payload, timestamp, content_type, headers, queue, position, send_number",
         "SELECT gen_random_uuid(), 't', 't', '', now(), '', '{}', 0, 1, 1 FROM generate_series(1, 2)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,8 +19,9 @@ from outbox.relay.envelope import Envelope, RelayRecord, destination_of
 from outbox.relay.kafka import KafkaPublisher
 from outbox.relay.nats import NatsPublisher
 from outbox.relay.publisher import ConnectedPublisher, Publisher
+from outbox.worker.duty import Lane
 from tests.consumer.test_control import control
-from tests.kit import wait_until
+from tests.kit import dispatch_all, wait_until
 from tests.kit.bench import Bench
 from tests.relay.test_kafka import gated
 from tests.relay.test_targets import recover
@@ -250,3 +252,26 @@ def test_a_publisher_that_says_nothing(bench: Bench, relaying: Any, monkeypatch:
     assert "nothing within" in control(bench).because
     publisher.silent = False
     recover(bench, consumer, clock, 5)
+
+
+def test_topics_that_are_found_while_a_worker_begins(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lanes are begun once, by what has found them."""
+    app, publisher, start = Outbox(engine, settings=settings), Memory(), Lane.start
+    with engine.begin() as connection:
+        app.send(connection, "order-paid", 1)
+    dispatch_all(engine, settings)
+    app.relay("order-*", to=publisher)
+    begun: list[threading.Thread] = []
+
+    def noted(lane: Lane) -> None:
+        start(lane)
+        begun.append(threading.current_thread())
+        if any("relay" in duty.name for duty in lane.duties) and len(set(begun)) == 1:
+            wait_until(lambda: len(set(begun)) > 1, "the topic is found, and its lane is begun")
+
+    monkeypatch.setattr(Lane, "start", noted)
+    with Worker(app):
+        wait_until(lambda: publisher.published, "it is published")
+    assert publisher.published == [("order-paid", 1)]

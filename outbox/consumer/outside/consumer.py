@@ -223,7 +223,7 @@ class OutsideConsumer(Consumer):
     def _write(self, connection: Connection) -> Counts:
         """Write what came of calls, and renew leases that need it."""
         counts, results = Counts(), {}
-        for queue in list(self._leased.values()):
+        for queue in [each for each in self._leased.values() if not each.is_stuck]:
             with self._unless_lost(queue):
                 if (its := queue.results(connection)) is not None:
                     results[queue] = its

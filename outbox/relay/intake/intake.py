@@ -11,7 +11,7 @@ is away in between, the source gives the same list again; if the worker dies, th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid5
@@ -98,8 +98,6 @@ class Intake:
     most: int = 4 * 1024 * 1024
     complete: bool = False
     alone: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    # Which topic has the ids of each kind that was looked up.
-    _topics: dict[UUID, str] = field(default_factory=dict, init=False, repr=False)
 
     def outgoing(self, received: Received, id_: UUID) -> Outgoing:
         """Return what is sent for a message."""
@@ -172,10 +170,12 @@ class Intake:
         """Store messages; one that can't be one here as its bytes, or the broker would give it for ever."""
         named = [self.name_of(each) for each in received]
         others = _OF_OTHERS(schema, ids=[id_ for id_, _ in named], topic=self.topic)
+        known = _KINDS(schema, kinds=sorted({each.kind for each in received}))
         # The broker forgets what is confirmed.
-        *_, rows = execute(connection, COMMIT_SYNCHRONOUSLY, others)
-        taken, stored = {id_ for (id_,) in rows}, list[Stored]()
-        topics = self._topics_of(connection, schema, {each.kind for each in received})
+        _, rows, kinds = execute(connection, COMMIT_SYNCHRONOUSLY, others, known)
+        taken, topics, stored = {id_ for (id_,) in rows}, dict(map(tuple, kinds)), list[Stored]()
+        if new := sorted({each.kind for each in received} - topics.keys()):
+            topics = dict(map(tuple, execute(connection, _NEW_KINDS(schema, kinds=new, topic=self.topic), known)[1]))
         if self.complete and (noted := ranges_of(schema, self.topic, received)) is not None:
             execute(connection, noted)
         for each, (id_, refusal) in zip(received, named, strict=True):
@@ -193,16 +193,6 @@ class Intake:
                 emit(IntakeRefused(topic=self.topic, source=self.source.name, origin=each.origin, reason=why))
             stored.append(Stored(own, sent, is_refused=bool(why)))
         return stored
-
-    def _topics_of(self, connection: Connection, schema: str, kinds: Collection[UUID]) -> Mapping[UUID, str]:
-        """Return which topic has the ids of each kind; this one, where none has."""
-        if new := sorted(kinds - self._topics.keys()):
-            self._topics.update((id_, topic) for id_, topic in execute(connection, _KINDS(schema, kinds=new))[0])
-        if new := sorted(kinds - self._topics.keys()):
-            noted = _NEW_KINDS(schema, kinds=new, topic=self.topic), _KINDS(schema, kinds=new)
-            # Known from here on when it is committed.
-            return {**self._topics, **dict(map(tuple, execute(connection, *noted)[1]))}
-        return self._topics
 
     def name_of(self, received: Received) -> tuple[UUID, str]:
         """Return the id of a message, and what is wrong with it: then it is that of where the broker has it."""
