@@ -270,7 +270,7 @@ def compare_intake(
             raise InvalidSettings(f"{len(named)} intakes are called so; name one by TOPIC and --source: {known}")
         bars.stage(f"messages of {named[0].source.name}", None)
         engine = sync_engine(outbox.engine)
-        with closing(connect(engine)) as connection:
+        with closing(named[0].source), closing(connect(engine)) as connection:
             found = compare(connection, outbox.settings, named[0], apply=apply, done=bars.done)
     counts = dataclasses.asdict(found)
     shown = [{**each, "id": str(each["id"]), "at": each["at"].isoformat()} for each in counts.pop("missing")]

@@ -326,7 +326,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 class StoredBytes(bytes):
-    """A body as it is to be stored, whatever codec has its content type."""
+    """A body as it is to be stored: no codec of its content type encodes it."""
 
 
 def encode(body: Any) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""A client of a broker: one of a process, on an event loop of its own, whatever threads and loops use it."""
+"""A client of a broker: all threads and loops of a process share one, which has an event loop of its own."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class BrokerPublisher(ABC):
 
 
 class ConnectedPublisher(LoopClient[C], BrokerPublisher):
-    """One with an asynchronous client: one of a process, on a loop of its own, whatever loops the groups run on."""
+    """One with an asynchronous client, which all groups of a process share, on a loop of its own."""
 
     def __init__(self, destination: Destination, envelope: Envelope | None, timeout: Any) -> None:
         BrokerPublisher.__init__(self, destination, envelope, timeout)

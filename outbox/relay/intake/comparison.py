@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from outbox.relay.intake.source import Confirmed
     from outbox.settings import Settings
 
-# A half is deleted once its message is settled and old; an inbox row of a group that has had it lives longer.
+# Prune deletes a half once its message is settled and old: so the comparison judges nothing that is as old as that.
 _KNOWN: Template = Template("""
 SELECT i.id FROM unnest(%(ids)s::uuid[]) AS i (id)
  WHERE EXISTS (SELECT FROM {s}.half_message h WHERE h.id = i.id AND h.topic = %(topic)s)

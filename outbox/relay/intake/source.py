@@ -52,7 +52,7 @@ class Received:
 
     @cached_property
     def _attributes(self) -> dict[str, str]:
-        """The attributes of CloudEvents, whatever the broker calls them."""
+        """The attributes of CloudEvents, without the prefix that a broker's binding gives them."""
         folded = ((name.lower(), value) for name, value in self.headers.items())
         return {name[len(prefix) :]: value for name, value in folded for prefix in _PREFIXES if name.startswith(prefix)}
 
