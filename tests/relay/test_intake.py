@@ -514,5 +514,8 @@ def test_what_is_missing_is_found_and_stored(receiving: Any, target: Target, hea
     assert compare(receiver.connection, settings, intake, apply=True).stored == 2
     assert compare(receiver.connection, settings, intake).lost == 0
     assert receiver.take() == 1
-    assert sorted(each.body for each in receiver.handle()[7:])[-1] == b"later"
-    assert len(receiver.handled) == 10
+    # Whether the group reads them is a matter of where its offsets are, which a restore takes back too.
+    with receiver.app.engine.connect() as connection:
+        halves = set(connection.exec_driver_sql("SELECT id FROM outbox.half_message").scalars())
+    assert halves >= {each.id for each in receiver.handled}
+    assert b"later" in [each.body for each in receiver.handle()]
