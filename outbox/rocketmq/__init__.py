@@ -1,0 +1,1 @@
+"""RocketMQ's client protocol (apache.rocketmq.v2) over our tables."""
