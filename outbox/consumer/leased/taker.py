@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 #: How many messages one take hands out at most.
 MOST_TAKEN = 1_000
-#: How often one take looks once more at queues whose rows another transaction changed meanwhile.
-_LOOKS = 3
+#: How often one take looks at the queues, where others read them or have changed their rows meanwhile; and at how many
+#: at least, if so many have messages.
+_LOOKS, _QUEUES = 3, 4
 
 
 def _taken(progress: ConsumerProgress, entry: Entry, number: int, until: dt.datetime) -> Taken:
@@ -230,8 +231,9 @@ class Taker(Consumer):
         accepts: Callable[[Message], bool] | None,
     ) -> tuple[list[Taken], bool]:
         """Take from some queues in one transaction. Return what, and whether a further look would find nothing more."""
-        # In the order in which all transactions lock several; a queue is only tried, so that none waits.
-        queues = sorted(waiting[:most], key=lambda queue: queue.progress.of.lock)
+        # In the order in which all transactions lock several; a queue is only tried, so that none waits. Others may
+        # read some of them at this moment.
+        queues = sorted(waiting[: max(most, _QUEUES)], key=lambda queue: queue.progress.of.lock)
         share = -(-most // len(queues))
         with begin(connection):
             progresses = self._locked(connection, queues)
@@ -253,7 +255,7 @@ class Taker(Consumer):
             taken = self._take_read(connection, source, entries, named) if entries else []
         if pruned is not None and not taken:
             raise pruned
-        return taken, not entries
+        return taken, bool(progresses) and not entries
 
     def _locked(self, connection: Connection, queues: Sequence[QueueConsumer]) -> list[ConsumerProgress]:
         """Try the locks of queues; return how far the group is in those that this transaction has."""
