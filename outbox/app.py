@@ -331,8 +331,8 @@ class Outbox(Declarations):
 
         declared: dict[str, Any] = {"ordered": False, **options, "leased": True, "transactional": False}
         self._register(Subscription, topic, model, send_reply=self._send_reply, **declared)(NO_HANDLER)
-        subscription = self.subscriptions[self._name_of(topic), options["group"]]
-        return LeasedGroup(subscription, self.settings, lambda: self.current.engine)
+        key = self._name_of(topic), options["group"]
+        return LeasedGroup(lambda: self.subscriptions[key], self.settings, lambda: self.current.engine)
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.

@@ -131,13 +131,17 @@ class LeasedGroup(Generic[T]):
     """A group of a topic whose messages are taken; made by `Outbox.leased`. To be used by any threads and processes."""
 
     def __init__(
-        self, subscription: Subscription, settings: Settings, engine: Callable[[], Engine | AsyncEngine]
+        self, find: Callable[[], Subscription], settings: Settings, engine: Callable[[], Engine | AsyncEngine]
     ) -> None:
-        self.subscription: Subscription = subscription
         self.settings: Settings = settings
-        self._engine = engine
+        self._find, self._engine = find, engine
         self._guard = threading.Lock()
         self._takers: list[StartedTaker] = []
+
+    @property
+    def subscription(self) -> Subscription:
+        """What was declared, as it is by now: a source may be named later."""
+        return self._find()
 
     def take(
         self,
