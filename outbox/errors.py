@@ -113,6 +113,17 @@ class InvalidRequest(OutboxError):
         self.field = field
 
 
+class BadExpression(OutboxError, ValueError):
+    """A filter that isn't SQL92 as RocketMQ has it; ``position`` is that of the character, from 1."""
+
+    kind = ErrorKind.USAGE
+
+    def __init__(self, text: str, position: int, mend: str) -> None:
+        near = text[position - 1 : position + 39]
+        super().__init__(f"the filter is wrong at character {position}, {near!r}: {mend}")
+        self.position = position
+
+
 class UnknownDatabase(InvalidRequest):
     """No database of this name is registered."""
 

@@ -130,10 +130,14 @@ class HalfMessage:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds)."""
+    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds).
+
+    ``asker`` asks about it, where that is no checker of an application: its lease takes no other's halves.
+    """
 
     fenced: bool
     immunity: float
+    asker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

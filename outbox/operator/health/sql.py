@@ -31,22 +31,26 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
 
 #: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
 #: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
-#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a checker was asked
-#: about one of the topic's last ones)``.
+#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, late ones of remote
+#: producers, the first id of these, a checker was asked about one of the topic's last ones)``. Unfenced ones are those
+#: that a checker of an application is to be asked about.
 CHECKS = Template(f"""{KNOWN_TOPICS}
 SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
-                             WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
+                             WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced AND c.asker IS NULL
                              ORDER BY c.next_check_at DESC LIMIT %(limit)s) l WHERE check_times > 0)
   FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
  CROSS JOIN LATERAL (
-       SELECT count(*) FILTER (WHERE NOT fenced), count(*) FILTER (WHERE NOT fenced AND due),
-              count(*) FILTER (WHERE NOT fenced AND late), count(*) FILTER (WHERE unasked),
+       SELECT count(*) FILTER (WHERE native), count(*) FILTER (WHERE native AND due),
+              count(*) FILTER (WHERE native AND late), count(*) FILTER (WHERE unasked),
               count(*) FILTER (WHERE fenced AND late),
               extract(epoch FROM statement_timestamp() - min(next_check_at))::float8,
-              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE NOT fenced))[1]
+              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE native))[1],
+              count(*) FILTER (WHERE remote AND late),
+              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE remote AND late))[1]
          FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due, l.late,
-                      l.late AND NOT fenced AND check_times = 0
+                      asker IS NOT NULL AS remote, NOT fenced AND asker IS NULL AS native,
+                      l.late AND NOT fenced AND asker IS NULL AND check_times = 0
                       AND NOT EXISTS (SELECT FROM {{s}}.check_history h
                                        WHERE h.half_id = c.half_id AND h.asked = 'checker') AS unasked
                  FROM {{s}}.half_check c

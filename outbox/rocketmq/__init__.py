@@ -1,0 +1,1 @@
+"""Speak the protocol of RocketMQ 5: its own clients send to the tables, and receive from them."""
