@@ -83,7 +83,7 @@ def serve(options: ServeOptions, log_level: LogLevelOption = None, log_format: L
     runs a worker, as ever: `outbox run`. SIGTERM or Ctrl-C ends it in good order, a second one at once.
 
     Clients use TLS by default in Java, C#, C++ and Go: give --tls-port, or switch it off there. Without users in the
-    file of --config anyone who reaches the port may send and receive.
+    file of --config every client that reaches the port may send and receive.
 
     \b
     Examples:

@@ -21,11 +21,11 @@ from outbox.database.execute import Template, execute, sqlstate
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, OutboxBusy, OutboxError
 from outbox.message.model import Preparation, Resolution
 from outbox.rocketmq.clients import Client
-from outbox.rocketmq.mapping import ID_HEADER, half_ids, recall_handle, recalled_id, taken
+from outbox.rocketmq.mapping import ID_HEADER, half_ids, inbound, recall_handle, recalled_id
 from outbox.rocketmq.options import must
 from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import WIRE, Code, new, status_of
+from outbox.rocketmq.wire import WIRE, WireCode, new, status_of
 from outbox.telemetry.events import ClientCallFailed
 from outbox.telemetry.hooks import emit
 
@@ -107,7 +107,7 @@ class GroupCommit(Generic[W]):
         """Write items; return once they are committed, or each of the others says why it isn't."""
         size = sum(item.size for item in items)
         if self._items + len(items) > _MOST_WAITING or self._bytes + size > _MOST_WAITING_BYTES:
-            raise Refused(Code.TOO_MANY_REQUESTS, "too many requests wait to be written; try again later")
+            raise Refused(WireCode.TOO_MANY_REQUESTS, "too many requests wait to be written; try again later")
         self._items, self._bytes = self._items + len(items), self._bytes + size
         try:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -162,7 +162,7 @@ class GroupCommit(Generic[W]):
             item.refused = refusal_of(error)
 
 
-class Sending:
+class SendCalls:
     """The calls of producers."""
 
     def __init__(self, tables: Tables, hand_over: Callable[[UUID, Resolution], Any]) -> None:
@@ -175,15 +175,15 @@ class Sending:
         """Send or prepare messages of one topic; each has an entry in the answer."""
         messages = list(request.messages)
         if not messages:
-            raise Refused(Code.MESSAGE_CORRUPTED, "no message to send")
+            raise Refused(WireCode.MESSAGE_CORRUPTED, "no message to send")
         topic = messages[0].topic.name
         if any(message.topic.name != topic for message in messages):
-            raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+            raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
         kinds = [check_message(message, now) for message in messages]
         if await self._tables.queues(topic) is None:
-            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
         for kind in kinds:
             check_type(expected, kind)
         items = [SendItem(topic, message, kind, client.id) for message, kind in zip(messages, kinds, strict=True)]
@@ -202,7 +202,7 @@ class Sending:
                 ids = [id_ for (id_,) in there] or ids
             declared = outbox.topics.get(item.topic)
             content_type = None if declared is None else declared.content_type
-            message = taken(item.message, item.kind, ids[0], item.client, content_type)
+            message = inbound(item.message, item.kind, ids[0], item.client, content_type)
             preparation = None
             if item.kind == TRANSACTION:
                 immunity = self._tables.settings.immunity if message.immunity is None else message.immunity
@@ -220,8 +220,8 @@ class Sending:
         topic = check_topic(request.topic.name)
         must(client.user.may_send(topic), f"decide messages of topic {topic}")
         if not request.transaction_id.strip():
-            raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
-        unknown = Refused(Code.INVALID_TRANSACTION_ID, "no transaction of this id and topic is known")
+            raise Refused(WireCode.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        unknown = Refused(WireCode.INVALID_TRANSACTION_ID, "no transaction of this id and topic is known")
         try:
             half_id = UUID(request.transaction_id)
         except ValueError:
@@ -237,8 +237,8 @@ class Sending:
             except AlreadyDecided as error:
                 same = AlreadyCommitted if resolution is Resolution.COMMIT else AlreadyRolledBack
                 if not isinstance(error, same):  # the same verdict again: the answer to the first one was lost
-                    raise Refused(Code.PRECONDITION_FAILED, str(error)) from None
-        return new("EndTransactionResponse", status=status_of(Code.OK))
+                    raise Refused(WireCode.PRECONDITION_FAILED, str(error)) from None
+        return new("EndTransactionResponse", status=status_of(WireCode.OK))
 
     def _decide(self, half_id: UUID, topic: str, resolution: Resolution, connection: Connection) -> None:
         (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
@@ -252,10 +252,10 @@ class Sending:
         topic = check_topic(request.topic.name)
         must(client.user.may_send(topic), f"recall messages of topic {topic}")
         if not self._tables.options.recall:
-            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
+            raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
         half_id = recalled_id(request.recall_handle, topic)
         message_id = await self._tables.run(partial(self._recall, half_id, client))
-        return new("RecallMessageResponse", status=status_of(Code.OK), message_id=message_id)
+        return new("RecallMessageResponse", status=status_of(WireCode.OK), message_id=message_id)
 
     def _recall(self, half_id: UUID, client: Client, connection: Connection) -> str:
         origin = {"via": ASKER, "ip": client.host}
@@ -264,7 +264,7 @@ class Sending:
         (outcome,) = apply(connection, self._tables.settings, request, [Target(half_id)])
         (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
         if not sent or not (outcome.state == "done" or outcome.was == "recalled"):
-            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
+            raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         return str(sent[0][1])
 
 
@@ -276,14 +276,14 @@ def no_topic(topic: str) -> str:
 def overall(statuses: Sequence[Any]) -> Any:
     """Return the status of an answer of several: the one that all have, or that there are several."""
     codes = {status.code for status in statuses}
-    return statuses[0] if len(codes) == 1 else status_of(Code.MULTIPLE_RESULTS)
+    return statuses[0] if len(codes) == 1 else status_of(WireCode.MULTIPLE_RESULTS)
 
 
 def _entry(item: SendItem) -> Any:
     if item.refused is not None:
         return new("SendResultEntry", status=status_of(item.refused.code, str(item.refused)))
     id_ = item.message.system_properties.message_id
-    entry = new("SendResultEntry", status=status_of(Code.OK), message_id=id_, transaction_id=id_)
+    entry = new("SendResultEntry", status=status_of(WireCode.OK), message_id=id_, transaction_id=id_)
     if item.kind == TRANSACTION:
         entry.transaction_id = str(item.half_id)
     elif item.kind == DELAY and item.half_id is not None:

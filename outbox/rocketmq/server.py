@@ -26,13 +26,13 @@ from outbox.database.engines import start_loop
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.checking import Checking
 from outbox.rocketmq.clients import Client, Clients
-from outbox.rocketmq.options import Guard, RocketmqOptions
-from outbox.rocketmq.receiving import Receiving
+from outbox.rocketmq.options import RocketmqOptions, UserGuard
+from outbox.rocketmq.receiving import ReceiveCalls
 from outbox.rocketmq.routes import NoSettings, Routes
 from outbox.rocketmq.rules import Refused, refusal_of
-from outbox.rocketmq.sending import Sending
+from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import SERVICE, WIRE, Code, new, status_of
+from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
 from outbox.telemetry.events import ClientCallFailed, ClientRefused, RocketmqServing, RocketmqStopped
 from outbox.telemetry.hooks import emit
 from outbox.text import storable
@@ -142,11 +142,11 @@ class RocketmqServer:
 
     async def _start(self, credentials: Sequence[Any]) -> None:
         self.clients = Clients(self._loop)
-        self._guard = Guard(self.options)
+        self._guard = UserGuard(self.options)
         self._checking = Checking(self.tables, self.clients, self._loop)
-        self._sending = Sending(self.tables, self._checking.questions.hand_over)
+        self._sending = SendCalls(self.tables, self._checking.questions.hand_over)
         self._routes = Routes(self.tables, self.clients)
-        self._receiving = Receiving(self.tables, self.clients)
+        self._receiving = ReceiveCalls(self.tables, self.clients)
         self._renewing = asyncio.create_task(self._receiving.renew())
         self.tables.listen(self._wake)
         self._server: Any = grpc.aio.server(options=_OPTIONS)
@@ -286,7 +286,7 @@ class RocketmqServer:
         user = self._guard.user_of(metadata)
         id_ = storable(metadata.get("x-mq-client-id", "")).strip()[:255]
         if not id_:
-            raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+            raise Refused(WireCode.CLIENT_ID_REQUIRED, "client id cannot be empty")
         return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
 
     async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
@@ -300,10 +300,10 @@ class RocketmqServer:
         refused = refusal_of(error)
         id_ = next((value for key, value in context.invocation_metadata() or () if key == "x-mq-client-id"), "")
         client = storable(id_)[:255]
-        if refused.code is Code.INTERNAL_SERVER_ERROR and refused is not error:
+        if refused.code is WireCode.INTERNAL_SERVER_ERROR and refused is not error:
             topic = storable(getattr(getattr(request, "topic", None), "name", ""))
             emit(ClientCallFailed(call=name, client=client, topic=topic, error=error))
-        elif refused.code in {Code.UNAUTHORIZED, Code.FORBIDDEN}:
+        elif refused.code in {WireCode.UNAUTHORIZED, WireCode.FORBIDDEN}:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
         return status_of(refused.code, str(refused))
 

@@ -105,10 +105,10 @@ def test_halves_are_shown_to_those_that_may_send_alone(guarded: RocketmqServer) 
     with RawClient(guarded.addresses[0], "reader", "other") as reader:
         reader.telemetry(reader.producing("orders"))
         assert guarded.clients.producers("orders", reader.id) == []
-        assert guarded.clients.asked_about() == set()
+        assert guarded.clients.topics_with_producers() == set()
     with RawClient(guarded.addresses[0], "shop", "s3cret") as shop:
         shop.telemetry(shop.producing("orders", "others"))
-        assert guarded.clients.asked_about() == {"orders"}
+        assert guarded.clients.topics_with_producers() == {"orders"}
 
 
 # --- the file ----------------------------------------------------------------------------------------------------
