@@ -7,6 +7,7 @@ those of their clients, so that one which is sent again because the answer was l
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +18,10 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.acts.changes import Actor, Target, apply, requested
 from outbox.acts.messages import ACTS
+from outbox.database.decision import already
 from outbox.database.execute import Template, execute, sqlstate
-from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, OutboxBusy, OutboxError
-from outbox.message.model import Preparation, Resolution
+from outbox.errors import OutboxBusy, OutboxError
+from outbox.message.model import Decision, Preparation, Resolution
 from outbox.rocketmq.clients import Client
 from outbox.rocketmq.mapping import ID_HEADER, half_ids, inbound, recall_handle, recalled_id
 from outbox.rocketmq.options import must
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 #: Whose the halves are that clients of the server have sent: its check alone asks about them.
 ASKER = "rocketmq"
 
+#: For so long (seconds) one transaction waits for the end of the one before: the fewer, the more they have in common.
+_PATIENCE = 0.05
 #: How long (seconds) a message waits for others, and how large one transaction may get.
 _GATHER = 0.002
 _MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
@@ -46,6 +50,29 @@ _THERE: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s)
 _SENT: Template = Template(f"""
 SELECT topic, headers ->> '{ID_HEADER}' FROM {{s}}.half_message WHERE id = %s AND headers ->> '{ID_HEADER}' IS NOT NULL
 """)
+# As outbox/database/decision.py, for several halves of clients at once: a half of another sender's isn't a client's to
+# decide. The checks are locked first, in one order; the insert decides every race.
+#: Decide halves that clients have sent to these topics. Rows: ``(id, verdict)`` of those that there are; NULL: it was
+#: decided before.
+_DECIDE: Template = Template(f"""
+WITH half AS MATERIALIZED (
+    SELECT h.id, g.resolution
+      FROM unnest(%(ids)s::uuid[], %(topics)s::text[], %(resolutions)s::text[]) g (id, topic, resolution)
+      JOIN {{s}}.half_message h ON h.id = g.id AND h.topic = g.topic AND h.headers ->> '{ID_HEADER}' IS NOT NULL
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {{s}}.half_check WHERE half_id IN (SELECT id FROM half) ORDER BY half_id FOR UPDATE
+), decided AS (
+    INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
+    SELECT id, resolution, 'producer' FROM half CROSS JOIN (SELECT count(*) FROM locked) l ORDER BY id
+    ON CONFLICT (half_id) DO NOTHING
+    RETURNING half_id, resolution
+), unchecked AS (
+    DELETE FROM {{s}}.half_check WHERE half_id IN (SELECT half_id FROM decided)
+)
+SELECT half.id, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
+""")
+_OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
+_NO_TIME = dt.datetime.fromtimestamp(0, dt.UTC)
 _RESOLUTIONS = {
     WIRE.enums["TransactionResolution"]["COMMIT"]: Resolution.COMMIT,
     WIRE.enums["TransactionResolution"]["ROLLBACK"]: Resolution.ROLLBACK,
@@ -99,8 +126,9 @@ class GroupCommit(Generic[W]):
         self._call = call
         self._pause = pause
         self._waiting: list[tuple[list[W], asyncio.Future[None]]] = []
+        self._writes = set[asyncio.Future[None]]()
         self._flush: asyncio.Task[None] | None = None
-        self._writing = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[None]]()
         self._items, self._bytes = 0, 0
 
     async def write(self, items: list[W]) -> None:
@@ -112,29 +140,34 @@ class GroupCommit(Generic[W]):
         try:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((items, done))
-            if self._flush is None:
-                self._flush = asyncio.create_task(self._gather())
+            self._gather_soon()
             await done
         finally:
             self._items, self._bytes = self._items - len(items), self._bytes - size
 
+    def _gather_soon(self) -> None:
+        if self._flush is None and self._waiting:
+            self._flush = asyncio.create_task(self._gather())
+            self._tasks.add(self._flush)
+            self._flush.add_done_callback(self._tasks.discard)
+
     async def _gather(self) -> None:
         await asyncio.sleep(self._pause)
-        waiting, self._waiting, self._flush = self._waiting, [], None
-        while waiting:
-            batch: list[tuple[list[W], asyncio.Future[None]]] = []
-            number, size = 0, 0
-            while waiting and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
-                batch.append(waiting.pop(0))
-                number, size = number + len(batch[-1][0]), size + sum(item.size for item in batch[-1][0])
-            task = asyncio.create_task(self._write(batch))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
-
-    async def _write(self, batch: list[tuple[list[W], asyncio.Future[None]]]) -> None:
-        items = [item for of_one, _ in batch for item in of_one]
-        await asyncio.get_running_loop().run_in_executor(self._tables.threads, self.write_now, items)
-        for _, done in batch:
+        if self._writes:  # what comes meanwhile is written together
+            await asyncio.wait(self._writes, timeout=_PATIENCE)
+        batch, number, size = 0, 0, 0
+        while batch < len(self._waiting) and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
+            items = self._waiting[batch][0]
+            batch, number, size = batch + 1, number + len(items), size + sum(item.size for item in items)
+        together, self._waiting = self._waiting[:batch], self._waiting[batch:]
+        items = [item for of_one, _ in together for item in of_one]
+        write = asyncio.get_running_loop().run_in_executor(self._tables.threads, self.write_now, items)
+        self._writes.add(write)
+        self._flush = None
+        self._gather_soon()
+        await asyncio.wait({write})
+        self._writes.discard(write)
+        for _, done in together:
             if not done.done():  # its client may have gone away meanwhile
                 done.set_result(None)
 
@@ -162,6 +195,19 @@ class GroupCommit(Generic[W]):
             item.refused = refusal_of(error)
 
 
+@dataclass(eq=False, slots=True)
+class EndItem:
+    """A verdict of a client; ``earlier`` is the one that counts, and its giver: None if there is no such half."""
+
+    half_id: UUID
+    topic: str
+    client: str
+    resolution: Resolution
+    earlier: tuple[Resolution, str] | None = None
+    refused: Refused | None = None
+    size: int = 0
+
+
 class SendCalls:
     """The calls of producers."""
 
@@ -169,6 +215,7 @@ class SendCalls:
         """``hand_over`` gives a verdict to the check that waits for it, if one does; it returns what to await then."""
         self._tables = tables
         self._hand_over = hand_over
+        self._ends: GroupCommit[EndItem] = GroupCommit(tables, self._decide, "EndTransaction", _GATHER)
         self.commits: GroupCommit[SendItem] = GroupCommit(tables, self._transaction, "SendMessage", _GATHER)
 
     async def send_message(self, request: Any, client: Client) -> Any:
@@ -230,22 +277,36 @@ class SendCalls:
         if (recorded := self._hand_over(half_id, resolution)) is not None:
             await recorded
         if resolution is not Resolution.UNKNOWN:
-            try:
-                await self._tables.run(partial(self._decide, half_id, topic, resolution))
-            except HalfNotFound:
-                raise unknown from None
-            except AlreadyDecided as error:
-                same = AlreadyCommitted if resolution is Resolution.COMMIT else AlreadyRolledBack
-                if not isinstance(error, same):  # the same verdict again: the answer to the first one was lost
-                    raise Refused(WireCode.PRECONDITION_FAILED, str(error)) from None
+            item = EndItem(half_id, topic, client.id, resolution)
+            await self._ends.write([item])
+            if item.refused is not None:
+                raise item.refused
+            if item.earlier is None:
+                raise unknown
+            verdict, by = item.earlier
+            if verdict is not resolution:
+                error = already(Decision(half_id, verdict, by, _NO_TIME, first=False))
+                raise Refused(WireCode.PRECONDITION_FAILED, str(error))
         return new("EndTransactionResponse", status=status_of(WireCode.OK))
 
-    def _decide(self, half_id: UUID, topic: str, resolution: Resolution, connection: Connection) -> None:
-        (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
-        if not sent or sent[0][0] != topic:  # a half of another sender's isn't a client's to decide
-            raise HalfNotFound(half_id)
-        decide = self._tables.outbox.commit if resolution is Resolution.COMMIT else self._tables.outbox.rollback
-        decide(half_id, within=connection)
+    def _decide(self, items: Sequence[EndItem], connection: Connection) -> None:
+        schema, of_id = self._tables.schema, {item.half_id: item for item in items}
+        several = [of_id[half_id] for half_id in sorted(of_id)]
+        columns = {
+            "ids": [item.half_id for item in several],
+            "topics": [item.topic for item in several],
+            "resolutions": [item.resolution.value for item in several],
+        }
+        (rows,) = execute(connection, _DECIDE(schema, **columns))
+        earlier = {half_id: (Resolution(verdict), "producer") for half_id, verdict in rows if verdict is not None}
+        if left := [half_id for half_id, verdict in rows if verdict is None]:
+            # A statement of its own: its snapshot sees the ops that the insert has waited for.
+            (rows,) = execute(connection, _OPS(schema, left))
+            earlier |= {half_id: (Resolution(verdict), by) for half_id, verdict, by in rows}
+        for item in items:
+            item.earlier = earlier.get(item.half_id)
+        if any(item.resolution is Resolution.COMMIT for item in items):
+            self._tables.outbox._producer.wake_dispatchers(connection)
 
     async def recall_message(self, request: Any, client: Client) -> Any:
         """Take a delayed message back; again is in order."""

@@ -52,17 +52,8 @@ def answer(port: int, path: str) -> tuple[int, str]:
 def served(engine: Engine, *options: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """Run ``outbox rocketmq serve``, once it is ready; yield it, its port, and that of its HTTP endpoint."""
     port, http = free_port(), free_port()
-    arguments: tuple[str | Engine, ...] = (
-        "rocketmq",
-        "serve",
-        "--url",
-        engine,
-        "--auto-create",
-        "--port",
-        str(port),
-        *options,
-    )
-    with python("outbox.cli", *arguments, str(port), *options, "--http", f"127.0.0.1:{http}") as process:
+    at = ("--port", str(port), "--http", f"127.0.0.1:{http}")
+    with python("outbox.cli", "rocketmq", "serve", "--url", engine, "--auto-create", *at, *options) as process:
         wait_until(lambda: answer(http, "/readyz")[0] == 200 or process.poll() is not None, "it is ready")
         assert process.poll() is None
         yield process, port, http
