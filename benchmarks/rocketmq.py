@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from outbox.rocketmq.options import RocketmqOptions, TopicOptions
-from outbox.rocketmq.server import Listen, RocketmqServer
 from sqlalchemy import create_engine
 
 from benchmarks.lab import Benchmark, Lab, backend_pid
 from benchmarks.measure import Figure, Ratio
 from benchmarks.usage import ServerProcesses, processor_seconds
 from outbox import Outbox
+from outbox.rocketmq.options import RocketmqOptions, ServedTopic
+from outbox.rocketmq.server import Listen, RocketmqServer
 from outbox.worker import Worker
 
 _PARTS = {"send": 1.0, "receive and acknowledge": 1.25, "push": None, "transaction": 1.0}
@@ -32,7 +32,7 @@ Taken = dict[str, tuple[float, float, float]]
 
 def serve(url: str, port: str) -> int:
     """Run a server until SIGTERM."""
-    topics = {name: TopicOptions() for name in ("bench", "bench-tx")}
+    topics = {name: ServedTopic() for name in ("bench", "bench-tx")}
     return RocketmqServer(Outbox(create_engine(url)), RocketmqOptions(topics=topics), [Listen(port=int(port))]).run()
 
 

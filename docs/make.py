@@ -53,7 +53,7 @@ site_dir = "site"
 nav = [
   { "Quick start" = "index.md" },
   { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "delivering.md",
-    "relaying.md", "capturing.md", "flows.md", "topics.md", "testing.md"] },
+    "relaying.md", "capturing.md", "rocketmq.md", "flows.md", "topics.md", "testing.md"] },
   { "Frameworks" = ["fastapi.md", "litestar.md", "flask.md", "django.md"] },
   { "Operations" = ["operating.md", "observing.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },

@@ -130,10 +130,7 @@ class HalfMessage:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds).
-
-    ``asker`` asks about it, where that is no checker of an application: its lease takes no other's halves.
-    """
+    """How a half is to be checked: fenced or not, after how long (seconds), and by which asker, if by no checker."""
 
     fenced: bool
     immunity: float
@@ -142,10 +139,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The one durable decision on a half message.
-
-    ``first`` is False when it had been decided so before this call.
-    """
+    """The one durable decision on a half message; ``first`` is False when it had been decided so before this call."""
 
     half_id: UUID
     resolution: Resolution

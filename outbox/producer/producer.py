@@ -625,13 +625,19 @@ class Producer:
         if decision.resolution is not resolution:
             raise already(decision)
         if decision.first:
-            commits, follows = resolution is Resolution.COMMIT, connection.dialect.driver == PSYCOPG
-            nudges, calls = self._sender.waking(nudges=follows) if commits else ([], [])
-            for nudging in nudges:
-                at_commit.behind_commit(connection, nudging)
-            for function in (*waiting, *calls):
+            if resolution is Resolution.COMMIT:
+                self.wake_dispatchers(connection)
+            for function in waiting:
                 at_commit.after_commit(connection, function)
         return decision
+
+    def wake_dispatchers(self, connection: Connection) -> None:
+        """Have dispatchers woken after the COMMIT of the running transaction, which has committed halves."""
+        nudges, calls = self._sender.waking(nudges=connection.dialect.driver == PSYCOPG)
+        for nudging in nudges:
+            at_commit.behind_commit(connection, nudging)
+        for function in calls:
+            at_commit.after_commit(connection, function)
 
     def _half(self, topic: str, message: Outgoing, carrier: AnyCarrier | None = None) -> HalfMessage:
         options = message.options

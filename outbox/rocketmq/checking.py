@@ -48,7 +48,7 @@ class NoVerdict(OutboxError):
 
 
 @dataclass(eq=False, slots=True)
-class Question:
+class ClientQuestion:
     """A question to a client: the verdict, and what waits for it to be recorded."""
 
     answered: threading.Event = field(default_factory=threading.Event)
@@ -63,7 +63,7 @@ class Questions:
         self._clients = clients
         self._loop = loop
         self._timeout = timeout
-        self._open: dict[UUID, Question] = {}
+        self._open: dict[UUID, ClientQuestion] = {}
 
     def ask(self, orphan: Orphan) -> Resolution:
         """Ask a producer about a half, in the thread of its check; return the verdict.
@@ -76,7 +76,7 @@ class Questions:
         client, stream = next(((client, stream[0]) for client, stream in streams if stream), (None, None))
         if client is None or stream is None:
             raise NoVerdict(f"no producer of topic {orphan.topic!r} is connected any more")
-        question = self._open[orphan.id] = Question()
+        question = self._open[orphan.id] = ClientQuestion()
         asking = new("RecoverOrphanedTransactionCommand", message=wire_message(orphan), transaction_id=str(orphan.id))
         stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
         if not question.answered.wait(self._timeout):
@@ -116,7 +116,7 @@ class LiveCheckers(dict[str, Checker]):
 
     def renew(self) -> None:
         """Have those that are connected now."""
-        topics = self._clients.asked_about()
+        topics = self._clients.topics_with_producers()
         for topic in topics - self._made.keys():
             outbox, settings = self._tables.outbox, self._tables.settings
             checker = Checker.declare(
@@ -128,7 +128,7 @@ class LiveCheckers(dict[str, Checker]):
 
     def get(self, topic: str, default: Checker | None = None) -> Checker | None:  # type: ignore[override]
         """Return the checker of a topic of which a producer is connected still."""
-        return super().get(topic, default) if topic in self._clients.asked_about() else default
+        return super().get(topic, default) if topic in self._clients.topics_with_producers() else default
 
 
 class Checking:

@@ -26,7 +26,7 @@ _THERE = 30.0
 #: So many commands may wait for a client that doesn't take them.
 _MOST_COMMANDS = 1_000
 #: What a client tells of itself in the metadata of a request, behind ``x-mq-``.
-_TOLD = ("language", "client-version")
+_ABOUT_ITSELF = ("language", "client-version")
 _KINDS = {number: name for name, number in WIRE.enums["ClientType"].items()}
 _PRODUCER = WIRE.enums["ClientType"]["PRODUCER"]
 PUSH_CONSUMER: int = WIRE.enums["ClientType"]["PUSH_CONSUMER"]
@@ -88,7 +88,7 @@ class Client:
     streams: list[CommandStream] = field(default_factory=list)
 
     @property
-    def can_be_asked(self) -> bool:
+    def is_reachable(self) -> bool:
         """Is there a stream of a producer that hasn't said goodbye? One that is stopped may keep its stream open."""
         return bool(self.streams) and not self.has_left
 
@@ -112,7 +112,7 @@ class Client:
             "host": self.host,
             "group": self.group,
             "topics": sorted(self.topics | self.transactions),
-            "connected": self.can_be_asked,
+            "connected": self.is_reachable,
             "seconds": round(time.monotonic() - self.since, 1),
             "heard_seconds_ago": round(time.monotonic() - self.heard_at, 1),
         }
@@ -134,7 +134,7 @@ class Clients:
             if (client := self._clients.get(id_)) is None:
                 if len(self._clients) >= _MOST:
                     self._forget(now)
-                language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _TOLD)
+                language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[id_] = Client(id_, language, version, host, now, user)
             client.heard_at, client.user = now, user
             return client
@@ -185,10 +185,10 @@ class Clients:
             for stream in [each for client in self._clients.values() for each in client.streams]:
                 stream.end()
 
-    def asked_about(self) -> set[str]:
+    def topics_with_producers(self) -> set[str]:
         """Return the topics of which a producer is connected that can be asked."""
         with self._guard:
-            producers = [each for each in self._clients.values() if each.can_be_asked and each.kind == _PRODUCER]
+            producers = [each for each in self._clients.values() if each.is_reachable and each.kind == _PRODUCER]
             named = {(each.user.may_send, topic) for each in producers for topic in each.topics | each.transactions}
         return {topic for may_send, topic in named if may_send(topic)}
 
@@ -199,7 +199,7 @@ class Clients:
         it, in turn; those that let the last question time out come behind all others.
         """
         with self._guard:
-            able = [each for each in self._clients.values() if each.can_be_asked and each.kind == _PRODUCER]
+            able = [each for each in self._clients.values() if each.is_reachable and each.kind == _PRODUCER]
             known = [each for each in able if each.id == sender or topic in each.topics | each.transactions]
         known = [each for each in known if each.user.may_send(topic)]
         turn = next(self._turn)

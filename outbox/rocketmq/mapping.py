@@ -22,7 +22,7 @@ from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
 from outbox.message.ids import message_id
 from outbox.message.model import VERSION_AND_VARIANT, Message, Orphan, Outgoing, SendOptions
 from outbox.rocketmq.rules import DELAY, FIFO, NORMAL, OWN_PREFIXES, TRANSACTION, TYPES, Refused
-from outbox.rocketmq.wire import WIRE, Code, millis, new, span_of
+from outbox.rocketmq.wire import WIRE, WireCode, millis, new, time_fields
 from outbox.text import topic_of
 
 #: Headers of what a client has said. The id is there if the client made one, the type if it isn't NORMAL.
@@ -71,7 +71,7 @@ def half_ids(topic: str, text: str, now: float) -> list[UUID]:
     return [of_time] if off < NEAR else [other]
 
 
-class Taken(NamedTuple):
+class Inbound(NamedTuple):
     """What a message of the wire is here: the message, the protocol's headers, and for how long a half is left alone.
 
     ``immunity`` (seconds) is None if the client names none, or it is no half.
@@ -82,7 +82,7 @@ class Taken(NamedTuple):
     immunity: float | None
 
 
-def taken(message: Any, kind: int, half_id: UUID, client: str, content_type: str | None) -> Taken:
+def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: str | None) -> Inbound:
     """Return what a message of the wire is here; ``kind`` is its type, ``content_type`` that of its topic."""
     system = message.system_properties
     own = {ID_HEADER: system.message_id, CLIENT_HEADER: client}
@@ -113,7 +113,7 @@ def taken(message: Any, kind: int, half_id: UUID, client: str, content_type: str
         options["deliver_at"] = dt.datetime.fromtimestamp(min(max(due / 1000, 0), _LATEST), dt.UTC)
     recovery = millis(system.orphaned_transaction_recovery_duration) / 1000
     immunity = recovery if kind == TRANSACTION and recovery > 0 else None
-    return Taken(Outgoing(StoredBytes(message.body), **options), own, immunity)
+    return Inbound(Outgoing(StoredBytes(message.body), **options), own, immunity)
 
 
 def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
@@ -136,7 +136,7 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
         body_digest={"type": _MD5, "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper()},
         body_encoding=_GZIP if gzip else _IDENTITY,
         message_type=TYPES.get(headers.get(TYPE_HEADER, ""), NORMAL),
-        born_timestamp=span_of(_number(headers.get(BORN_AT_HEADER)) or _unix_ms(message.born_at)),
+        born_timestamp=time_fields(_number(headers.get(BORN_AT_HEADER)) or _unix_ms(message.born_at)),
         born_host=headers.get(BORN_HOST_HEADER, ""),
     )
     if message.tag is not None:
@@ -208,7 +208,7 @@ def recalled_id(handle: str, topic: str) -> UUID:
     """Return the id of the message that a handle recalls; raise Refused if it is no handle of this topic."""
     words = _opened(handle, 3)
     if words is None or words[:2] != ["recall", topic]:
-        raise Refused(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
+        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
     return UUID(words[2])
 
 
@@ -221,9 +221,9 @@ def lease_of(handle: str, group: str, topic: str) -> MessageLease:
     """Return the lease that a receipt handle is; raise Refused if it is none, or another group's or topic's."""
     words = _opened(handle, 7)
     if words is None or words[0] != _RECEIPT:
-        raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
     _, of_group, feed, queue, position, id_, number = words
     if of_group != group or topic_of(feed) != topic:
         text = f"receipt handle is of group {of_group} and topic {topic_of(feed)}, not of {group} and {topic}"
-        raise Refused(Code.INVALID_RECEIPT_HANDLE, text)
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
     return MessageLease(group, feed, int(queue), int(position), UUID(id_), int(number))

@@ -36,7 +36,7 @@ from typing import Any, Literal
 from outbox.errors import InvalidSettings
 from outbox.reader import Reader, Seconds, option
 from outbox.rocketmq.rules import Refused
-from outbox.rocketmq.wire import Code
+from outbox.rocketmq.wire import WireCode
 from outbox.settings import DELAY_LEVELS
 
 TopicType = Literal["MIXED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"]
@@ -46,7 +46,7 @@ _MAX_ATTEMPTS = 17
 
 
 @dataclass(frozen=True, slots=True)
-class TopicOptions:
+class ServedTopic:
     """What a topic takes; ``queues`` is its number of queues if the server makes it."""
 
     type: TopicType = "MIXED"
@@ -100,7 +100,7 @@ def _fits(patterns: tuple[str, ...], name: str) -> bool:
 class RocketmqOptions:
     """What a server offers.
 
-    Topics and groups that aren't named are as `TopicOptions` and `GroupOptions` are by default; a topic must be there
+    Topics and groups that aren't named are as `ServedTopic` and `GroupOptions` are by default; a topic must be there
     unless ``auto_create``. With ``users`` each request must be signed by one of them; without, any client may do
     everything. ``recall`` lets clients take delayed messages back.
 
@@ -110,11 +110,11 @@ class RocketmqOptions:
 
     auto_create: bool = False
     recall: bool = True
-    topics: Mapping[str, TopicOptions] = field(default_factory=dict)
+    topics: Mapping[str, ServedTopic] = field(default_factory=dict)
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
     users: Mapping[str, UserOptions] = field(default_factory=dict)
 
-    def topic(self, name: str) -> TopicOptions:
+    def topic(self, name: str) -> ServedTopic:
         """Return what is said of a topic."""
         return self.topics.get(name, _TOPIC)
 
@@ -157,7 +157,7 @@ def _with_secret(name: str, user: UserOptions) -> UserOptions:
     return UserOptions(secret, None, user.send, user.receive, user.groups)
 
 
-_TOPIC, _GROUP = TopicOptions(), GroupOptions()
+_TOPIC, _GROUP = ServedTopic(), GroupOptions()
 
 
 # --- letting in    ------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ _PART = re.compile(r"\s*(\w+)=([^,]*)")
 ANYONE: UserOptions = UserOptions(send=("*",), receive=("*",), groups=("*",))
 
 
-class Guard:
+class UserGuard:
     """Lets requests in by the users of a server's options."""
 
     def __init__(self, options: RocketmqOptions) -> None:
@@ -184,10 +184,10 @@ class Guard:
             return ANYONE
         name, signature = _credential(metadata.get("authorization", ""))
         if (secret := self._secrets.get(name)) is None:
-            raise Refused(Code.UNAUTHORIZED, f"User:{name} is not found.")
+            raise Refused(WireCode.UNAUTHORIZED, f"User:{name} is not found.")
         signed = metadata.get("x-mq-date-time", "").encode()
         if not hmac.compare_digest(hmac.new(secret, signed, hashlib.sha1).digest(), signature):
-            raise Refused(Code.UNAUTHORIZED, "check signature failed.")
+            raise Refused(WireCode.UNAUTHORIZED, "check signature failed.")
         return self._users[name]
 
 
@@ -198,16 +198,16 @@ def _credential(header: str) -> tuple[str, bytes]:
     # Go's client adds the name of a region.
     name = parts.get("Credential", "").partition("/")[0].strip()
     if not header or (algorithm == _ALGORITHM and not name):
-        raise Refused(Code.UNAUTHORIZED, "username cannot be null.")
+        raise Refused(WireCode.UNAUTHORIZED, "username cannot be null.")
     try:
         if algorithm != _ALGORITHM:
             raise ValueError(algorithm)
         return name, binascii.unhexlify(parts.get("Signature", "").strip())
     except ValueError:
-        raise Refused(Code.UNAUTHORIZED, "authentication header is incorrect.") from None
+        raise Refused(WireCode.UNAUTHORIZED, "authentication header is incorrect.") from None
 
 
 def must(allowed: bool, what: str) -> None:
     """Raise Refused unless a user may do what it asks for."""
     if not allowed:
-        raise Refused(Code.FORBIDDEN, f"the user may not {what}")
+        raise Refused(WireCode.FORBIDDEN, f"the user may not {what}")

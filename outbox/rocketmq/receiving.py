@@ -28,7 +28,7 @@ from outbox.rocketmq.routes import BATCH, POLLING
 from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_group, check_invisible, check_topic
 from outbox.rocketmq.sending import GroupCommit, no_topic, overall
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import WIRE, Code, millis, new, span_of, status_of
+from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
 from outbox.telemetry.events import ClientFiltersDiffer
 from outbox.telemetry.hooks import emit
 from outbox.text import topic_of
@@ -66,13 +66,13 @@ def filter_of(expression: Any) -> tuple[str, Accepts | None]:
         try:
             matches = compile_expression(text)
         except BadExpression as error:
-            raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+            raise Refused(WireCode.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
         return f"SQL {text}", lambda message: matches(_properties(message))
     if text in {"", "*"}:
         return "*", None
     tags = {tag.strip() for tag in text.split("||")} - {""}
     if not tags:
-        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "subString split error")
+        raise Refused(WireCode.ILLEGAL_FILTER_EXPRESSION, "subString split error")
     return f"TAG {' || '.join(sorted(tags))}", lambda message: message.tag in tags
 
 
@@ -236,7 +236,7 @@ class Renewals:
                 del self._held[pair]
 
 
-class Receiving:
+class ReceiveCalls:
     """The calls of consumers."""
 
     def __init__(self, tables: Tables, clients: Clients) -> None:
@@ -288,7 +288,7 @@ class Receiving:
                 known = self._tables.outbox.leased(topic, group=group, **declared)
             except InvalidHandler:
                 text = f"group {group} of topic {topic} has a handler in this application; choose another group"
-                raise Refused(Code.ILLEGAL_CONSUMER_GROUP, text) from None
+                raise Refused(WireCode.ILLEGAL_CONSUMER_GROUP, text) from None
             self._groups[group, topic] = known
         return known
 
@@ -302,9 +302,9 @@ class Receiving:
         polling = _polling(request, remaining)
         name, accepts = filter_of(request.filter_expression)
         if request.batch_size < 0:
-            raise Refused(Code.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
+            raise Refused(WireCode.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
         if await self._tables.queues(topic) is None:
-            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
         taken: list[Taken] = []
         if request.batch_size and not self._stopping:
             fifo = self._tables.options.group(group).fifo
@@ -313,9 +313,9 @@ class Receiving:
             taken = await self._taker(group, topic, name, accepts).poll(poll, polling)
         if request.auto_renew:
             self.renewals.add([each.lease for each in taken], client)
-        status = status_of(Code.OK) if taken else status_of(Code.MESSAGE_NOT_FOUND, "no new message")
+        status = status_of(WireCode.OK) if taken else status_of(WireCode.MESSAGE_NOT_FOUND, "no new message")
         answers: list[dict[str, Any]] = [{"status": status}, *({"message": self._message(each)} for each in taken)]
-        answers.append({"delivery_timestamp": span_of(int(time.time() * 1000))})
+        answers.append({"delivery_timestamp": time_fields(int(time.time() * 1000))})
         return [new("ReceiveMessageResponse", **part) for part in answers]
 
     def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
@@ -344,7 +344,7 @@ class Receiving:
         """Settle messages as consumed; each has an entry in the answer."""
         group, topic = self._pair(request, client)
         if not request.entries:
-            raise Refused(Code.BAD_REQUEST, "no message to acknowledge")
+            raise Refused(WireCode.BAD_REQUEST, "no message to acknowledge")
         items: list[AckItem | Refused] = []
         for entry in request.entries:
             try:
@@ -367,8 +367,8 @@ class Receiving:
         assert isinstance(item, AckItem)  # noqa: S101 - the other one was refused
         self.renewals.drop(item.lease)
         if item.outcome is Settlement.LATE:
-            return status_of(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
-        return status_of(Code.OK)
+            return status_of(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
+        return status_of(WireCode.OK)
 
     def _acknowledge(self, items: Sequence[AckItem], connection: Connection) -> None:
         outcomes = settlement.acknowledge(connection, self._tables.schema, [item.lease for item in items])
@@ -380,7 +380,7 @@ class Receiving:
 
         Clients take the handle of the answer, also of one that is refused: then it is the one that they have.
         """
-        handle, status = request.receipt_handle, status_of(Code.OK)
+        handle, status = request.receipt_handle, status_of(WireCode.OK)
         try:
             handle = await self._change(request, client)
         except Refused as refused:
@@ -400,7 +400,7 @@ class Receiving:
         else:
             extend = partial(settlement.extend, schema=self._tables.schema, lease=lease, seconds=seconds)
             if (extended := await self._tables.run(extend)) is None:
-                raise Refused(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
+                raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
             self.renewals.drop(lease)
             handle = receipt_handle(extended[0])
         if seconds < _LEAST_POLLING:
@@ -413,7 +413,7 @@ class Receiving:
         fail = partial(settlement.fail, of_group=of_group, settings=settings, lease=lease, failure=failure)
         self.renewals.drop(lease)
         if await self._tables.run(fail) is Settlement.LATE:
-            raise Refused(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
+            raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
 
     async def forward_to_dead_letters(self, request: Any, client: Client) -> Any:
         """Park a message: its client has tried it as often as it may.
@@ -432,7 +432,7 @@ class Receiving:
                 raise
             text = "nothing was done: " + _EXPIRED
         self.wake(topic)
-        return new("ForwardMessageToDeadLetterQueueResponse", status=status_of(Code.OK, text))
+        return new("ForwardMessageToDeadLetterQueueResponse", status=status_of(WireCode.OK, text))
 
     async def terminated(self, request: Any, client: Client) -> Any:
         """Forget a client that ends; what it has taken is due again in a second."""
@@ -446,7 +446,7 @@ class Receiving:
                 give_up = partial(settlement.give_up, schema=schema, group=of_group, topic=feed, taker=client.id)
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
-        return new("NotifyClientTerminationResponse", status=status_of(Code.OK))
+        return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))
 
 
 def _polling(request: Any, remaining: float | None) -> float:
@@ -454,8 +454,8 @@ def _polling(request: Any, remaining: float | None) -> float:
     left = 60.0 if remaining is None else remaining
     if left < _LEAST_POLLING:
         text = "The deadline time remaining is not enough for polling, please check network condition"
-        raise Refused(Code.ILLEGAL_POLLING_TIME, text)
+        raise Refused(WireCode.ILLEGAL_POLLING_TIME, text)
     if not request.HasField("long_polling_timeout"):
         return min(POLLING, left - _MARGIN_UNASKED)
-    asked = min(max(millis(request.long_polling_timeout) / 1000, _LEAST_POLLING), POLLING)
-    return min(asked, left - _MARGIN)
+    polling = min(max(millis(request.long_polling_timeout) / 1000, _LEAST_POLLING), POLLING)
+    return min(polling, left - _MARGIN)

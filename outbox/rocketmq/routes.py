@@ -15,7 +15,7 @@ from outbox.rocketmq.options import TopicType, must
 from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_group, check_topic
 from outbox.rocketmq.sending import no_topic
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import WIRE, Code, new, span_of, status_of
+from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
 
 #: How many messages a push consumer asks for at once, and for how long (seconds) a poll may wait.
 BATCH, POLLING = 32, 20
@@ -25,7 +25,7 @@ _MIXED = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 #: How often a producer tries to send, and its pauses.
 _PRODUCER_BACKOFF = {
     "max_attempts": 3,
-    "exponential_backoff": {"initial": span_of(10), "max": span_of(1_000), "multiplier": 2.0},
+    "exponential_backoff": {"initial": time_fields(10), "max": time_fields(1_000), "multiplier": 2.0},
 }
 
 
@@ -53,7 +53,7 @@ class Routes:
         topic = check_topic(request.topic.name)
         must(client.user.may_see(topic), f"know of topic {topic}")
         queues = [self._queue(topic, number, request.endpoints) for number in range(await self._queues(topic))]
-        return new("QueryRouteResponse", status=status_of(Code.OK), message_queues=queues)
+        return new("QueryRouteResponse", status=status_of(WireCode.OK), message_queues=queues)
 
     async def query_assignment(self, request: Any, client: Client) -> Any:
         """Answer with one queue that stands for all; for a group that keeps the order of keys, with each."""
@@ -62,11 +62,11 @@ class Routes:
         queues = await self._queues(topic)
         numbers = range(queues) if self._tables.options.group(group).fifo else [-1]
         assignments = [{"message_queue": self._queue(topic, number, request.endpoints)} for number in numbers]
-        return new("QueryAssignmentResponse", status=status_of(Code.OK), assignments=assignments)
+        return new("QueryAssignmentResponse", status=status_of(WireCode.OK), assignments=assignments)
 
     async def _queues(self, topic: str) -> int:
         if (queues := await self._tables.queues(topic)) is None:
-            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
         return queues
 
     def _queue(self, topic: str, number: int, endpoints: Any) -> Any:
@@ -83,7 +83,7 @@ class Routes:
         """Note that a client lives; also one whose settings aren't known here, such as after a restart."""
         client.kind = client.kind or request.client_type
         client.group = client.group or request.group.name or None
-        return new("HeartbeatResponse", status=status_of(Code.OK))
+        return new("HeartbeatResponse", status=status_of(WireCode.OK))
 
     # --- telemetry -----------------------------------------------------------------------------------------------
 
@@ -98,11 +98,11 @@ class Routes:
             if command.HasField("settings"):
                 self._clients.settle(client, command.settings)
                 answer = self.merged(command.settings)
-                stream.put(new("TelemetryCommand", status=status_of(Code.OK), settings=answer))
+                stream.put(new("TelemetryCommand", status=status_of(WireCode.OK), settings=answer))
 
-    def merged(self, asked: Any) -> Any:
+    def merged(self, sent: Any) -> Any:
         """Return a client's settings with what the server says of them."""
-        settings = type(asked).FromString(asked.SerializeToString())
+        settings = type(sent).FromString(sent.SerializeToString())
         settings.metric.on = False
         if settings.HasField("publishing"):
             settings.backoff_policy.CopyFrom(new("RetryPolicy", **_PRODUCER_BACKOFF))
@@ -110,7 +110,7 @@ class Routes:
             settings.publishing.validate_message_type = True
         elif settings.HasField("subscription"):
             group = self._tables.options.group(settings.subscription.group.name)
-            pauses = [span_of(int(seconds * 1000)) for seconds in group.retry_delays]
+            pauses = [time_fields(int(seconds * 1000)) for seconds in group.retry_delays]
             backoff = {"max_attempts": group.max_attempts, "customized_backoff": {"next": pauses}}
             settings.backoff_policy.CopyFrom(new("RetryPolicy", **backoff))
             settings.subscription.fifo = group.fifo

@@ -7,6 +7,7 @@ those of their clients, so that one which is sent again because the answer was l
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +18,16 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.acts.changes import Actor, Target, apply, requested
 from outbox.acts.messages import ACTS
+from outbox.database.decision import already
 from outbox.database.execute import Template, execute, sqlstate
-from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, OutboxBusy, OutboxError
-from outbox.message.model import Preparation, Resolution
+from outbox.errors import OutboxBusy, OutboxError
+from outbox.message.model import Decision, Preparation, Resolution
 from outbox.rocketmq.clients import Client
-from outbox.rocketmq.mapping import ID_HEADER, half_ids, recall_handle, recalled_id, taken
+from outbox.rocketmq.mapping import ID_HEADER, half_ids, inbound, recall_handle, recalled_id
 from outbox.rocketmq.options import must
 from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import WIRE, Code, new, status_of
+from outbox.rocketmq.wire import WIRE, WireCode, new, status_of
 from outbox.telemetry.events import ClientCallFailed
 from outbox.telemetry.hooks import emit
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 #: Whose the halves are that clients of the server have sent: its check alone asks about them.
 ASKER = "rocketmq"
 
+#: For so long (seconds) one transaction waits for the end of the one before: the fewer, the more they have in common.
+_PATIENCE = 0.05
 #: How long (seconds) a message waits for others, and how large one transaction may get.
 _GATHER = 0.002
 _MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
@@ -46,6 +50,29 @@ _THERE: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s)
 _SENT: Template = Template(f"""
 SELECT topic, headers ->> '{ID_HEADER}' FROM {{s}}.half_message WHERE id = %s AND headers ->> '{ID_HEADER}' IS NOT NULL
 """)
+# As outbox/database/decision.py, for several halves of clients at once: a half of another sender's isn't a client's to
+# decide. The checks are locked first, in one order; the insert decides every race.
+#: Decide halves that clients have sent to these topics. Rows: ``(id, verdict)`` of those that there are; NULL: it was
+#: decided before.
+_DECIDE: Template = Template(f"""
+WITH half AS MATERIALIZED (
+    SELECT h.id, g.resolution
+      FROM unnest(%(ids)s::uuid[], %(topics)s::text[], %(resolutions)s::text[]) g (id, topic, resolution)
+      JOIN {{s}}.half_message h ON h.id = g.id AND h.topic = g.topic AND h.headers ->> '{ID_HEADER}' IS NOT NULL
+), locked AS MATERIALIZED (
+    SELECT half_id FROM {{s}}.half_check WHERE half_id IN (SELECT id FROM half) ORDER BY half_id FOR UPDATE
+), decided AS (
+    INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
+    SELECT id, resolution, 'producer' FROM half CROSS JOIN (SELECT count(*) FROM locked) l ORDER BY id
+    ON CONFLICT (half_id) DO NOTHING
+    RETURNING half_id, resolution
+), unchecked AS (
+    DELETE FROM {{s}}.half_check WHERE half_id IN (SELECT half_id FROM decided)
+)
+SELECT half.id, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
+""")
+_OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
+_NO_TIME = dt.datetime.fromtimestamp(0, dt.UTC)
 _RESOLUTIONS = {
     WIRE.enums["TransactionResolution"]["COMMIT"]: Resolution.COMMIT,
     WIRE.enums["TransactionResolution"]["ROLLBACK"]: Resolution.ROLLBACK,
@@ -99,42 +126,48 @@ class GroupCommit(Generic[W]):
         self._call = call
         self._pause = pause
         self._waiting: list[tuple[list[W], asyncio.Future[None]]] = []
+        self._writes = set[asyncio.Future[None]]()
         self._flush: asyncio.Task[None] | None = None
-        self._writing = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[None]]()
         self._items, self._bytes = 0, 0
 
     async def write(self, items: list[W]) -> None:
         """Write items; return once they are committed, or each of the others says why it isn't."""
         size = sum(item.size for item in items)
         if self._items + len(items) > _MOST_WAITING or self._bytes + size > _MOST_WAITING_BYTES:
-            raise Refused(Code.TOO_MANY_REQUESTS, "too many requests wait to be written; try again later")
+            raise Refused(WireCode.TOO_MANY_REQUESTS, "too many requests wait to be written; try again later")
         self._items, self._bytes = self._items + len(items), self._bytes + size
         try:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((items, done))
-            if self._flush is None:
-                self._flush = asyncio.create_task(self._gather())
+            self._gather_soon()
             await done
         finally:
             self._items, self._bytes = self._items - len(items), self._bytes - size
 
+    def _gather_soon(self) -> None:
+        if self._flush is None and self._waiting:
+            self._flush = asyncio.create_task(self._gather())
+            self._tasks.add(self._flush)
+            self._flush.add_done_callback(self._tasks.discard)
+
     async def _gather(self) -> None:
         await asyncio.sleep(self._pause)
-        waiting, self._waiting, self._flush = self._waiting, [], None
-        while waiting:
-            batch: list[tuple[list[W], asyncio.Future[None]]] = []
-            number, size = 0, 0
-            while waiting and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
-                batch.append(waiting.pop(0))
-                number, size = number + len(batch[-1][0]), size + sum(item.size for item in batch[-1][0])
-            task = asyncio.create_task(self._write(batch))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
-
-    async def _write(self, batch: list[tuple[list[W], asyncio.Future[None]]]) -> None:
-        items = [item for of_one, _ in batch for item in of_one]
-        await asyncio.get_running_loop().run_in_executor(self._tables.threads, self.write_now, items)
-        for _, done in batch:
+        if self._writes:  # what comes meanwhile is written together
+            await asyncio.wait(self._writes, timeout=_PATIENCE)
+        batch, number, size = 0, 0, 0
+        while batch < len(self._waiting) and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
+            items = self._waiting[batch][0]
+            batch, number, size = batch + 1, number + len(items), size + sum(item.size for item in items)
+        together, self._waiting = self._waiting[:batch], self._waiting[batch:]
+        items = [item for of_one, _ in together for item in of_one]
+        write = asyncio.get_running_loop().run_in_executor(self._tables.threads, self.write_now, items)
+        self._writes.add(write)
+        self._flush = None
+        self._gather_soon()
+        await asyncio.wait({write})
+        self._writes.discard(write)
+        for _, done in together:
             if not done.done():  # its client may have gone away meanwhile
                 done.set_result(None)
 
@@ -162,28 +195,42 @@ class GroupCommit(Generic[W]):
             item.refused = refusal_of(error)
 
 
-class Sending:
+@dataclass(eq=False, slots=True)
+class EndItem:
+    """A verdict of a client; ``earlier`` is the one that counts, and its giver: None if there is no such half."""
+
+    half_id: UUID
+    topic: str
+    client: str
+    resolution: Resolution
+    earlier: tuple[Resolution, str] | None = None
+    refused: Refused | None = None
+    size: int = 0
+
+
+class SendCalls:
     """The calls of producers."""
 
     def __init__(self, tables: Tables, hand_over: Callable[[UUID, Resolution], Any]) -> None:
         """``hand_over`` gives a verdict to the check that waits for it, if one does; it returns what to await then."""
         self._tables = tables
         self._hand_over = hand_over
+        self._ends: GroupCommit[EndItem] = GroupCommit(tables, self._decide, "EndTransaction", _GATHER)
         self.commits: GroupCommit[SendItem] = GroupCommit(tables, self._transaction, "SendMessage", _GATHER)
 
     async def send_message(self, request: Any, client: Client) -> Any:
         """Send or prepare messages of one topic; each has an entry in the answer."""
         messages = list(request.messages)
         if not messages:
-            raise Refused(Code.MESSAGE_CORRUPTED, "no message to send")
+            raise Refused(WireCode.MESSAGE_CORRUPTED, "no message to send")
         topic = messages[0].topic.name
         if any(message.topic.name != topic for message in messages):
-            raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+            raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
         kinds = [check_message(message, now) for message in messages]
         if await self._tables.queues(topic) is None:
-            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
         for kind in kinds:
             check_type(expected, kind)
         items = [SendItem(topic, message, kind, client.id) for message, kind in zip(messages, kinds, strict=True)]
@@ -202,7 +249,7 @@ class Sending:
                 ids = [id_ for (id_,) in there] or ids
             declared = outbox.topics.get(item.topic)
             content_type = None if declared is None else declared.content_type
-            message = taken(item.message, item.kind, ids[0], item.client, content_type)
+            message = inbound(item.message, item.kind, ids[0], item.client, content_type)
             preparation = None
             if item.kind == TRANSACTION:
                 immunity = self._tables.settings.immunity if message.immunity is None else message.immunity
@@ -220,8 +267,8 @@ class Sending:
         topic = check_topic(request.topic.name)
         must(client.user.may_send(topic), f"decide messages of topic {topic}")
         if not request.transaction_id.strip():
-            raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
-        unknown = Refused(Code.INVALID_TRANSACTION_ID, "no transaction of this id and topic is known")
+            raise Refused(WireCode.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        unknown = Refused(WireCode.INVALID_TRANSACTION_ID, "no transaction of this id and topic is known")
         try:
             half_id = UUID(request.transaction_id)
         except ValueError:
@@ -230,32 +277,46 @@ class Sending:
         if (recorded := self._hand_over(half_id, resolution)) is not None:
             await recorded
         if resolution is not Resolution.UNKNOWN:
-            try:
-                await self._tables.run(partial(self._decide, half_id, topic, resolution))
-            except HalfNotFound:
-                raise unknown from None
-            except AlreadyDecided as error:
-                same = AlreadyCommitted if resolution is Resolution.COMMIT else AlreadyRolledBack
-                if not isinstance(error, same):  # the same verdict again: the answer to the first one was lost
-                    raise Refused(Code.PRECONDITION_FAILED, str(error)) from None
-        return new("EndTransactionResponse", status=status_of(Code.OK))
+            item = EndItem(half_id, topic, client.id, resolution)
+            await self._ends.write([item])
+            if item.refused is not None:
+                raise item.refused
+            if item.earlier is None:
+                raise unknown
+            verdict, by = item.earlier
+            if verdict is not resolution:
+                error = already(Decision(half_id, verdict, by, _NO_TIME, first=False))
+                raise Refused(WireCode.PRECONDITION_FAILED, str(error))
+        return new("EndTransactionResponse", status=status_of(WireCode.OK))
 
-    def _decide(self, half_id: UUID, topic: str, resolution: Resolution, connection: Connection) -> None:
-        (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
-        if not sent or sent[0][0] != topic:  # a half of another sender's isn't a client's to decide
-            raise HalfNotFound(half_id)
-        decide = self._tables.outbox.commit if resolution is Resolution.COMMIT else self._tables.outbox.rollback
-        decide(half_id, within=connection)
+    def _decide(self, items: Sequence[EndItem], connection: Connection) -> None:
+        schema, of_id = self._tables.schema, {item.half_id: item for item in items}
+        several = [of_id[half_id] for half_id in sorted(of_id)]
+        columns = {
+            "ids": [item.half_id for item in several],
+            "topics": [item.topic for item in several],
+            "resolutions": [item.resolution.value for item in several],
+        }
+        (rows,) = execute(connection, _DECIDE(schema, **columns))
+        earlier = {half_id: (Resolution(verdict), "producer") for half_id, verdict in rows if verdict is not None}
+        if left := [half_id for half_id, verdict in rows if verdict is None]:
+            # A statement of its own: its snapshot sees the ops that the insert has waited for.
+            (rows,) = execute(connection, _OPS(schema, left))
+            earlier |= {half_id: (Resolution(verdict), by) for half_id, verdict, by in rows}
+        for item in items:
+            item.earlier = earlier.get(item.half_id)
+        if any(item.resolution is Resolution.COMMIT for item in items):
+            self._tables.outbox._producer.wake_dispatchers(connection)
 
     async def recall_message(self, request: Any, client: Client) -> Any:
         """Take a delayed message back; again is in order."""
         topic = check_topic(request.topic.name)
         must(client.user.may_send(topic), f"recall messages of topic {topic}")
         if not self._tables.options.recall:
-            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
+            raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
         half_id = recalled_id(request.recall_handle, topic)
         message_id = await self._tables.run(partial(self._recall, half_id, client))
-        return new("RecallMessageResponse", status=status_of(Code.OK), message_id=message_id)
+        return new("RecallMessageResponse", status=status_of(WireCode.OK), message_id=message_id)
 
     def _recall(self, half_id: UUID, client: Client, connection: Connection) -> str:
         origin = {"via": ASKER, "ip": client.host}
@@ -264,7 +325,7 @@ class Sending:
         (outcome,) = apply(connection, self._tables.settings, request, [Target(half_id)])
         (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
         if not sent or not (outcome.state == "done" or outcome.was == "recalled"):
-            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
+            raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         return str(sent[0][1])
 
 
@@ -276,14 +337,14 @@ def no_topic(topic: str) -> str:
 def overall(statuses: Sequence[Any]) -> Any:
     """Return the status of an answer of several: the one that all have, or that there are several."""
     codes = {status.code for status in statuses}
-    return statuses[0] if len(codes) == 1 else status_of(Code.MULTIPLE_RESULTS)
+    return statuses[0] if len(codes) == 1 else status_of(WireCode.MULTIPLE_RESULTS)
 
 
 def _entry(item: SendItem) -> Any:
     if item.refused is not None:
         return new("SendResultEntry", status=status_of(item.refused.code, str(item.refused)))
     id_ = item.message.system_properties.message_id
-    entry = new("SendResultEntry", status=status_of(Code.OK), message_id=id_, transaction_id=id_)
+    entry = new("SendResultEntry", status=status_of(WireCode.OK), message_id=id_, transaction_id=id_)
     if item.kind == TRANSACTION:
         entry.transaction_id = str(item.half_id)
     elif item.kind == DELAY and item.half_id is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,13 +26,13 @@ from outbox.database.engines import start_loop
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.checking import Checking
 from outbox.rocketmq.clients import Client, Clients
-from outbox.rocketmq.options import Guard, RocketmqOptions
-from outbox.rocketmq.receiving import Receiving
+from outbox.rocketmq.options import RocketmqOptions, UserGuard
+from outbox.rocketmq.receiving import ReceiveCalls
 from outbox.rocketmq.routes import NoSettings, Routes
 from outbox.rocketmq.rules import Refused, refusal_of
-from outbox.rocketmq.sending import Sending
+from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
-from outbox.rocketmq.wire import SERVICE, WIRE, Code, new, status_of
+from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
 from outbox.telemetry.events import ClientCallFailed, ClientRefused, RocketmqServing, RocketmqStopped
 from outbox.telemetry.hooks import emit
 from outbox.text import storable
@@ -105,7 +107,7 @@ class RocketmqServer:
         #: The ports that it listens at, in the order of the addresses.
         self.ports: list[int] = []
         self._stopping = threading.Event()
-        self._stopped = threading.Event()
+        self._ending = threading.Lock()
         self._running = False
         self._beat_at = 0.0
         self.clients: Clients
@@ -140,11 +142,11 @@ class RocketmqServer:
 
     async def _start(self, credentials: Sequence[Any]) -> None:
         self.clients = Clients(self._loop)
-        self._guard = Guard(self.options)
+        self._guard = UserGuard(self.options)
         self._checking = Checking(self.tables, self.clients, self._loop)
-        self._sending = Sending(self.tables, self._checking.questions.hand_over)
+        self._sending = SendCalls(self.tables, self._checking.questions.hand_over)
         self._routes = Routes(self.tables, self.clients)
-        self._receiving = Receiving(self.tables, self.clients)
+        self._receiving = ReceiveCalls(self.tables, self.clients)
         self._renewing = asyncio.create_task(self._receiving.renew())
         self.tables.listen(self._wake)
         self._server: Any = grpc.aio.server(options=_OPTIONS)
@@ -178,13 +180,13 @@ class RocketmqServer:
     def stop(self) -> None:
         """End in good order: answer what waits, finish what writes, end the streams; return when that is done."""
         self._stopping.set()
-        if self._running:
-            self._running = False
-            self._checking.stop()
-            self._in_loop(self._stop())
-            self._end_loop()
-            emit(RocketmqStopped())
-        self._stopped.set()
+        with self._ending:
+            if self._running:
+                self._running = False
+                self._checking.stop()
+                self._in_loop(self._stop())
+                self._end_loop()
+                emit(RocketmqStopped())
 
     async def _stop(self) -> None:
         self._receiving.end()
@@ -199,18 +201,22 @@ class RocketmqServer:
         self._thread.join()
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; return the exit code."""
-        import signal  # noqa: PLC0415 - a server that a test starts has none
+        """Serve until SIGTERM or SIGINT; return the exit code. A second signal ends the process at once."""
+
+        def obey(number: int, _: object) -> None:
+            if self._stopping.is_set():
+                os._exit(128 + number)
+            self._stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stopping.set())
+            signal.signal(number, obey)
         self.start()
         while not self._stopping.wait(_BEAT):
             pass
         self.stop()
         return 0
 
-    # --- as a worker's probes and supervisor see it ----------------------------------------------------------------
+    # --- as a supervisor sees it, and what asks if it lives --------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -241,7 +247,8 @@ class RocketmqServer:
 
     def clients_as_json(self) -> str:
         """Return its clients, as the endpoint ``/clients`` tells them."""
-        return json.dumps({"addresses": self.addresses, "clients": self.clients.facts() if self._running else []})
+        clients = self.clients.facts() if self._running else []
+        return json.dumps({"addresses": self.addresses, "pid": os.getpid(), "clients": clients})
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -279,7 +286,7 @@ class RocketmqServer:
         user = self._guard.user_of(metadata)
         id_ = storable(metadata.get("x-mq-client-id", "")).strip()[:255]
         if not id_:
-            raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+            raise Refused(WireCode.CLIENT_ID_REQUIRED, "client id cannot be empty")
         return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
 
     async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
@@ -293,10 +300,10 @@ class RocketmqServer:
         refused = refusal_of(error)
         id_ = next((value for key, value in context.invocation_metadata() or () if key == "x-mq-client-id"), "")
         client = storable(id_)[:255]
-        if refused.code is Code.INTERNAL_SERVER_ERROR and refused is not error:
+        if refused.code is WireCode.INTERNAL_SERVER_ERROR and refused is not error:
             topic = storable(getattr(getattr(request, "topic", None), "name", ""))
             emit(ClientCallFailed(call=name, client=client, topic=topic, error=error))
-        elif refused.code in {Code.UNAUTHORIZED, Code.FORBIDDEN}:
+        elif refused.code in {WireCode.UNAUTHORIZED, WireCode.FORBIDDEN}:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
         return status_of(refused.code, str(refused))
 

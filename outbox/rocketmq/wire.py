@@ -31,7 +31,7 @@ _WELL_KNOWN = {"Timestamp", "Duration"}
 _FIELD_FORM = re.compile(r"(\w+)(?::(\w*(?:\.\w+)?)([*?]?)(?:@(\w+))?)?=(\d+)")
 
 
-class Code(enum.IntEnum):
+class WireCode(enum.IntEnum):
     """The codes that the server answers with; the table has those of others too."""
 
     OK = 20000
@@ -173,7 +173,7 @@ def new(name: str, **fields: Any) -> Any:
     return WIRE.classes[name](**fields)
 
 
-def status_of(code: Code, text: str = "") -> Any:
+def status_of(code: WireCode, text: str = "") -> Any:
     """Return the status that each answer has in its body."""
     return new("Status", code=int(code), message=text or code.name)
 
@@ -183,7 +183,7 @@ def millis(span: Any) -> int:
     return int(span.seconds * 1000 + span.nanos // 1_000_000)
 
 
-def span_of(milliseconds: int) -> dict[str, int]:
+def time_fields(milliseconds: int) -> dict[str, int]:
     """Return a Timestamp or Duration of so many milliseconds, as the field of a message takes it."""
     seconds, rest = divmod(milliseconds, 1000)
     return {"seconds": seconds, "nanos": rest * 1_000_000}

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outbox.rocketmq.options import GroupOptions, TopicOptions
+from outbox.rocketmq.options import GroupOptions, ServedTopic
 from outbox.rocketmq.server import RocketmqServer
 from tests.kit import wait_until
 from tests.rocketmq.conftest import NewServer
@@ -30,7 +30,7 @@ def test_a_route_is_at_the_address_that_was_asked(raw: RawClient) -> None:
 
 def test_a_route_of_a_declared_topic(new_server: NewServer) -> None:
     """It has the type and the queues that were declared; of an unknown topic there is none."""
-    server = new_server(auto_create=False, topics={"fifo": TopicOptions("FIFO", 2)})
+    server = new_server(auto_create=False, topics={"fifo": ServedTopic("FIFO", 2)})
     with RawClient(server.addresses[0]) as raw:
         answer = raw.call("QueryRoute", {"topic": {"name": "fifo"}})
         assert [queue["accept_message_types"] for queue in answer["message_queues"]] == [["FIFO"], ["FIFO"]]

@@ -334,5 +334,5 @@ def test_the_doctor_tells_remote_halves_apart(raw: RawClient, engine: Engine) ->
         connection.execute(sql("UPDATE outbox.half_check SET next_check_at = clock_timestamp() - interval '1 h'"))
     found = {finding.code: finding for finding in examine(engine).findings}
     assert "checker.missing" not in found
-    assert "sent by clients of RocketMQ, waits for a check" in found["check.late"].sentence
+    assert "no RocketMQ client is connected" in found["check.late"].sentence
     assert "outbox rocketmq serve" in found["check.late"].mend

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox.rocketmq.wire import PACKAGE, WIRE, Code, Wire, new
+from outbox.rocketmq.wire import PACKAGE, WIRE, Wire, WireCode, new
 
 stubs: Any = pytest.importorskip("rocketmq.grpc_protocol.service_pb2")
 definitions: Any = pytest.importorskip("rocketmq.grpc_protocol.definition_pb2")
@@ -42,7 +42,7 @@ def test_each_enum_is_the_official_one() -> None:
     for name, theirs in definitions.DESCRIPTOR.enum_types_by_name.items():
         numbers = {value.name: value.number for value in theirs.values}
         assert {known: WIRE.enums[name].get(known) for known in numbers} == numbers, name
-    assert {code.name: code.value for code in Code}.items() <= WIRE.enums["Code"].items()
+    assert {code.name: code.value for code in WireCode}.items() <= WIRE.enums["Code"].items()
 
 
 def test_each_call_is_the_official_one() -> None:

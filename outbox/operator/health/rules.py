@@ -161,9 +161,8 @@ RULES: Mapping[str, Rule] = {
         page="halves?topic&status=orphan",
     ),
     "check.late/remote": Rule(
-        "{halves:half|halves} of topic {topic!r}, such as {half_id}, sent by clients of RocketMQ, {halves:=waits|wait} "
-        "for a check that was due {overdue:duration} ago: no producer of the topic is connected to a server.",
-        "start the producer again; see that a server runs: outbox rocketmq serve {at}\nor " + _DECIDE,
+        "{halves:half|halves} of {topic!r} can't be checked since {overdue:duration}: no RocketMQ client is connected.",
+        "start the producer again, and see that a server runs: outbox rocketmq serve {at}\nor " + _DECIDE,
         page="halves?topic&status=orphan",
     ),
     "half.old": Rule(

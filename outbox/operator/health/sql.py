@@ -29,11 +29,9 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
  GROUP BY c.topic ORDER BY c.topic
 """)
 
-#: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
-#: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
-#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, late ones of remote
-#: producers, the first id of these, a checker was asked about one of the topic's last ones)``. Unfenced ones are those
-#: that a checker of an application is to be asked about.
+#: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones; late: due
+#: ``check`` intervals ago. Rows: ``(topic, unfenced of no asker, of them due, late, late and never asked, fenced and
+#: late, seconds since the first was due, the first of the unfenced, late of an asker, their first, any was asked)``.
 CHECKS = Template(f"""{KNOWN_TOPICS}
 SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
