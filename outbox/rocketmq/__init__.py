@@ -1,1 +1,1 @@
-"""RocketMQ's client protocol (apache.rocketmq.v2) over our tables."""
+"""Speak the protocol of RocketMQ 5: its own clients send to the tables, and receive from them."""

@@ -1,1 +1,1 @@
-"""RocketMQ's clients: the official ones, unmodified, against our server and, where asked for, the real one."""
+"""RocketMQ's clients at our server: a raw client of our own wire table, and the official ones."""
